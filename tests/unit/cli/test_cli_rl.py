@@ -90,7 +90,9 @@ def test_rollouts_per_example_is_the_group_size_where_none_is_set() -> None:
         "o.toml:4: rollouts_per_example: got 4, but o.toml:9 sets environments[1].group_size to 8; remove one"
     ]
     Path("o.toml").write_text("rollouts_per_example = 4\n")
-    assert "o.toml:1: rollouts_per_example: there is no environment in the files; set its group_size" in problems(*ROLES)
+    assert "o.toml:1: rollouts_per_example: there is no environment in the files; set its group_size" in problems(
+        *ROLES
+    )
 
 
 def test_a_bad_group_size_is_told_at_its_own_name() -> None:
@@ -102,7 +104,9 @@ def test_unknown_fields_are_told_as_they_were_written() -> None:
     Path("t.toml").write_text(TRAINER.replace("[optimizer]", "[optmizer]"))
     Path("run.toml").write_text(WHOLE.replace("batch_size", "btach_size"))
     assert problems(*ROLES) == ["t.toml:4: optmizer: unknown field (did you mean optimizer?)"]
-    assert problems("@", "run.toml") == ["run.toml:9: orchestrator.btach_size: unknown field (did you mean batch_size?)"]
+    assert problems("@", "run.toml") == [
+        "run.toml:9: orchestrator.btach_size: unknown field (did you mean batch_size?)"
+    ]
 
 
 def test_values_are_checked_at_the_place_of_the_role_file() -> None:

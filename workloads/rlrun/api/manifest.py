@@ -37,9 +37,7 @@ def parse_manifest(text: str, source: str, variation: Variation | None = None) -
     return examined.result, layer
 
 
-def examine_manifest(
-    text: str, source: str, variation: Variation | None = None
-) -> tuple[Examined[RLRun], Layer]:
+def examine_manifest(text: str, source: str, variation: Variation | None = None) -> tuple[Examined[RLRun], Layer]:
     """As `parse_manifest`, with every problem beside what can be understood all the same.
 
     Raises:

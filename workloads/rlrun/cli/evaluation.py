@@ -128,7 +128,12 @@ def synthesize_main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_eval(argv: Sequence[str]) -> int:
-    """Run `eval`; returns the exit code."""
+    """Run `eval`: of a manifest, or of files and options (`eval @ FILE`) as `rl` takes them; returns the exit code."""
+    if "@" in argv:
+        from rlrun.cli.rl import start
+        from rlrun.cli.sources.run_config import EvalConfig
+
+        return start(argv, EvalConfig, prog="eval", usage="eval RUN.yaml | eval @ FILE")
     p = eval_parser()
     rest, varied = take_variation(argv, own_options(p))
     options = p.parse_args(rest)

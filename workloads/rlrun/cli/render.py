@@ -20,7 +20,10 @@ _UID = "00000000-0000-0000-0000-000000000000"
 
 def parser() -> Parser:
     """The command line."""
-    p = Parser(prog="rlrun render", description="Print run.json: the configuration that each role gets. Fields of spec are options too.")
+    p = Parser(
+        prog="rlrun render",
+        description="Print run.json: the configuration that each role gets. Fields of spec are options too.",
+    )
     p.add_argument("file", metavar="FILE", type=Path, help="an RLRun manifest")
     p.add_argument("--output-dir", help="the run's folder in the output (default: runs/<name>)")
     return p

@@ -11,31 +11,34 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rlrun.api.resolve import resolve
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, notices, piped, report
+from rlrun.cli.sources.fake_data import fake_data
+from rlrun.cli.sources.role_layers import UID
 from rlrun.cli.sources.run_config import RlConfig
 from rlrun.cli.sources.run_layers import Given, read_layer
 from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Hint, Origin
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import ConfigError
 from rlrun.local.preflight import PreflightError, check_packages
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.options import full_names
-from rlrun.trainer.bench_options import BenchOptions
-
-UID = "00000000-0000-0000-0000-000000000000"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rl`; returns the exit code."""
+    return piped(lambda: run(arguments(argv)))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
     usage = "rl [--trainer @ FILE] [--orchestrator @ FILE] [--inference @ FILE]"
-    return piped(lambda: start(arguments(argv), RlConfig, prog="rl", usage=usage))
+    return start(argv, RlConfig, prog="rl", usage=usage)
 
 
 def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:
@@ -63,7 +66,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
     try:
         rest, bench = take_bench(rest)
         given = read_layer(rest, os.environ, model, hints=_hints(options))
-        bench = bench or _fake_data(given)
+        bench = bench or fake_data(given.layer)
         if given.dry_run:
             notices(given.layer.notices)
             config = validate(model, given.layer)
@@ -110,23 +113,6 @@ def _adopt(options: argparse.Namespace, config: RlConfig, given: Given) -> None:
     for name in _GPUS:
         if getattr(options, name) is None and name in given.layer.hints:
             setattr(options, name, given.layer.hints[name].value)
-
-
-def _fake_data(given: Given) -> BenchOptions | None:
-    """The measurement that a run on fake data is; None for a run on data."""
-    layer = given.layer
-    fake = next((layer.hints[name] for name in ("data_type", "data_fake") if name in layer.hints), None)
-    if fake is None or fake.value == "sft" or fake.value is False:
-        return None
-    origin = fake.origin
-    message = "nothing is learned from fake data: the trainer's step is measured, as with --bench"
-    layer.notices.append(Problem(origin.source, origin.path, message, origin.line))
-    steps, seq_len = layer.values.get("max_steps"), layer.values.get("seq_len", 2048)
-    options = BenchOptions(steps=steps) if isinstance(steps, int) and 0 < steps < 1000 else BenchOptions()
-    varied = "variable" in (fake.value, layer.hints["data_length"].value if "data_length" in layer.hints else None)
-    if varied and isinstance(seq_len, int) and seq_len >= 8:
-        return replace(options, seq_lens=(seq_len // 4, seq_len // 2, seq_len))
-    return options
 
 
 def read(

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlrun.cli.bench import run_bench, take_bench
-from rlrun.cli.common import arguments, report
+from rlrun.cli.common import arguments, notices, report
+from rlrun.cli.sources.fake_data import fake_data
+from rlrun.cli.sources.role_layers import load_role
 from rlrun.config.loading.arguments import COMMAND_LINE, parse_arguments
 from rlrun.config.loading.files import read_document
-from rlrun.config.loading.loader import load, load_file
+from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.local.preflight import free_port, has_gpus
@@ -36,26 +38,29 @@ NEEDED: dict[Role, Sequence[str]] = {
 }
 
 
-def trainer() -> NoReturn:
+def trainer(argv: Sequence[str] | None = None) -> NoReturn:
     """The torchrun group of this machine."""
-    _become("trainer")
+    _become("trainer", arguments(argv))
 
 
-def orchestrator() -> NoReturn:
+def orchestrator(argv: Sequence[str] | None = None) -> NoReturn:
     """The orchestrator."""
-    _become("orchestrator")
+    _become("orchestrator", arguments(argv))
 
 
-def inference() -> NoReturn:
+def inference(argv: Sequence[str] | None = None) -> NoReturn:
     """One engine's server."""
-    _become("inference")
+    _become("inference", arguments(argv))
 
 
-def _become(role: Role) -> NoReturn:
+def _become(role: Role, words: Sequence[str]) -> NoReturn:
     try:
-        argv, bench = take_bench(arguments(None)) if role == "trainer" else (arguments(None), None)
-        if bench is not None:
-            sys.exit(run_bench(load(TrainerConfig, argv, env=os.environ, prog=role, section=role), bench))
+        argv, bench = take_bench(words) if role == "trainer" else (list(words), None)
+        if role == "trainer" and (bench is not None or _says_fake(argv)):
+            config, layer = load_role("trainer", TrainerConfig, argv, os.environ)
+            bench = bench or fake_data(layer)
+            if bench is not None:
+                sys.exit(run_bench(config, bench))
         command, env = prepare(role, argv, os.environ)
     except ConfigError as error:
         sys.exit(report(error))
@@ -66,6 +71,14 @@ def _become(role: Role) -> NoReturn:
         print(f"error: {lack}", file=sys.stderr)
         sys.exit(extras.EXIT_CODE)
     os.execve(command[0], command, env)
+
+
+def _says_fake(argv: Sequence[str]) -> bool:
+    """True if the command line or a file of it may ask for fake data, so that all is read before the process changes."""
+    if any(word.startswith("--data.") for word in argv):
+        return True
+    documents = [read_document(path).value for path in parse_arguments(TrainerConfig, argv).files]
+    return any(isinstance(document.get("data"), dict) for document in documents)
 
 
 def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -81,7 +94,8 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
         OSError: the resolved configuration cannot be written.
     """
     argv, replay = _take_replay(role, argv)
-    config = load(MODELS[role], argv, env=env, prog=role, section=role)
+    config, layer = load_role(role, MODELS[role], argv, env)
+    notices(layer.notices)
     attempt = _attempt(env)
     file = _config_file(role, config, argv, attempt)
     if isinstance(config, TrainerConfig):

@@ -11,7 +11,8 @@ from rlrun.api.resolve import resolve
 from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
-from rlrun.cli.rl import UID, start
+from rlrun.cli.rl import start
+from rlrun.cli.sources.role_layers import UID
 from rlrun.cli.sources.run_config import SftConfig
 from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.files import read_text
@@ -24,10 +25,11 @@ _MANIFESTS = (".yaml", ".yml", ".json")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `sft`; returns the exit code."""
-    return piped(lambda: _run(arguments(argv)))
+    return piped(lambda: run(arguments(argv)))
 
 
-def _run(words: Sequence[str]) -> int:
+def run(words: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
     if words and not words[0].startswith("-") and words[0].endswith(_MANIFESTS):
         if "--bench" in words:
             return _bench(Path(words[0]), words[1:])
@@ -48,12 +50,14 @@ def _bench(manifest: Path, words: Sequence[str]) -> int:
     except ConfigError as error:
         return report(error)
     assert options is not None
-    judged = judge_manifest(text, str(manifest), here=True, leave_out=not_benched, variation=Variation(varied, os.environ))
+    judged = judge_manifest(
+        text, str(manifest), here=True, leave_out=not_benched, variation=Variation(varied, os.environ)
+    )
     code = stopped(judged)
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
-    run = judged.run
-    return run_bench(resolve(run.spec, name=run.metadata.name, uid=UID, output_dir="runs").trainer, options)
+    found = judged.run
+    return run_bench(resolve(found.spec, name=found.metadata.name, uid=UID, output_dir="runs").trainer, options)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,9 @@ def _groups(run: _Run) -> None:
 
 
 def _from_dialect(run: _Run, i: int) -> bool:
-    return ".env[" in (path := run.layer.origin((*run.below, "environments", i, "group_size")).path) or "source[" in path
+    return (
+        ".env[" in (path := run.layer.origin((*run.below, "environments", i, "group_size")).path) or "source[" in path
+    )
 
 
 def _each_environment(run: _Run) -> None:
@@ -206,7 +208,10 @@ def _evaluation(run: _Run) -> None:
 
 def _samples(run: _Run, own: list[dict[str, Any]]) -> None:
     """Numbers of one environment's evaluation, which here are those of all."""
-    for ours, theirs in (("samples_per_task", ("rollouts_per_example", "group_size")), ("num_tasks", ("num_examples",))):
+    for ours, theirs in (
+        ("samples_per_task", ("rollouts_per_example", "group_size")),
+        ("num_tasks", ("num_examples",)),
+    ):
         found = [one[name] for one in own for name in theirs if is_count(one.get(name))]
         if found:
             run.put("evaluation", {}, "evaluated")

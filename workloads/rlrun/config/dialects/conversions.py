@@ -125,7 +125,9 @@ def harness(value: Any, _target: str) -> Iterator[Effect]:
     if is_nothing(name) or name in ("null", "default"):
         yield Note("ignored: the agent is the chat loop of the orchestrator")
     else:
-        yield Refuse(f"got {shown(name)}; there is none: the agent is the chat loop of the orchestrator, no program in a sandbox")
+        yield Refuse(
+            f"got {shown(name)}; there is none: the agent is the chat loop of the orchestrator, no program in a sandbox"
+        )
 
 
 def all_or(value: Any, target: str) -> Iterator[Effect]:

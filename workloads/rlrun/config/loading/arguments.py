@@ -110,9 +110,7 @@ def parse_arguments(
     return result
 
 
-def parse_environment(
-    model: type[BaseModel], env: Mapping[str, str], *, others: OtherNames | None = None
-) -> Arguments:
+def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others: OtherNames | None = None) -> Arguments:
     """Variables that name a field.
 
     One of `PRIME_` without `__` that names none belongs to another program; an unknown one of ours is a notice.

@@ -11,7 +11,9 @@ from rlrun.config.loading.yaml_text import Key
 _TRIES_MAX = 5000
 """Attempts to read values of several lines; beyond them, later keys have no line."""
 _HEADER = re.compile(r"\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(#.*)?$")
-_ENTRY = re.compile(r"""\s*(?P<key>(?:"(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+|[\s.])+?)\s*=(?P<value>.*)$""", re.DOTALL)
+_ENTRY = re.compile(
+    r"""\s*(?P<key>(?:"(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+|[\s.])+?)\s*=(?P<value>.*)$""", re.DOTALL
+)
 
 
 def toml_lines(text: str) -> dict[Key, int]:

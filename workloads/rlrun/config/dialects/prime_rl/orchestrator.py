@@ -223,10 +223,18 @@ _OF_ADVANTAGE = (
 def _of_algorithm(table: str) -> tuple[Row, ...]:
     known = "grpo, max_rl, opd"
     return (
-        to(f"{table}.type", f"{_ADVANTAGE}.name", "algorithm.preset", by=objective(_ALGORITHMS, known), text="opd: preset distill"),
+        to(
+            f"{table}.type",
+            f"{_ADVANTAGE}.name",
+            "algorithm.preset",
+            by=objective(_ALGORITHMS, known),
+            text="opd: preset distill",
+        ),
         to(f"{table}.teacher.name", "algorithm.reference.model"),
         ignored(f"{table}.teacher.*", "the teacher lies beside the policy in the trainer, without a server"),
-        ignored(f"{table}.*", _NO_OTHER, only((), "", "there is none here: see algorithm.advantage and algorithm.loss")),
+        ignored(
+            f"{table}.*", _NO_OTHER, only((), "", "there is none here: see algorithm.advantage and algorithm.loss")
+        ),
         *of_loss(f"{table}.loss"),
     )
 

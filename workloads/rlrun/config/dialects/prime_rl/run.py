@@ -116,7 +116,12 @@ def of_loss(table: str) -> tuple[Row, ...]:
         "sequence_clip_high": "sequence_clip",
         "teacher_tau": "teacher_tau",
     }
-    today = {"ipo_mask_low": "mask_low", "ipo_mask_high": "mask_high", "dppo_mask_low": "mask_low", "dppo_mask_high": "mask_high"}
+    today = {
+        "ipo_mask_low": "mask_low",
+        "ipo_mask_high": "mask_high",
+        "dppo_mask_low": "mask_low",
+        "dppo_mask_high": "mask_high",
+    }
     return (
         to(f"{table}.type", loss, by=later("loss_type"), text="default: the loss that the table's other keys belong to"),
         *(to(f"{table}.{theirs}", loss, by=loss_option("masked_is", ours)) for theirs, ours in masked.items()),

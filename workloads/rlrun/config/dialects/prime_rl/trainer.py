@@ -36,7 +36,12 @@ def _of_scheduler(table: str) -> tuple[Row, ...]:
         to(f"{table}.type", f"{ours}.name"),
         to(f"{table}.warmup_steps", f"{ours}.warmup_steps"),
         to(f"{table}.min_lr", f"{ours}.min_lr_ratio", by=later("min_lr"), text="divided by optim.lr"),
-        to(f"{table}.decay_steps", f"{ours}.name", by=later("decay_steps"), text=f"only as max_steps - warmup_steps: {_SCHEDULE}"),
+        to(
+            f"{table}.decay_steps",
+            f"{ours}.name",
+            by=later("decay_steps"),
+            text=f"only as max_steps - warmup_steps: {_SCHEDULE}",
+        ),
     )
 
 

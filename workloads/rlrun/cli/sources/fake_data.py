@@ -1,0 +1,25 @@
+"""Fake data: what other projects train on to see how fast a step is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlrun.config.loading.layers import Layer
+from rlrun.config.loading.problems import Problem
+from rlrun.trainer.bench_options import BenchOptions
+
+
+def fake_data(layer: Layer) -> BenchOptions | None:
+    """The measurement that a run on fake data is; None for a run on data."""
+    fake = next((layer.hints[name] for name in ("data_type", "data_fake") if name in layer.hints), None)
+    if fake is None or fake.value == "sft" or fake.value is False:
+        return None
+    origin = fake.origin
+    message = "nothing is learned from fake data: the trainer's step is measured, as with --bench"
+    layer.notices.append(Problem(origin.source, origin.path, message, origin.line))
+    steps, seq_len = layer.values.get("max_steps"), layer.values.get("seq_len", 2048)
+    options = BenchOptions(steps=steps) if isinstance(steps, int) and 0 < steps < 1000 else BenchOptions()
+    varied = "variable" in (fake.value, layer.hints["data_length"].value if "data_length" in layer.hints else None)
+    if varied and isinstance(seq_len, int) and seq_len >= 8:
+        return replace(options, seq_lens=(seq_len // 4, seq_len // 2, seq_len))
+    return options

@@ -1,0 +1,149 @@
+"""The configuration of one role by hand: its own file, in our names or PRIME-RL's, with defaults for what a launcher would say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.cli.sources.run_config import ALIASES, RlConfig
+from rlrun.cli.sources.run_layers import translator
+from rlrun.config.dialects.complete import complete
+from rlrun.config.dialects.translate import Translation, Translator
+from rlrun.config.loading.arguments import COMMAND_LINE, ENVIRONMENT, parse_arguments
+from rlrun.config.loading.examine import validate
+from rlrun.config.loading.files import read_document
+from rlrun.config.loading.help import help_text
+from rlrun.config.loading.layers import Assignment, Layer, Reader, merge
+from rlrun.config.loading.loader import combined
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.schema import Style, snake
+from rlrun.config.loading.yaml_text import Document
+from rlrun.config.models.roles import RoleConfig
+from rlrun.protocol.files.paths import Role
+
+UID = "00000000-0000-0000-0000-000000000000"
+"""Uid of a run that nothing has made one for."""
+RoleT = TypeVar("RoleT", bound=RoleConfig)
+
+
+@dataclass(frozen=True)
+class RoleNames:
+    """PRIME-RL's names in the options and variables of one role."""
+
+    role: Role
+    model: type[RoleConfig]
+    names: Translator
+
+    def knows(self, words: Sequence[str]) -> bool:
+        """True if these dotted words are PRIME-RL's."""
+        if [snake(word) for word in words] == ["output_dir"]:
+            return False
+        return self.names.knows([self.role, *words])
+
+    def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
+        """What the option says in the role's own fields."""
+        found = self.names.option([self.role, *words], value, shown)
+        if found is not None:
+            found.assignments = [one for each in found.assignments if (one := self.own(each, found.layer)) is not None]
+        return found
+
+    def own(self, assignment: Assignment, layer: Layer) -> Assignment | None:
+        """An assignment to a run's field as one to the role's; None and a notice, if the role has none."""
+        key = assignment.key[1:] if assignment.key[0] == self.role else assignment.key
+        if key and str(key[0]) in self.model.model_fields:
+            return replace(assignment, key=key)
+        origin = assignment.origin
+        message = f"is not read by the role {self.role} alone"
+        layer.notices.append(Problem(origin.source, origin.path, message, origin.line))
+        return None
+
+
+@dataclass(frozen=True)
+class GivenRole:
+    """Values of a role's command line and files, not judged yet."""
+
+    layer: Layer
+    dry_run: bool
+
+
+def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[str, str]) -> tuple[RoleT, Layer]:
+    """Load a role's configuration, with all that was found; `--help` and `--dry-run` print and end the process.
+
+    Raises:
+        ConfigError: every problem of every source.
+    """
+    arguments = parse_arguments(model, argv, others=RoleNames(role, model, translator(RlConfig, COMMAND_LINE)))
+    if arguments.help:
+        print(help_text(model, prog=role))
+        sys.exit(0)
+    layers: list[Layer] = []
+    problems: list[Problem] = []
+    for path in arguments.files:
+        try:
+            layers.append(role_layer(role, model, path, read_document(path)))
+        except ConfigError as error:
+            problems += error.problems
+    below = [Reader(model, "defaults", style="snake").read(_defaults(model))]
+    others = RoleNames(role, model, translator(RlConfig, ENVIRONMENT))
+    layer = combined(model, arguments, env=env, below=below, files=layers, unread=problems, others=others)
+    _fill_sampling(layer)
+    config = validate(model, layer)
+    if arguments.dry_run:
+        for notice in layer.notices:
+            print(f"note: {notice}", file=sys.stderr)
+        print(config.model_dump_json(indent=2))
+        sys.exit(0)
+    return config, layer
+
+
+def role_layer(role: Role, model: type[RoleConfig], path: Path, document: Document) -> Layer:
+    """A file as a layer of the role: a whole `run.json`, of which the role's part is taken, or the role's own fields."""
+    value, lines = document.value, document.lines
+    if role in value and isinstance(value[role], dict):
+        value = value[role]
+        lines = {key[1:]: line for key, line in lines.items() if key[0] == role}
+    style: Style = "camel" if path.suffix in (".yaml", ".yml") else "snake"
+    reader = Reader(model, str(path), lines, style=style, aliases=ALIASES)
+    if "format_version" in document.value:  # a run.json, which only we write
+        return reader.read(value)
+    names = RoleNames(role, model, translator(RlConfig, str(path), lines))
+    kept = {name: one for name, one in value.items() if snake(name) == "output_dir"}  # here it is the role's own
+    translation = names.names.read({name: one for name, one in value.items() if name not in kept}, role)
+    run = translation.as_layer(RlConfig)
+    complete(run)
+    return merge([_of_role(names, run), reader.read(translation.rest | kept)])
+
+
+def _of_role(names: RoleNames, run: Layer) -> Layer:
+    """The role's part of a run's layer."""
+    found = Layer(problems=run.problems, notices=run.notices, hints=run.hints)
+    parts = {**run.values, **(own if isinstance(own := run.values.get(names.role), dict) else {})}
+    found.values = {name: value for name, value in parts.items() if name in names.model.model_fields}
+    for key, origin in run.origins.items():
+        own_key = key[1:] if key[:1] == (names.role,) else key
+        if own_key and own_key[0] in found.values:
+            found.origins[own_key] = origin
+    return found
+
+
+def _defaults(model: type[RoleConfig]) -> dict[str, Any]:
+    """Values of what a launcher says: those of a manifest that leaves it out."""
+    config = {"name": "rl", "uid": UID, "output_dir": str(Path("runs") / "rl")}
+    for name, info in model.model_fields.items():
+        ours = RLRunSpec.model_fields.get(name)
+        if info.is_required() and ours is not None and not ours.is_required():
+            value = ours.get_default(call_default_factory=True)
+            config[name] = value.model_dump() if hasattr(value, "model_dump") else value
+    return config
+
+
+def _fill_sampling(layer: Layer) -> None:
+    """Each environment's sampling where it has none of its own, as a launcher fills it in."""
+    shared, environments = layer.values.get("sampling"), layer.values.get("environments")
+    for one in environments if isinstance(environments, list) else ():
+        if isinstance(one, dict) and isinstance(shared, dict):
+            one.setdefault("sampling", dict(shared))
