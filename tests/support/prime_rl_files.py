@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,7 @@ class File:
     @property
     def document(self) -> dict[str, Any]:
         """The keys as nested tables."""
-        document: dict[str, Any] = {}
-        for key, value in self.keys.items():
-            _put(document, key, value)
-        return document
+        return nested(self.keys)
 
 
 def files() -> Iterator[File]:
@@ -36,6 +33,14 @@ def files() -> Iterator[File]:
         era, command, path = head.split()
         pairs = (line.partition(" = ") for line in lines)
         yield File(era, command, path, {key: json.loads(value) for key, _, value in pairs})
+
+
+def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys, with `[i]` for items of lists, as nested tables."""
+    document: dict[str, Any] = {}
+    for key, value in keys.items():
+        _put(document, key, value)
+    return document
 
 
 def _put(document: dict[str, Any], key: str, value: Any) -> None:

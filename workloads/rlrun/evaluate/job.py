@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Request:
     share_gpus: bool = False
     sampling: Mapping[str, Any]
     """Fields of `EvaluationSamplingConfig`, over those of the manifest."""
-    variation: Variation = Variation()
+    variation: Variation = field(default_factory=Variation)
     """Options and variables that change the manifest."""
 
 

@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of `rlrun local`."""
     p = Parser(
         "rlrun local",
-        "Run all roles of a run on this machine. Fields of spec are options too, behind the manifest: --max-steps 20 --trainer.optimizer.lr 1e-5.",
+        "Run all roles of a run on this machine. Fields of spec are options too, behind the manifest.",
     )
     p.add_argument("manifest", help="an RLRun manifest")
     add_options(p)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlrun.config.dialects.conversions import is_count, is_number
+from rlrun.config.dialects.conversions import ALL_TASKS, is_count, is_number
 from rlrun.config.dialects.translate import DIALECT, ENVIRONMENTS, key_of
 from rlrun.config.loading.layers import Hint, Layer, Origin
 from rlrun.config.loading.problems import Problem
@@ -180,7 +180,7 @@ def _objective(run: _Run) -> None:
 
 
 def _evaluation(run: _Run) -> None:
-    names = {one.get("name") or str(one.get("id")) for _, one in run.environments()}
+    names = {str(one.get("name") or one.get("id")) for _, one in run.environments()}
     names |= {str(one.get("id")).removeprefix("verifiers:") for _, one in run.environments()}
     evaluated = run.hint("evaluated")
     others: list[str] = []
@@ -203,7 +203,8 @@ def _evaluation(run: _Run) -> None:
         run.put("evaluation", {}, "validates")
         for ours, name in (("interval", "interval"), ("num_tasks", "tasks"), ("samples_per_task", "samples")):
             if (value := run.hint(f"validation_{name}")) is not None:
-                run.put(f"evaluation.{ours}", value, f"validation_{name}")
+                whole = ours == "num_tasks" and value == -1
+                run.put(f"evaluation.{ours}", ALL_TASKS if whole else value, f"validation_{name}")
 
 
 def _samples(run: _Run, own: list[dict[str, Any]]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from rlrun.config.dialects.rows import Conversion, Effect, Extend, Later, Note, Refuse, Set
 
+ALL_TASKS = 1_000_000
+"""Most tasks of an evaluation: all that there are."""
 _NOTHING = (None, "None", "none", "null")
 
 
@@ -133,7 +135,7 @@ def harness(value: Any, _target: str) -> Iterator[Effect]:
 def all_or(value: Any, target: str) -> Iterator[Effect]:
     """A number of tasks; -1 is all."""
     if value == -1 and not isinstance(value, bool):
-        yield Set(target, 1_000_000)
+        yield Set(target, ALL_TASKS)
     elif not is_nothing(value):
         yield Set(target, value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from rlrun.config.dialects.conversions import shown
 from rlrun.config.dialects.rows import Dialect, Effect, Extend, Later, Note, Refuse, Row, Set
 from rlrun.config.loading.layers import Assignment, Hint, Layer, Origin, assign
 from rlrun.config.loading.problems import Problem
-from rlrun.config.loading.schema import Shape, Style, fields, find_field, few, snake
+from rlrun.config.loading.schema import Shape, Style, few, fields, find_field, snake
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.suggest import did_you_mean
 
@@ -68,25 +69,35 @@ class Translator:
         """
         result = Translation()
         models = [model for part in (table,) if part and (model := self._below(self.model, part)) is not None]
-        place = _Place(table, raw, shown, (), tuple([*models, self.model]))
+        place = _Place(table, raw, shown, (), (*models, self.model))
         result.rest = self._table(dict(document), place, result)
         return result
 
     def knows(self, words: Sequence[str]) -> bool:
         """True if an option or variable of these words is the dialect's, and not a field of ours as it is."""
-        row = self._find(_path_of(words))
+        row, _ = self._covering(words)
         return row is not None and row.fate != "same"
 
     def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
         """What an option or variable says; None if no row knows it."""
-        names = [snake(word) if not word.isdecimal() else word for word in words]
-        path = _path_of(words)
-        if (row := self._find(path)) is None:
+        row, count = self._covering(words)
+        if row is None:
             return None
+        for word in reversed(words[count:]):
+            value = {word: value}
         result = Translation()
-        indices = tuple(int(word) for word in names if word.isdecimal())
-        self._apply(row, value, _Place(path, (), shown, indices, ()), result)
+        indices = tuple(int(word) for word in words[:count] if word.isdecimal())
+        self._apply(row, value, _Place(_path_of(words[:count]), (), shown, indices, ()), result)
         return result
+
+    def _covering(self, words: Sequence[str]) -> tuple[Row | None, int]:
+        """The row of dotted words, or of the table around them that it covers as a whole; and how many words it has."""
+        for count in range(len(words), 0, -1):
+            path = _path_of(words[:count])
+            row = self._find(path)
+            if row is not None and (count == len(words) or not self._has_below(path)):
+                return row, count
+        return None, 0
 
     def _find(self, path: str) -> Row | None:
         row = self.dialect.find(path)
@@ -94,7 +105,7 @@ class Translator:
 
     def _has_below(self, path: str) -> bool:
         has = self.dialect.has_below
-        return has(path) or bool(self.fallback) and has(f"{self.fallback}.{path}")
+        return has(path) or (bool(self.fallback) and has(f"{self.fallback}.{path}"))
 
     def _below(self, model: type[BaseModel], name: str) -> type[BaseModel] | None:
         known = find_field(model, self.aliases.get(name, name))
@@ -180,7 +191,8 @@ class Translator:
         match effect:
             case Set(path, value):
                 self._mark(path, origin, layer)
-                result.assignments.append(Assignment(key_of(path, indices), value, origin))
+                # A row's own value must not change with the layer that it is put into.
+                result.assignments.append(Assignment(key_of(path, indices), copy.deepcopy(value), origin))
             case Extend(path, items):
                 self._mark(path, origin, layer)
                 key = key_of(path, indices)

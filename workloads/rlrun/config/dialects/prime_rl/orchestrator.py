@@ -86,8 +86,8 @@ def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
     ids = (f"{ours}.id", f"{ours}.args")
     return (
         to(f"{table}.id", f"{ours}.id", by=environment_id, text="verifiers:<name>, without owner and version"),
-        to(f"{table}.taskset", *ids, by=taskset, text="id: verifiers:<name>; the rest: args.taskset"),
-        to(f"{table}.env.taskset", *ids, by=taskset, text="id: verifiers:<name>; the rest: args.taskset"),
+        to(f"{table}.taskset", *ids, by=taskset, text="id: verifiers:<name>; the rest: taskset in args"),
+        to(f"{table}.env.taskset", *ids, by=taskset, text="id: verifiers:<name>; the rest: taskset in args"),
         to(f"{table}.env_id", f"{ours}.id", by=environment_id, text="verifiers:<name>, without owner and version"),
         to(f"{table}.env_args", f"{ours}.args"),
         ignored(f"{table}.env.*.harness", _AGENT, harness),

@@ -35,7 +35,7 @@ def _of_scheduler(table: str) -> tuple[Row, ...]:
     return (
         to(f"{table}.type", f"{ours}.name"),
         to(f"{table}.warmup_steps", f"{ours}.warmup_steps"),
-        to(f"{table}.min_lr", f"{ours}.min_lr_ratio", by=later("min_lr"), text="divided by optim.lr"),
+        to(f"{table}.min_lr", f"{ours}.min_lr_ratio", by=later("min_lr"), text="divided by trainer.optimizer.lr"),
         to(
             f"{table}.decay_steps",
             f"{ours}.name",

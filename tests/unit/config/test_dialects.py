@@ -1,0 +1,293 @@
+"""PRIME-RL's names: every row leads to a field that exists, every odd value to a message, and its own files start."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig, SftConfig
+from rlrun.cli.sources.run_layers import file_layers, read_layer
+from rlrun.config.dialects.complete import complete
+from rlrun.config.dialects.prime_rl import PRIME_RL, PRIME_RL_EVAL
+from rlrun.config.dialects.rows import Dialect, Row
+from rlrun.config.dialects.translate import Translator, key_of, shape_at
+from rlrun.config.loading.examine import examine, validate
+from rlrun.config.loading.layers import merge
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.schema import NAMES_MAX
+from rlrun.config.loading.toml_lines import toml_lines
+from rlrun.config.loading.yaml_text import Document
+from tests.support.prime_rl_files import File, files, nested
+
+DIALECTS = (PRIME_RL, PRIME_RL_EVAL)
+ROWS = list(dict.fromkeys(row for dialect in DIALECTS for row in dialect.rows))
+NOT_FIELDS = {"package.module", "config.json", "metrics.jsonl", "run.json"}
+FIELD = re.compile(r"\b[a-z][a-z_]*(?:\[\d*\])?(?:\.[a-z][a-z_0-9]*(?:\[\d*\])?)+")
+ODD: tuple[Any, ...] = (
+    None, "None", True, False, 0, -1, 1.5, 10**30, float("inf"), "", "x" * 500, "auto", [], [None], [{}], [[1]], {},
+    {"id": {"id": 1}}, {"a": {"b": {"c": [1, {"d": 2}]}}}, {"type": 7}, [{"type": "repetition", "window": "x"}],
+)  # fmt: skip
+
+
+def test_no_path_stands_twice() -> None:
+    for dialect in DIALECTS:
+        paths = [row.path for row in dialect.rows]
+        assert sorted({path for path in paths if paths.count(path) > 1}) == []
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=["run", "eval"])
+def test_every_row_leads_to_fields_that_exist_and_says_why(dialect: Dialect) -> None:
+    for row in dialect.rows:
+        for target in row.targets:
+            assert shape_at(RlConfig, key_of(target)) is not None, (row.path, target)
+        assert row.targets or row.fate in ("ignored", "refused"), row.path
+        assert row.text or row.fate in ("same", "mapped"), row.path
+
+
+def test_no_text_recommends_a_field_that_is_not_there_or_what_was_written() -> None:
+    for row in ROWS:
+        for name in FIELD.findall(row.text):
+            if name in NOT_FIELDS or name.startswith("bench."):
+                continue
+            assert shape_at(RlConfig, key_of(name)) is not None or PRIME_RL.find(name) is not None, (row.path, name)
+        if row.fate == "refused":
+            assert row.path not in row.targets
+
+
+def test_a_key_of_the_same_meaning_is_read_as_its_target() -> None:
+    for row in ROWS:
+        if row.fate != "same" or row.path == row.targets[0]:
+            continue
+        document = nested({row.path: {} if row.path.endswith("ckpt") else 1})
+        whole = merge(file_layers(Path("f.toml"), None, Document(document)))
+        assert not whole.problems, row.path
+        assert key_of(row.targets[0]) in whole.origins, row.path
+
+
+def _translated(dialect: Dialect, row: Row, value: Any) -> None:
+    path = row.path.replace("[]", "[0]").replace("*", "agent")
+    translation = Translator(dialect, RlConfig, "f.toml", aliases=ALIASES).read(nested({path: value}))
+    layer = translation.as_layer(RlConfig)
+    complete(layer)
+    for problem in (*layer.problems, *layer.notices):
+        assert problem.path and len(str(problem)) < 600, problem
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=["run", "eval"])
+def test_no_value_of_any_key_ends_in_an_exception(dialect: Dialect) -> None:
+    for row in dialect.rows:
+        for value in ODD:
+            _translated(dialect, row, value)
+
+
+def test_odd_values_end_in_messages_of_the_model() -> None:
+    for i, row in enumerate(ROWS):
+        if row.fate == "mapped" and i % 9 == 0:
+            path = row.path.replace("[]", "[0]").replace("*", "agent")
+            layer = merge(file_layers(Path("f.toml"), None, Document(nested({path: {"a": [1]}}))))
+            complete(layer)
+            examine(RlConfig, layer)
+
+
+MODELS = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
+
+
+def _problems(file: File, folder: Path) -> list[str]:
+    path = folder / "file.json"
+    path.write_text(json.dumps(file.document))
+    model = MODELS[file.command]
+    try:
+        validate(model, read_layer(["@", str(path)], {}, model).layer)
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def test_nine_of_ten_files_of_january_start_unchanged(tmp_path: Path) -> None:
+    wanted = [file for file in files() if file.command in MODELS]
+    started: dict[str, list[bool]] = {}
+    for file in wanted:
+        started.setdefault(file.era, []).append(not _problems(file, tmp_path))
+    assert sum(started["2026-01"]) >= 0.9 * len(started["2026-01"]) and len(started["2026-01"]) >= 28
+    assert sum(started["2026-08"]) >= 22
+
+
+def test_every_key_of_every_file_is_accounted_for() -> None:
+    for file in files():
+        dialect = PRIME_RL_EVAL if file.command == "eval" else PRIME_RL
+        role = file.command if file.command in ("trainer", "orchestrator", "inference") else ""
+        translation = Translator(dialect, RlConfig, file.path, aliases=ALIASES, fallback="trainer").read(
+            file.document, role
+        )
+        unknown = [str(problem) for problem in translation.layer.problems if "unknown field" in problem.message]
+        assert unknown == [], file.path
+        for path, row in translation.rows:
+            assert row is not None or shape_at(RlConfig, key_of(path)) is not None, (file.path, path)
+
+
+@pytest.fixture
+def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "f.toml") -> str:
+        Path(name).write_text(text)
+        return name
+
+    return write
+
+
+BASE = """max_steps = 10
+[model]
+name = "a/b"
+[orchestrator]
+batch_size = 32
+rollouts_per_example = 4
+seq_len = 512
+[[orchestrator.env]]
+id = "owner/words@1.2"
+"""
+
+
+def spec(*argv: str, env: dict[str, str] | None = None) -> RlConfig:
+    return validate(RlConfig, read_layer(argv, env or {}).layer)
+
+
+def refused(*argv: str, env: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        spec(*argv, env=env)
+    return str(error.value).splitlines()
+
+
+def notices(*argv: str) -> list[str]:
+    return [str(notice) for notice in read_layer(argv, {}).layer.notices]
+
+
+def test_a_run_of_theirs_is_ours(toml: Any) -> None:
+    run = spec("@", toml(BASE))
+    [environment] = run.environments
+    assert (environment.id, environment.group_size, run.seq_len) == ("verifiers:words", 4, 512)
+    assert run.sampling.max_tokens == 511  # as long as the context has room, which is their default
+
+
+def test_gpus_and_parallelism(toml: Any) -> None:
+    gpus = "inference_gpu_ids = [0, 1, 2, 3]\ntrainer_gpu_ids = [4, 5]\n"
+    run = spec("@", toml(gpus + BASE + "[inference.parallel]\ntp = 2\n"))
+    engine = run.inference
+    assert (engine.replicas, engine.tensor_parallel, engine.data_parallel, engine.gpus_per_replica) == (1, 2, 2, 4)
+    assert run.trainer.gpus_per_replica == 2
+    assert spec("@", "f.toml", "--trainer.gpus-per-replica", "1").trainer.gpus_per_replica == 1
+    run = spec("@", toml(BASE + "[deployment]\nnum_train_nodes = 2\nnum_infer_nodes = 4\n[inference.parallel]\ntp = 8\n"))
+    assert (run.trainer.replicas, run.trainer.gpus_per_replica, run.inference.replicas) == (2, 8, 4)
+    assert refused("@", toml(gpus + BASE + "[inference.parallel]\ntp = 3\n")) == [
+        "f.toml:1: inference_gpu_ids: 4 GPUs cannot be divided into engines of tensor_parallel 3; change one of them"
+    ]
+
+
+def test_values_that_mean_something_beside_others(toml: Any) -> None:
+    run = spec("@", toml(BASE + "[trainer.optim]\nlr = 1e-4\n[trainer.scheduler]\ntype = 'cosine'\nmin_lr = 1e-5\n"))
+    assert run.trainer.scheduler.min_lr_ratio == pytest.approx(0.1)
+    assert refused("@", "f.toml", "--trainer.scheduler.decay-steps", "3")[0].startswith(
+        "command line: --trainer.scheduler.decay-steps: got 3; a schedule decays from the end of the warm-up to max_steps (10): write 10"
+    )
+    run = spec("@", toml(BASE + "[trainer.model]\nseq_len = 1024\n"))
+    assert (run.seq_len, run.trainer.micro_batch_tokens) == (512, 1024)
+    run = spec("@", toml(BASE + "[trainer.loss]\nratio_type = 'sequence'\nkl_tau = 0.5\n"))
+    assert run.algorithm.loss is not None
+    assert (run.algorithm.loss.name, run.algorithm.loss.options) == ("masked_is", {"ratio": "sequence", "kl_tau": 0.5})
+    run = spec("@", toml(BASE + "[orchestrator.sampling]\nmax_tokens = 512\n"))
+    assert run.sampling.max_tokens == 511
+    assert "f.toml:11: orchestrator.sampling.max_tokens: got 512, lowered to 511: seq_len (512) holds the prompt too" in notices(
+        "@", "f.toml"
+    )
+
+
+def test_buffer_validation_and_evaluation(toml: Any) -> None:
+    text = BASE + "[orchestrator.buffer]\neasy_threshold = 1.0\nonline_difficulty_filtering = true\n"
+    run = spec("@", toml(text + "[orchestrator.val]\ninterval = 5\nnum_examples = -1\n"))
+    curriculum, filters = run.environments[0].curriculum, run.algorithm.filters
+    assert curriculum is not None and curriculum.easy is not None and filters is not None and run.evaluation is not None
+    assert (curriculum.easy.threshold, curriculum.easy.train, filters.zero_variance) == (1.0, False, True)
+    assert (run.evaluation.interval, run.evaluation.num_tasks) == (5, 1_000_000)
+    eval_of = '[orchestrator.eval]\ninterval = 3\n[[orchestrator.eval.env]]\nid = "{}"\nrollouts_per_example = 6\n'
+    run = spec("@", toml(BASE + eval_of.format("words")))
+    assert run.evaluation is not None and (run.evaluation.interval, run.evaluation.samples_per_task) == (3, 6)
+    assert spec("@", toml(BASE + eval_of.format("aime"))).evaluation is None
+    assert any("not measured during the run: aime" in notice for notice in notices("@", "f.toml"))
+
+
+def test_the_command_line_in_their_names(toml: Any) -> None:
+    file = toml(BASE)
+    run = spec("@", file, "--trainer.optim.lr", "1e-4", "--trainer.model.ac", "--ckpt.keep", "5", "--wandb.project", "7")
+    assert (run.trainer.optimizer.lr, run.trainer.activation_checkpointing) == (1e-4, "full")
+    assert run.checkpoint.keep_last == 5
+    assert spec("@", file, "--model.name", "123").model.name == "123"
+    assert spec("@", file, env={"PRIME_TRAINER__OPTIM__LR": "0.5"}).trainer.optimizer.lr == 0.5
+    given = read_layer(["@", file, "--ckpt.resume-step", "-1", "--no-trainer.model.compile"], {})
+    assert given.layer.hints["resume"].value is True
+    assert refused("@", file, "--trainer.optim.type", "lion") == [
+        "command line: --trainer.optim.type: got 'lion'; there is none here; known: adamw, muon, sgd"
+    ]
+
+
+def test_an_unknown_key_beside_theirs_names_few_others(toml: Any) -> None:
+    [problem] = refused("@", toml(BASE + "[trainer.optim]\nlearning = 1\n"))
+    assert problem.startswith("f.toml:11: trainer.optim.learning: unknown field; known: betas1, ")
+    assert len(problem.partition("known: ")[2].split(", ")) <= NAMES_MAX
+    assert refused("@", toml(BASE + 'retio = 1\n')) == [
+        "f.toml:10: orchestrator.env[0].retio: unknown field (did you mean ratio?)"
+    ]
+    assert refused("@", toml(BASE + "[trainer.optim]\nweigth_decay = 1\n")) == [
+        "f.toml:11: trainer.optim.weigth_decay: unknown field (did you mean weight_decay?)"
+    ]
+
+
+def test_variables_of_a_container_are_still_ours(toml: Any) -> None:
+    own = BASE.replace("[[orchestrator.env]]", "[[environments]]").replace("owner/words@1.2", "x")
+    run = spec("@", toml(own + '[[orchestrator.env]]\nname = "A"\nvalue = "1"\n'))
+    assert [one.name for one in run.orchestrator.env] == ["A"]
+
+
+def test_later_files_win_and_roles_of_one_level_agree(toml: Any) -> None:
+    file = toml(BASE)
+    over = toml("max_steps = 20\n[orchestrator]\nseq_len = 256\n", "over.toml")
+    assert (spec("@", file, "@", over).max_steps, spec("@", file, "@", over).seq_len) == (20, 256)
+    assert spec("@", over, "@", file).max_steps == 10
+    trainer = toml("max_steps = 30\n[optim]\nlr = 1.0\n", "t.toml")
+    run = spec("@", file, "--trainer", "@", trainer)
+    assert (run.max_steps, run.trainer.optimizer.lr) == (30, 1.0)
+    assert spec("--trainer", "@", trainer, "@", file).max_steps == 10
+    role = toml("max_steps = 31\n", "o.toml")
+    assert refused("@", file, "--trainer", "@", trainer, "--orchestrator", "@", role) == [
+        "o.toml:1: max_steps: got 31, but t.toml:1 sets max_steps to 30; the roles share it, remove one"
+    ]
+    assert spec("@", file, "--max-steps", "5", env={"RLRUN_MAX_STEPS": "6", "RLRUN_SEED": "7"}).max_steps == 5
+
+
+def test_a_manifest_is_a_file_too(toml: Any) -> None:
+    toml("kind: RLRun\napiVersion: rlrun.io/v1alpha1\nmetadata: {name: words}\nspec:\n  model: {path: m}\n  maxSteps: 4\n"
+         "  environments: [{id: x}]\n", "run.yaml")  # fmt: skip
+    run = spec("@", "run.yaml", "--trainer.optim.lr", "0.25")
+    assert (run.name, run.max_steps, run.trainer.optimizer.lr) == ("words", 4, 0.25)
+    toml("kind: RLRun\nspec:\n  maxStep: 4\n", "bad.yaml")
+    assert "bad.yaml:3: spec.maxStep: unknown field (did you mean maxSteps?)" in refused("@", "bad.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('a = 1\n[b]\nc = 2\n[[d.e]]\nf = 3\n[[d.e]]\nf = 4\n',
+         {("a",): 1, ("b",): 2, ("b", "c"): 3, ("d", "e"): 4, ("d", "e", 0, "f"): 5, ("d", "e", 1): 6, ("d", "e", 1, "f"): 7}),
+        ('a = [\n  1,\n  2,\n]\nb = """\n[c]\nd = 1\n"""\ne = 1\n', {("a", 1): 1, ("b",): 5, ("e",): 9}),
+        ('x.y = {z = [{w = 1}]}\n"quo.ted" = 1\n', {("x",): 1, ("x", "y", "z", 0, "w"): 1, ("quo.ted",): 2}),
+        ('[[a]]\n[a.b]\nc = 1\n[[a]]\nb.c = 2 # comment\n', {("a", 0, "b", "c"): 3, ("a", 1, "b", "c"): 5}),
+    ],
+)  # fmt: skip
+def test_lines_of_toml(text: str, expected: dict[Any, int]) -> None:
+    found = toml_lines(text)
+    assert {key: found.get(key) for key in expected} == expected
+    assert ("c",) not in found
+
