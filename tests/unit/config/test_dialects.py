@@ -74,7 +74,8 @@ def _translated(dialect: Dialect, row: Row, value: Any) -> None:
     layer = translation.as_layer(RlConfig)
     complete(layer)
     for problem in (*layer.problems, *layer.notices):
-        assert problem.path and len(str(problem)) < 600, problem
+        assert problem.path, problem
+        assert len(str(problem)) < 600, problem
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=["run", "eval"])
@@ -112,7 +113,8 @@ def test_nine_of_ten_files_of_january_start_unchanged(tmp_path: Path) -> None:
     started: dict[str, list[bool]] = {}
     for file in wanted:
         started.setdefault(file.era, []).append(not _problems(file, tmp_path))
-    assert sum(started["2026-01"]) >= 0.9 * len(started["2026-01"]) and len(started["2026-01"]) >= 28
+    assert sum(started["2026-01"]) >= 0.9 * len(started["2026-01"])
+    assert len(started["2026-01"]) >= 28
     assert sum(started["2026-08"]) >= 22
 
 
@@ -180,7 +182,9 @@ def test_gpus_and_parallelism(toml: Any) -> None:
     assert (engine.replicas, engine.tensor_parallel, engine.data_parallel, engine.gpus_per_replica) == (1, 2, 2, 4)
     assert run.trainer.gpus_per_replica == 2
     assert spec("@", "f.toml", "--trainer.gpus-per-replica", "1").trainer.gpus_per_replica == 1
-    run = spec("@", toml(BASE + "[deployment]\nnum_train_nodes = 2\nnum_infer_nodes = 4\n[inference.parallel]\ntp = 8\n"))
+    run = spec(
+        "@", toml(BASE + "[deployment]\nnum_train_nodes = 2\nnum_infer_nodes = 4\n[inference.parallel]\ntp = 8\n")
+    )
     assert (run.trainer.replicas, run.trainer.gpus_per_replica, run.inference.replicas) == (2, 8, 4)
     assert refused("@", toml(gpus + BASE + "[inference.parallel]\ntp = 3\n")) == [
         "f.toml:1: inference_gpu_ids: 4 GPUs cannot be divided into engines of tensor_parallel 3; change one of them"
@@ -200,8 +204,9 @@ def test_values_that_mean_something_beside_others(toml: Any) -> None:
     assert (run.algorithm.loss.name, run.algorithm.loss.options) == ("masked_is", {"ratio": "sequence", "kl_tau": 0.5})
     run = spec("@", toml(BASE + "[orchestrator.sampling]\nmax_tokens = 512\n"))
     assert run.sampling.max_tokens == 511
-    assert "f.toml:11: orchestrator.sampling.max_tokens: got 512, lowered to 511: seq_len (512) holds the prompt too" in notices(
-        "@", "f.toml"
+    assert (
+        "f.toml:11: orchestrator.sampling.max_tokens: got 512, lowered to 511: seq_len (512) holds the prompt too"
+        in notices("@", "f.toml")
     )
 
 
@@ -209,19 +214,25 @@ def test_buffer_validation_and_evaluation(toml: Any) -> None:
     text = BASE + "[orchestrator.buffer]\neasy_threshold = 1.0\nonline_difficulty_filtering = true\n"
     run = spec("@", toml(text + "[orchestrator.val]\ninterval = 5\nnum_examples = -1\n"))
     curriculum, filters = run.environments[0].curriculum, run.algorithm.filters
-    assert curriculum is not None and curriculum.easy is not None and filters is not None and run.evaluation is not None
+    assert curriculum is not None
+    assert curriculum.easy is not None
+    assert filters is not None
+    assert run.evaluation is not None
     assert (curriculum.easy.threshold, curriculum.easy.train, filters.zero_variance) == (1.0, False, True)
     assert (run.evaluation.interval, run.evaluation.num_tasks) == (5, 1_000_000)
     eval_of = '[orchestrator.eval]\ninterval = 3\n[[orchestrator.eval.env]]\nid = "{}"\nrollouts_per_example = 6\n'
     run = spec("@", toml(BASE + eval_of.format("words")))
-    assert run.evaluation is not None and (run.evaluation.interval, run.evaluation.samples_per_task) == (3, 6)
+    assert run.evaluation is not None
+    assert (run.evaluation.interval, run.evaluation.samples_per_task) == (3, 6)
     assert spec("@", toml(BASE + eval_of.format("aime"))).evaluation is None
     assert any("not measured during the run: aime" in notice for notice in notices("@", "f.toml"))
 
 
 def test_the_command_line_in_their_names(toml: Any) -> None:
     file = toml(BASE)
-    run = spec("@", file, "--trainer.optim.lr", "1e-4", "--trainer.model.ac", "--ckpt.keep", "5", "--wandb.project", "7")
+    run = spec(
+        "@", file, "--trainer.optim.lr", "1e-4", "--trainer.model.ac", "--ckpt.keep", "5", "--wandb.project", "7"
+    )
     assert (run.trainer.optimizer.lr, run.trainer.activation_checkpointing) == (1e-4, "full")
     assert run.checkpoint.keep_last == 5
     assert spec("@", file, "--model.name", "123").model.name == "123"
@@ -237,7 +248,7 @@ def test_an_unknown_key_beside_theirs_names_few_others(toml: Any) -> None:
     [problem] = refused("@", toml(BASE + "[trainer.optim]\nlearning = 1\n"))
     assert problem.startswith("f.toml:11: trainer.optim.learning: unknown field; known: betas1, ")
     assert len(problem.partition("known: ")[2].split(", ")) <= NAMES_MAX
-    assert refused("@", toml(BASE + 'retio = 1\n')) == [
+    assert refused("@", toml(BASE + "retio = 1\n")) == [
         "f.toml:10: orchestrator.env[0].retio: unknown field (did you mean ratio?)"
     ]
     assert refused("@", toml(BASE + "[trainer.optim]\nweigth_decay = 1\n")) == [
@@ -290,4 +301,3 @@ def test_lines_of_toml(text: str, expected: dict[Any, int]) -> None:
     found = toml_lines(text)
     assert {key: found.get(key) for key in expected} == expected
     assert ("c",) not in found
-

@@ -20,7 +20,7 @@ from rlrun.config.loading.arguments import (
     parse_environment,
 )
 from rlrun.config.loading.layers import Layer, assign, merge
-from rlrun.config.loading.schema import find_field, snake
+from rlrun.config.loading.schema import find_field, snake, spelled
 
 _ALIASES = {"ckpt": "checkpoint"}
 _SPEC = ("spec",)
@@ -58,6 +58,11 @@ def is_field(word: str) -> bool:
     positive = first.removeprefix("no_")
     known = find_field(RLRunSpec, _ALIASES.get(positive, positive)) is not None
     return known or _translator(COMMAND_LINE).knows(name.split("."))
+
+
+def field_options() -> list[str]:
+    """Options of the fields at the top of a specification."""
+    return [f"--{spelled(RLRunSpec, name, 'kebab')}" for name in RLRunSpec.model_fields]
 
 
 def _translator(source: str) -> Translator:

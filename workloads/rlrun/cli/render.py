@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
-from rlrun.api.variation import Variation, take_variation
+from rlrun.api.variation import Variation, field_options, take_variation
 from rlrun.cli.common import report
 from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.problems import ConfigError
@@ -32,6 +32,7 @@ def parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
     rest, varied = take_variation(argv, own_options(p := parser()))
+    p.also = field_options()
     options = p.parse_args(rest)
     try:
         manifest = read_manifest(options.file, Variation(varied, os.environ))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.api.variation import Variation, take_variation
+from rlrun.api.variation import Variation, field_options, take_variation
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.problems import ConfigError, Problem
@@ -37,6 +37,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
     rest, varied = take_variation(argv, own_options(p := parser()))
     variation = Variation(varied, os.environ)
+    p.also = field_options()
     options = p.parse_args(rest)
     judged = [(STANDARD_INPUT if path == Path("-") else str(path), _judge(path, variation)) for path in options.files]
     if options.json:

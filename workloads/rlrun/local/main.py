@@ -20,7 +20,7 @@ from rich.console import Console
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.variation import Variation, take_variation
+from rlrun.api.variation import Variation, field_options, take_variation
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.problems import ConfigError
@@ -59,7 +59,7 @@ _POLL_SECONDS = 0.25
 _INTERRUPTED = 130
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line of `rlrun local`."""
     p = Parser(
         "rlrun local",
@@ -97,6 +97,7 @@ def _ports(text: str) -> list[int]:
 def main(argv: Sequence[str]) -> int:
     """Run `rlrun local`; returns the exit code."""
     rest, varied = take_variation(full_names(argv), own_options(p := parser()))
+    p.also = field_options()
     options = p.parse_args(rest)
     console = Console(stderr=False)
     try:

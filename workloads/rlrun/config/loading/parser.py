@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 from rlrun.config.suggest import did_you_mean
@@ -15,12 +16,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog, description=description, allow_abbrev=False, formatter_class=_fixed_width)
+        self.also: Collection[str] = ()
+        """Options that are taken out before, for the hint to a mistyped one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuse what is not known here, in the subcommand that it was written for."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = own_options(self)
+            known = [*own_options(self), *self.also]
             name = unknown[0].partition("=")[0]
             kind = "option" if name.startswith("-") else "argument"
             self.error(f"unknown {kind} {name}{did_you_mean(name, known)}")

@@ -28,7 +28,9 @@ ROWS: tuple[Row, ...] = (
     ignored("data.micro_batch_size", _PACKED),
     ignored("data.pack_function", _PACKED),
     ignored("data.num_workers", "rows are read by one process, ahead of the trainer"),
-    refused("data.num_examples", "there is none: write the rows into a file of their own, and name it in data.sources[].path", f"{_ONE}.path"),
+    refused(
+        "data.num_examples", "there is none: write the rows into a file of their own, and name it in data.sources[].path", f"{_ONE}.path",
+    ),
     to("data.loss_mask", "data.loss_roles", by=loss_roles),
     to("data.source[].dataset", "data.sources[].name", "data.sources[].path", by=place, text="a name with a path's form is path"),
     to("data.source[].name", "data.sources[].name", "data.sources[].path", by=place, text="a name with a path's form is path"),
@@ -36,7 +38,10 @@ ROWS: tuple[Row, ...] = (
     to("data.source[].weight", "data.sources[].weight", by=optional),
     to("data.source[].probability", "data.sources[].weight", by=optional),
     to("data.source[].type", "data.sources", by=later("data_type"), text="fake: with --bench alone"),
-    refused("data.source[].subset", "there is none: a source takes the files that have data.sources[].split in their name", "data.sources[].split"),
+    refused(
+        "data.source[].subset",
+        "there is none: a source takes the files that have data.sources[].split in their name", "data.sources[].split",
+    ),
     to("val.interval", "data.validation.interval"),
     to("val.data.name", "data.validation.name", "data.validation.path", by=place, text="a name with a path's form is path"),
     to("val.data.splits", "data.validation.split", by=choice({}, "write one split")),

@@ -40,7 +40,9 @@ def _of_engine(table: str, *, vllm: bool) -> tuple[Row, ...]:
             only((False,), "false is the default here", "there is none: experts are chosen anew in the trainer"),
         ),
         refused(f"{table}chat_template", "there is none: the template is that of the model's tokenizer; put it into its folder"),
-        refused(f"{table}rope_scaling", "there is none: the trainer reads it from config.json of the model's folder, and so does the engine"),
+        refused(
+            f"{table}rope_scaling", "there is none: the trainer reads it from config.json of the model's folder, and so does the engine",
+        ),
         *(rest if vllm else ()),
     )  # fmt: skip
 

@@ -45,13 +45,15 @@ def of_sampling(table: str, ours: str) -> tuple[Row, ...]:
         to(f"{table}.temperature", f"{ours}.temperature", by=optional),
         to(f"{table}.max_tokens", f"{ours}.max_tokens", by=optional),
         to(f"{table}.max_completion_tokens", f"{ours}.max_tokens", by=optional),
-        refused(f"{table}.temp_scheduler", f"there is none: {ours}.temperature is one value for the whole run", f"{ours}.temperature"),
+        refused(f"{table}.temp_scheduler", f"there is none: {ours}.temperature is one value", f"{ours}.temperature"),
         ignored(
             f"{table}.extra_body", "an empty table asks for nothing",
             only(({},), "an empty table asks for nothing", "there is none: what is sampled is said by the fields of sampling"),
         ),
         ignored(f"{table}.auto_program_id", "requests go to the engines themselves"),
-        ignored(f"{table}.repetition_penalty", "1.0 changes nothing", only((1.0, 1), "1.0 changes nothing", _no(ours, "repetition_penalty"))),
+        ignored(
+            f"{table}.repetition_penalty", "1.0 changes nothing", only((1.0, 1), "1.0 changes nothing", _no(ours, "repetition_penalty")),
+        ),
         ignored(f"{table}.min_tokens", "0 changes nothing", only((0,), "0 changes nothing", _no(ours, "min_tokens"))),
         ignored(f"{table}.top_p", "1.0 changes nothing", only((1.0, 1), "1.0 changes nothing", _no(ours, "top_p"))),
         ignored(f"{table}.top_k", "-1 changes nothing", only((-1, 0), "-1 changes nothing", _no(ours, "top_k"))),
@@ -91,7 +93,10 @@ def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
         to(f"{table}.env_id", f"{ours}.id", by=environment_id, text="verifiers:<name>, without owner and version"),
         to(f"{table}.env_args", f"{ours}.args"),
         ignored(f"{table}.env.*.harness", _AGENT, harness),
-        ignored(f"{table}.env.*.runtime", _AGENT, only(({"type": "subprocess"},), _AGENT, "there is none: episodes are played in a process beside the orchestrator, in no sandbox")),
+        ignored(
+            f"{table}.env.*.runtime",
+            _AGENT, only(({"type": "subprocess"},), _AGENT, "there is none: episodes are played beside the orchestrator, in no sandbox"),
+        ),
         to(f"{table}.env.*.max_turns", f"{ours}.args", by=at("max_turns")),
         ignored(f"{table}.env.*.max_output_tokens", "seq_len is the length of all turns together"),
         to(f"{table}.env.*.timeout.rollout", f"{ours}.timeout_seconds", by=seconds_left),
@@ -115,7 +120,11 @@ def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
         ignored(f"{table}.max_retries", "a rollout that fails is rejected and counted, and another one is started"),
         ignored(f"{table}.extra_env_kwargs", "seq_len and scoring are the run's own"),
         ignored(f"{table}.install", "environments are installed beforehand, with pip"),
-        refused(f"{table}.address", "there is none: environments are played beside the orchestrator; environments[].image gives one its own container", f"{ours}.image"),
+        refused(
+            f"{table}.address",
+            "there is none: environments are played beside the orchestrator; environments[].image gives one its own container",
+            f"{ours}.image",
+        ),
         ignored(
             f"{table}.max_total_completion_tokens", "-1 is no limit",
             only((-1,), "-1 is no limit", "there is none: seq_len is the length of all turns together"),
@@ -126,7 +135,7 @@ def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
         ),
         to(f"{table}.algo.teacher.name", "algorithm.reference.model"),
         ignored(f"{table}.algo.teacher.*", "the teacher lies beside the policy in the trainer, without a server"),
-        ignored(f"{table}.algo.*", _NO_OTHER, only((), "", "there is none here: environments[].algorithm has the parts of its objective")),
+        ignored(f"{table}.algo.*", _NO_OTHER, only((), "", "there is none here: see environments[].algorithm")),
         *of_sampling(f"{table}.sampling", f"{ours}.sampling"),
     )  # fmt: skip
 
@@ -177,7 +186,10 @@ _BUFFER = (
     *(
         ignored(
             f"orchestrator.buffer.{name}_fraction", "0 takes none back",
-            only((0, 0.0), "0 takes none back", f"here environments[].curriculum.{name}.fraction is a share of draws, not of what is taken back"),
+            only(
+                (0, 0.0), "0 takes none back",
+                f"here environments[].curriculum.{name}.fraction is a share of draws, not of what is taken back",
+            ),
         )
         for name in ("easy", "hard")
     ),
@@ -213,9 +225,18 @@ _OF_ADVANTAGE = (
     to(
         "orchestrator.advantage.leave_one_out", f"{_ADVANTAGE}.name", by=option_if({f"{_ADVANTAGE}.name": "rloo"}), text="true: rloo"
     ),
-    refused("orchestrator.advantage.length_bonus", "there is none: option length_penalty of algorithm.advantage takes length off", f"{_ADVANTAGE}.options"),
-    refused("orchestrator.advantage.length_penalty", "there is none of that shape: option length_penalty of algorithm.advantage is a number", f"{_ADVANTAGE}.options"),
-    refused("orchestrator.advantage.import_path", "there is none of that signature: algorithm.advantage.name takes package.module:function", f"{_ADVANTAGE}.name"),
+    refused(
+        "orchestrator.advantage.length_bonus",
+        "there is none: option length_penalty of algorithm.advantage takes length off", f"{_ADVANTAGE}.options",
+    ),
+    refused(
+        "orchestrator.advantage.length_penalty",
+        "there is none of that shape: option length_penalty of algorithm.advantage is a number", f"{_ADVANTAGE}.options",
+    ),
+    refused(
+        "orchestrator.advantage.import_path",
+        "there is none of that signature: algorithm.advantage.name takes package.module:function", f"{_ADVANTAGE}.name",
+    ),
     ignored("orchestrator.advantage.kwargs", "they belong to import_path"),
 )  # fmt: skip
 
@@ -262,13 +283,19 @@ ROWS: tuple[Row, ...] = (
     to("orchestrator.val", "evaluation", by=later("validates")),
     to("orchestrator.val.interval", "evaluation.interval", by=later("validation_interval"), text="where there is no eval"),
     to("orchestrator.val.num_examples", "evaluation.num_tasks", by=later("validation_tasks"), text="where there is no eval"),
-    to("orchestrator.val.rollouts_per_example", "evaluation.samples_per_task", by=later("validation_samples"), text="where there is no eval"),
+    to(
+        "orchestrator.val.rollouts_per_example", "evaluation.samples_per_task",
+        by=later("validation_samples"), text="where there is no eval",
+    ),
     *_BUFFER,
     *_OF_ADVANTAGE,
     to("orchestrator.filters", "algorithm.filters", by=filters),
     to("orchestrator.pre_batch_filters", "algorithm.filters", by=filters),
     to("orchestrator.post_batch_filters", "algorithm.filters", by=filters),
-    to("orchestrator.mask_truncated_completions", "algorithm.filters.overlong_mask", by=option_if({"algorithm.filters.overlong_mask": True})),
+    to(
+        "orchestrator.mask_truncated_completions", "algorithm.filters.overlong_mask",
+        by=option_if({"algorithm.filters.overlong_mask": True}),
+    ),
     to("orchestrator.max_async_level", "algorithm.max_async_level", by=optional),
     to("orchestrator.async_level", "algorithm.max_async_level", by=optional),
     to("orchestrator.max_off_policy_steps", "algorithm.max_off_policy_steps"),
@@ -289,7 +316,10 @@ ROWS: tuple[Row, ...] = (
     to("orchestrator.teacher_model.model.name", "algorithm.reference.model"),
     ignored("orchestrator.teacher_model.model.trust_remote_code", "it is that of the policy"),
     ignored("orchestrator.teacher_model.client", "the teacher lies beside the policy in the trainer, without a server"),
-    refused("orchestrator.teacher_rollout_model", "there is none: rollouts are the policy's own; synthesize writes a teacher's, which sft learns from"),
+    refused(
+        "orchestrator.teacher_rollout_model",
+        "there is none: rollouts are the policy's own; synthesize writes a teacher's, which sft learns from",
+    ),
     ignored("orchestrator.pool_size", "prompts are made into tokens by the orchestrator"),
     ignored("orchestrator.collect_inference_metrics", "the engines' metrics are collected"),
     ignored("orchestrator.env_install_prerelease", "environments are installed beforehand, with pip"),

@@ -176,7 +176,9 @@ ROWS: tuple[Row, ...] = (
     ),
     refused("dump_config", "the option --dry-run prints the resolved configuration of all roles"),
     ignored("dry_run", "the option --dry-run does it", only((False,), "false", "write the option --dry-run")),
-    refused("teacher_inference", "a teacher lies beside the policy in the trainer: set algorithm.reference.model", "algorithm.reference.model"),
+    refused(
+        "teacher_inference", "a teacher lies beside the policy in the trainer: set algorithm.reference.model", "algorithm.reference.model",
+    ),
     ignored("dashboard", "the local view, and Grafana's dashboard, show the run"),
     to("run.name", "name", by=run_name, text="letters and digits in lower case, with '-' between them"),
     ignored("run", "the run is known by its name and its folder"),

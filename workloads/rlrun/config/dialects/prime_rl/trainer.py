@@ -9,6 +9,7 @@ from rlrun.config.dialects.rows import Row, ignored, refused, same, to
 _IMPLEMENTATION = "any causal language model of transformers is trained by one implementation"
 _HEAD = "log-probs and entropy never need the whole logits: the head is always computed in pieces"
 _MASTERS = "masters and sums of gradients are float32"
+_FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "fa4", "olmo3_sink")
 _AC = "trainer.activation_checkpointing"
 _SCHEDULE = "a schedule decays from the end of the warm-up to max_steps"
 
@@ -16,7 +17,10 @@ _SCHEDULE = "a schedule decays from the end of the warm-up to max_steps"
 def _of_optimizer(table: str) -> tuple[Row, ...]:
     ours = "trainer.optimizer"
     return (
-        to(f"{table}.type", f"{ours}.name", by=choice({"adamw": "adamw", "muon": "muon", "sgd": "sgd"}, "there is none here; known: adamw, muon, sgd")),
+        to(
+            f"{table}.type", f"{ours}.name", by=choice({"adamw": "adamw",
+            "muon": "muon", "sgd": "sgd"}, "there is none here; known: adamw, muon, sgd"),
+        ),
         to(f"{table}.lr", f"{ours}.lr"),
         to(f"{table}.weight_decay", f"{ours}.weight_decay"),
         to(f"{table}.max_norm", f"{ours}.max_grad_norm"),
@@ -24,8 +28,14 @@ def _of_optimizer(table: str) -> tuple[Row, ...]:
         to(f"{table}.betas2", f"{ours}.beta2"),
         to(f"{table}.mu", f"{ours}.momentum"),
         to(f"{table}.momentum", f"{ours}.momentum"),
-        ignored(f"{table}.nesterov", "momentum is as the optimizer has it", only((True, False), "momentum is as the optimizer has it", "write true")),
-        ignored(f"{table}.cpu_offload.enabled", "false is the default", only((False,), "false is the default", "trainer.cpu_offload has it, with masters and gradients")),
+        ignored(
+            f"{table}.nesterov", "momentum is as the optimizer has it",
+            only((True, False), "momentum is as the optimizer has it", "write true"),
+        ),
+        ignored(
+            f"{table}.cpu_offload.enabled", "false is the default", only((False,), "false is the default",
+            "trainer.cpu_offload has it, with masters and gradients"),
+        ),
         *_of_scheduler(f"{table}.scheduler"),
     )  # fmt: skip
 
@@ -64,10 +74,13 @@ def of_model(table: str) -> tuple[Row, ...]:
     return (
         to(f"{table}.name", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
         same(f"{table}.trust_remote_code", "model.trust_remote_code"),
-        to(f"{table}.seq_len", "trainer.micro_batch_tokens", "seq_len", by=later("packed_length"), text="seq_len where nothing else sets it"),
+        to(
+            f"{table}.seq_len", "trainer.micro_batch_tokens", "seq_len",
+            by=later("packed_length"), text="seq_len where nothing else sets it",
+        ),
         to(
             f"{table}.attn", "trainer.attention",
-            by=choice({"flash_attention_2": "auto", "flash_attention_3": "auto", "flash_attention_4": "auto", "fa4": "auto", "olmo3_sink": "auto"}),
+            by=choice(dict.fromkeys(_FLASH, "auto")),
             text="flash_attention_*: auto, which is flash attention on GPUs",
         ),
         ignored(f"{table}.impl", _IMPLEMENTATION),
@@ -99,7 +112,9 @@ def of_model(table: str) -> tuple[Row, ...]:
         ignored(f"{table}.moe_backend", "it changes speed alone"),
         ignored(
             f"{table}.freeze_moe_router", "false trains the router, as here",
-            only((False,), "false trains the router, as here", "there is none: trainer.lora trains adapters and leaves the router as it is"),
+            only(
+                (False,), "false trains the router, as here", "there is none: trainer.lora trains adapters and leaves the router as it is",
+            ),
         ),
         ignored(f"{table}.fused_lm_head_chunk_size", _HEAD),
         ignored(f"{table}.fused_lm_head_token_chunk_size", _HEAD),
@@ -109,8 +124,14 @@ def of_model(table: str) -> tuple[Row, ...]:
         ignored(f"{table}.moe", "it changes speed alone"),
         ignored(f"{table}.deepep_num_sms", "it changes speed alone"),
         ignored(f"{table}.deepep_token_chunk_size", "it changes speed alone"),
-        ignored(f"{table}.debug", "an empty table changes nothing", only(({},), "an empty table changes nothing", "there is none: model.tiny makes a small model")),
-        ignored(f"{table}.fp8", "false is the only way here", only((False,), "false is the only way here", "there is none: trainer.compute_dtype is float32 or bfloat16")),
+        ignored(
+            f"{table}.debug", "an empty table changes nothing",
+            only(({},), "an empty table changes nothing", "there is none: model.tiny makes a small model"),
+        ),
+        ignored(
+            f"{table}.fp8", "false is the only way here", only((False,), "false is the only way here",
+            "there is none: trainer.compute_dtype is float32 or bfloat16"),
+        ),
         refused(f"{table}.index_cache", "there is none: attention is dense"),
         refused(f"{table}.vlm", "there is none: models of text alone are trained"),
         *_of_lora(f"{table}.lora"),
@@ -136,7 +157,9 @@ ROWS: tuple[Row, ...] = (
     ignored("trainer.data.small_batch_granularity", "a batch is whole before it is packed"),
     to("trainer.max_concurrent_runs", "trainer.lora.slots", text="runs that share the trainer by their adapters"),
     ignored("trainer.broadcast_at_step_zero", "the engine has the first weights before the first rollout"),
-    ignored("trainer.memory_profiler_path", "nothing is profiled by default", only((), "", "there is none; the metrics have the peak memory")),
+    ignored(
+        "trainer.memory_profiler_path", "nothing is profiled by default", only((), "", "there is none; the metrics have the peak memory"),
+    ),
     ignored("trainer.trace_path", "nothing is profiled by default", only((), "", "there is none; time/... in the metrics has each phase")),
     ignored("trainer.recompute_logprobs", "algorithm.proximal says which policy ratios are measured from"),
     ignored(
