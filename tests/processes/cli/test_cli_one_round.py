@@ -36,15 +36,15 @@ args = { no = 1 }
 interval = 0
 """
 RL_FOUND = [
-    "run.toml: max_stps: unknown field (did you mean max_steps?)",
-    'run.toml: max_steps: got "10" (a string), expected a whole number',
-    "run.toml: model.path: there is no folder nowhere, seen from ",
+    "run.toml:1: max_stps: unknown field (did you mean max_steps?)",
+    'run.toml:2: max_steps: got "10" (a string), expected a whole number',
+    "run.toml:5: model.path: there is no folder nowhere, seen from ",
     "sampling.maxTokens (4096) must be less than seqLen (512)",
-    "run.toml: algorithm.advantage.name: advantage no_such_module:best: cannot import",
-    "run.toml: environments[0].id: environment 'no_such_package:make'",
-    "run.toml: environments[1].args: environment 'arithmetic': no argument 'no'",
-    "run.toml: environments[1].group_size: got 0, expected a whole number from 1",
-    "run.toml: ckpt.interval: got 0, expected a whole number",
+    "run.toml:10: algorithm.advantage.name: advantage no_such_module:best: cannot import",
+    "run.toml:12: environments[0].id: environment 'no_such_package:make'",
+    "run.toml:16: environments[1].args: environment 'arithmetic': no argument 'no'",
+    "run.toml:15: environments[1].group_size: got 0, expected a whole number from 1",
+    "run.toml:18: ckpt.interval: got 0, expected a whole number",
 ]
 SFT = """\
 max_stps = 3
@@ -66,15 +66,15 @@ interval = 0
 replicas = 2
 """
 SFT_FOUND = [
-    "run.toml: max_stps: unknown field (did you mean max_steps?)",
-    'run.toml: max_steps: got "10" (a string), expected a whole number',
-    "run.toml: model.path: there is no folder nowhere, seen from ",
-    'run.toml: data.batch_size: got "4" (a string), expected a whole number',
-    "run.toml: data.shufle: unknown field (did you mean shuffle?)",
-    "run.toml: data.sources[0].path: there is no file or folder gone.jsonl",
-    "run.toml: data.sources[1].path: bad.jsonl: bad.jsonl line 2: it is no JSON",
-    "run.toml: data.validation.path: there is no file or folder lost.jsonl",
-    "run.toml: data.validation.interval: got 0, expected a whole number",
+    "run.toml:1: max_stps: unknown field (did you mean max_steps?)",
+    'run.toml:2: max_steps: got "10" (a string), expected a whole number',
+    "run.toml:4: model.path: there is no folder nowhere, seen from ",
+    'run.toml:6: data.batch_size: got "4" (a string), expected a whole number',
+    "run.toml:8: data.shufle: unknown field (did you mean shuffle?)",
+    "run.toml:10: data.sources[0].path: there is no file or folder gone.jsonl",
+    "run.toml:12: data.sources[1].path: bad.jsonl: bad.jsonl line 2: it is no JSON",
+    "run.toml:14: data.validation.path: there is no file or folder lost.jsonl",
+    "run.toml:15: data.validation.interval: got 0, expected a whole number",
     "inference.replicas (2) is for task RL",
 ]
 
@@ -111,9 +111,9 @@ def test_mistakes_of_several_files_and_the_command_line(capsys: pytest.CaptureFi
     _same(
         capsys.readouterr().err.splitlines(),
         [
-            "t.toml: max_stps: unknown field",
-            "t.toml: model.path: there is no folder nowhere",
-            "o.toml: environments[0].id: environment 'no_such_package:make'",
+            "t.toml:1: max_stps: unknown field (did you mean max_steps?)",
+            "t.toml:3: model.path: there is no folder nowhere",
+            "o.toml:2: environments[0].id: environment 'no_such_package:make'",
             "command line: --seq-len: got 4, expected a whole number",
         ],
     )
@@ -139,8 +139,8 @@ def test_a_file_that_cannot_be_read_hides_no_other(capsys: pytest.CaptureFixture
     _same(
         capsys.readouterr().err.splitlines(),
         [
-            "t.toml: max_stps: unknown field",
-            "o.toml: not TOML",
+            "t.toml:1: max_stps: unknown field (did you mean max_steps?)",
+            "o.toml:1: not TOML",
             "i.toml: no such file",
             "command line: --max-stps: unknown",
         ],

@@ -218,7 +218,7 @@ def test_a_bad_row_is_found_before_anything_starts(
     code = sft(["@", write(toml, "run.toml")]) if command == "sft" else main([command, write(SFT)])
     told = capsys.readouterr().err
     assert code in (65, 78), told
-    assert "data.sources[0].path" in told
+    assert ("run.toml:3: data.path" if command == "sft" else "data.sources[0].path") in told
     assert "chats.jsonl" in told
     assert said in told
     assert not Path("runs").exists()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlrun.config.dialects.conversions import ALL_TASKS, is_count, is_number
-from rlrun.config.dialects.translate import DIALECT, ENVIRONMENTS, key_of
+from rlrun.config.dialects.translate import DIALECT, ENVIRONMENTS, PARALLEL, key_of
 from rlrun.config.loading.layers import Hint, Layer, Origin
 from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.yaml_text import Key
@@ -172,11 +172,6 @@ def _objective(run: _Run) -> None:
         run.put("algorithm.loss.options.adv_tau", scale, "adv_tau")
     elif scale is not None and scale != 1:
         run.refuse("adv_tau", f"got {scale!r:.60}; there is none in this loss: the learning rate scales the advantage")
-    if run.get("algorithm.advantage.options") is not None:
-        run.put("algorithm.advantage.name", "grpo", DIALECT)
-    level, behind = run.get("algorithm.max_async_level"), run.get("algorithm.max_off_policy_steps")
-    if is_count(level) and level > 8 and behind is None:
-        run.put("algorithm.max_off_policy_steps", level, DIALECT)
 
 
 def _evaluation(run: _Run) -> None:
@@ -259,8 +254,14 @@ def _machines(run: _Run) -> None:
         else:
             run.put("trainer.parallelism.dp_replicate", nodes // group, "nodes_per_group")
     tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel") or 1
-    if run.get("inference.gpus_per_replica") is None and is_count(tp) and is_count(dp) and tp * dp > 1:
-        run.put("inference.gpus_per_replica", tp * dp, DIALECT)
+    if (
+        run.hint(PARALLEL)
+        and run.get("inference.gpus_per_replica") is None
+        and is_count(tp)
+        and is_count(dp)
+        and tp * dp > 1
+    ):
+        run.put("inference.gpus_per_replica", tp * dp, PARALLEL)
 
 
 def _engines(run: _Run, total: int, per_node: int, hint: str) -> None:
@@ -290,14 +291,15 @@ def _lengths(run: _Run) -> None:
     seq_len = run.get("seq_len") if run.get("seq_len") is not None else _SEQ_LEN
     longest = run.hint("max_model_len")
     if longest is not None:
-        if is_count(longest) and is_count(seq_len) and longest < seq_len:
+        if run.hint(ENVIRONMENTS) and is_count(longest) and is_count(seq_len) and longest < seq_len:
             run.note("max_model_len", f"got {longest}, raised to seq_len ({seq_len}), the length of a whole sample")
             longest = seq_len
         run.put("inference.max_model_len", longest, "max_model_len")
     if not is_count(seq_len) or seq_len < 2 or not [*run.environments()]:
         return
-    if run.hint(ENVIRONMENTS):  # a reply may be as long as the engine's context
-        run.put("sampling.max_tokens", seq_len - 1, ENVIRONMENTS)
+    if not run.hint(ENVIRONMENTS):
+        return
+    run.put("sampling.max_tokens", seq_len - 1, ENVIRONMENTS)  # a reply may be as long as the engine's context
     for path in ("sampling", "evaluation.sampling", *(f"environments[{i}].sampling" for i, _ in run.environments())):
         given = run.get(f"{path}.max_tokens")
         if is_count(given) and given >= seq_len:
@@ -315,7 +317,13 @@ def _in_flight(run: _Run) -> None:
         size = next((size for size in sizes if is_count(size)), 8)
         run.put("orchestrator.max_concurrency", groups * size if is_count(groups) else groups, "groups_in_flight")
     batch, size = run.get("orchestrator.batch_size"), run.hint("group_size")
-    if batch is None and is_count(size) and 64 % size and not any(True for one in sizes if one != size):
+    if (
+        run.hint(ENVIRONMENTS)
+        and batch is None
+        and is_count(size)
+        and 64 % size
+        and not any(True for one in sizes if one != size)
+    ):
         run.put("orchestrator.batch_size", size * max(1, 64 // size), "group_size")
 
 

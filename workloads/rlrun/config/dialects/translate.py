@@ -23,6 +23,8 @@ DIALECT = "dialect"
 """Hint: something was said in another project's names."""
 ENVIRONMENTS = "environments"
 """Hint: environments were."""
+PARALLEL = "parallel"
+"""Hint: the parallelism of the engines was, which there are always on GPUs."""
 ROLES = ("trainer", "orchestrator", "inference")
 
 
@@ -212,6 +214,8 @@ class Translator:
         layer.hints.setdefault(DIALECT, Hint(self.dialect.name, origin))
         if path.startswith("environments["):
             layer.hints.setdefault(ENVIRONMENTS, Hint(True, origin))
+        if path in ("inference.tensor_parallel", "inference.data_parallel"):
+            layer.hints.setdefault(PARALLEL, Hint(True, origin))
 
 
 def _path_of(words: Sequence[str]) -> str:
