@@ -15,7 +15,20 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import convert, doctor, env, evaluation, export, fit, installation, main, render, track, validate, version
+from rlrun.cli import (
+    convert,
+    doctor,
+    env,
+    evaluation,
+    export,
+    fit,
+    installation,
+    main,
+    render,
+    track,
+    validate,
+    version,
+)
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -31,6 +44,7 @@ from rlrun.config.algorithm.names import (
 from rlrun.runtime import exit_codes
 from tools.crd import crd_files
 from tools.docs_convert import convert_page
+from tools.docs_prime_rl import prime_rl_page
 from tools.docs_resource import NOTE, cells, page, resource_page, status_page
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +56,13 @@ _OTHER_SUBCOMMANDS = (
     "### `rlrun local`",
     "",
     "Starts all roles of a manifest on this machine; `rlrun local --help` tells its options.",
+    "",
+    "`validate`, `render`, `local`, `eval` and `synthesize` take the fields of `spec` as options behind the manifest, which vary it:",
+    "`rlrun local run.yaml --max-steps 20 --trainer.optimizer.lr 1e-5`. Their own options win over a field of the same name.",
+    "",
+    "### `rlrun rl`, `rlrun sft`, `rlrun trainer`, `rlrun orchestrator`, `rlrun inference`",
+    "",
+    "The commands below, under one name.",
     "",
     "### `rlrun tiny-model DIR`",
     "",
@@ -58,12 +79,13 @@ _LOCAL_RUNS = (
     "```text",
     "rl @ run.toml [--max-steps 10 ...]",
     "rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml [--max-steps 10 ...]",
+    "rl @ run.yaml [--max-steps 10 ...]",
     "```",
     "",
     "The files hold the fields of [`spec`](rlrun.md#spec), and `name` and `output_dir` beside them. What a role's file says about the",
-    "whole run (`model`, `max_steps`, `seq_len`, `environments`, ...) is shared by all roles; two different values are an",
-    "error that names both. `ckpt` means `checkpoint`; `rollouts_per_example` is the group size of every environment that sets none.",
-    "It takes the options of `rlrun local` too.",
+    "whole run (`model`, `max_steps`, `seq_len`, `environments`, ...) is shared by all roles; two different values in one file, or in",
+    "files of several roles side by side, are an error that names both. A manifest may stand for a file. Files and options in",
+    "[PRIME-RL's names](prime-rl.md) are understood too. It takes the options of `rlrun local` too.",
     "",
     "## `sft`",
     "",
@@ -83,10 +105,12 @@ _ROLES_AND_BENCH = (
     "",
     "```text",
     "trainer @ run.json [--optimizer.lr 1e-5 ...]",
+    "trainer @ trainer.toml --model.name Qwen/Qwen3-0.6B",
     "```",
     "",
-    "One role by hand. Of a `run.json` (as `rlrun render` prints it) the role's part is taken. `RLRUN_API_KEY` holds the secret that",
-    "all roles of the run share, `RLRUN_ATTEMPT` the attempt's number (default 1).",
+    "One role by hand. Of a `run.json` (as `rlrun render` prints it) the role's part is taken; a file of the role's own fields needs the",
+    "model alone, all else has the defaults of a manifest (folder `runs/rl`). `RLRUN_API_KEY` holds the secret that all roles of the run",
+    "share, `RLRUN_ATTEMPT` the attempt's number (default 1).",
     "",
     "## `--bench`",
     "",
@@ -107,7 +131,8 @@ _SOURCES = (
     "1. the command line: `--trainer.optimizer.lr 1e-5`, `--batch-size 8` or `--batch_size=8`, `--environments.0.group-size 4`,",
     "   `--flag` and `--no-flag`, objects and lists as JSON; `--evaluation` turns an optional block on, `--no-evaluation` off;",
     "2. configuration files, `@ a.toml @ b.yaml`: TOML, YAML or JSON; a later file wins, objects are merged, lists are replaced;",
-    "3. the environment: `RLRUN_TRAINER__OPTIMIZER__LR=1e-5`, or `PRIME_` instead of `RLRUN_`;",
+    "3. the environment: `RLRUN_TRAINER__OPTIMIZER__LR=1e-5`, or `PRIME_` instead of `RLRUN_`; a note names a variable that begins",
+    "   with `RLRUN_` and is none;",
     "4. defaults.",
     "",
     "`--dry-run` prints the result as JSON and stops; `--help` lists every option. Every problem is told in one line: the source, the",
@@ -124,6 +149,7 @@ def pages() -> dict[str, str]:
         "presets.md": presets_page(),
         "cli.md": cli_page(),
         "convert.md": convert_page(),
+        "prime-rl.md": prime_rl_page(),
     }
 
 

@@ -1,0 +1,134 @@
+"""The reference page for users of PRIME-RL: what becomes of each key, and of each of its own files."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rlrun.cli.roles import MODELS
+from rlrun.cli.sources.role_layers import load_role
+from rlrun.cli.sources.run_config import EvalConfig, RlConfig, SftConfig
+from rlrun.cli.sources.run_layers import read_layer
+from rlrun.config.dialects.prime_rl import data, evaluation, inference, orchestrator, run, trainer
+from rlrun.config.dialects.rows import Row
+from rlrun.config.loading.examine import validate
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.protocol.files.paths import Role
+from tools.docs_resource import NOTE, cells, page
+from tools.prime_rl_files import File, files
+
+RUNS: dict[str, type[RlConfig]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
+ROLES: dict[str, Role] = {role: role for role in MODELS}
+_SHOWN = 2
+"""Reasons of one refused file on the page."""
+_SAME_KEYS = ("orchestrator.train.", "orchestrator.source[]", "inference.model.", "inference.vllm.", "source[]")
+"""Tables that have the keys of another, which the page lists once."""
+_SECTIONS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
+    (
+        "The run",
+        "At the top of a file of `rl`. Tables `ckpt`, `weight_broadcast`, `log`, `wandb` and their like in `[trainer]`, `[orchestrator]` "
+        "and `[inference]` have the same keys.",
+        run.ROWS,
+    ),
+    ("`[trainer]`", "In a file of `sft` or `trainer`, the same keys at its top.", trainer.ROWS),
+    (
+        "`[orchestrator]`",
+        "In a file of `orchestrator`, the same keys at its top. `orchestrator.train` has the same keys below it, and `source` is `env`.",
+        orchestrator.ROWS,
+    ),
+    (
+        "`[inference]`",
+        "In a file of `inference`, the same keys at its top. `inference.model` and `inference.vllm` have the same keys below them; any "
+        "other option of vLLM in `inference.vllm` goes to its server as it is.",
+        inference.ROWS,
+    ),
+    ("`[data]` and `[val]`", "In a file of `sft`.", data.ROWS),
+    ("`eval`", "In a file of `eval`; `source` is `env`.", evaluation.ROWS),
+)
+
+
+def prime_rl_page() -> str:
+    """What becomes of PRIME-RL's keys and files."""
+    lines = [
+        NOTE,
+        "",
+        "# Coming from PRIME-RL",
+        "",
+        "`rl`, `sft`, `eval`, `trainer`, `orchestrator` and `inference` take PRIME-RL's TOML files and options, those of v0.3 (January",
+        "2026) and of August 2026: `rl @ rl.toml`, `rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml`,",
+        "`--trainer.optim.lr 1e-5`, `PRIME_TRAINER__OPTIM__LR=1e-5`. Both projects' names may stand in one file.",
+        "`--dry-run` prints what a file means here.",
+        "",
+        "A key is taken as it is, or another field takes it, or it has no effect here (a note says why), or it is refused, with its",
+        "counterpart or the reason why there is none. What to know beforehand:",
+        "",
+        "- Without `[trainer.loss]` the objective is this project's default, [preset](presets.md) `aipo`; that of v0.3 is",
+        "  `--algorithm.preset masked_is`, today's is `dppo`.",
+        "- A file that names no GPUs runs on CPUs: add `--trainer-gpu-ids 1 --inference-gpu-ids 0`.",
+        "- Environments are those of verifiers, by the name that they are installed under (`verifiers:<name>`).",
+        "- A reply may be as long as the context where `max_tokens` is not set, and is one token shorter where it is as long as `seq_len`.",
+        "- Evaluation during a run asks held-out tasks of its own environments; `rlrun eval` measures checkpoints in others.",
+    ]
+    seen: set[tuple[str, tuple[str, ...], str]] = set()
+    for title, text, rows in _SECTIONS:
+        lines += ["", f"## {title}", "", text, "", "| key | here | how |", "|---|---|---|", *_rows(rows, seen)]
+    return page([*lines, *_results()])
+
+
+def _rows(rows: Iterable[Row], seen: set[tuple[str, tuple[str, ...], str]]) -> Iterator[str]:
+    for row in rows:
+        if row.path.startswith(_SAME_KEYS):
+            continue
+        name = (
+            row.path.partition(".")[2] if row.path.startswith(("trainer.", "orchestrator.", "inference.")) else row.path
+        )
+        key = (name, row.targets, row.fate + row.text)
+        if key in seen:
+            continue
+        seen.add(key)
+        targets = ", ".join(f"`{target}`" for target in row.targets)
+        here = {"same": targets, "mapped": targets, "ignored": "no effect", "refused": "refused"}[row.fate]
+        yield cells(f"`{row.path}`", here, row.text)
+
+
+def _results() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        results = [(file, *judge(file, Path(folder))) for file in files()]
+    yield from ("", "## Their own files", "")
+    yield from (
+        "What `--dry-run` says of PRIME-RL's files, from a table of their keys. A file that is one of several to be given together, or",
+        "whose model is to be given on the command line, is refused alone.",
+        "",
+    )
+    for era in sorted({file.era for file, *_ in results}):
+        of_era = [problems for file, problems, _ in results if file.era == era]
+        yield f"- {era}: {sum(not problems for problems in of_era)} of {len(of_era)} start unchanged."
+    yield from ("", "| of | file | with | result |", "|---|---|---|---|")
+    for file, problems, notices in results:
+        yield cells(file.era, f"`{file.path}`", f"`{file.command}`", _result(problems, notices))
+
+
+def _result(problems: Sequence[Problem], notices: int) -> str:
+    if not problems:
+        return "starts" + (f", with {notices} notes" if notices > 1 else ", with a note" if notices else "")
+    named = [f"`{problem.path}`: {problem.message}" if problem.path else problem.message for problem in problems]
+    shown = "; ".join(named[:_SHOWN])
+    more = len(problems) - _SHOWN
+    return f"refused: {shown}" + (f"; and {more} more" if more > 0 else "")
+
+
+def judge(file: File, folder: Path) -> tuple[list[Problem], int]:
+    """Problems of a file in its command's dry run, and the number of notices."""
+    path = folder / "file.json"
+    path.write_text(json.dumps(file.document))
+    try:
+        if (role := ROLES.get(file.command)) is not None:
+            return [], len(load_role(role, MODELS[role], ["@", str(path)], {})[1].notices)
+        model = RUNS[file.command]
+        given = read_layer(["@", str(path)], {}, model)
+        validate(model, given.layer)
+    except ConfigError as error:
+        return error.problems, 0
+    return [], len(given.layer.notices)
