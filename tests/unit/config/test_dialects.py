@@ -286,3 +286,39 @@ def test_lines_of_toml(text: str, expected: dict[Any, int]) -> None:
     found = toml_lines(text)
     assert {key: found.get(key) for key in expected} == expected
     assert ("c",) not in found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--trainer.optim."], ["--."], ["--trainer..lr", "1"], ["--orchestrator.env.99999999999.id", "x"],
+        ["--orchestrator.env.5.id", "x"], ["--orchestrator.env", "[1, 2]"], ["--orchestrator.env", "{"], ["--wandb"],
+        ["--trainer.optim", "[[[["], ["--ckpt", "1"], ["--model", "7"], ["--data.type", "9" * 4000], ["--no-wandb.name"],
+        ["--orchestrator.sampling.max-tokens", "1e400"], ["--inference-gpu-ids", "a,b"], ["--deployment.num-nodes", "-1"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_odd_words_end_in_messages(toml: Any, words: list[str]) -> None:
+    layer = read_layer(["@", toml(BASE), *words], {}).layer
+    examine(RlConfig, layer)
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "message"),
+    [
+        ("[trainer.optimizer]\nlr = 1.0\n", ["--trainer", "@", "f.toml"], "f.toml:1: trainer: this is the part of the trainer: write the fields of the trainer at the top"),
+        ("max_stps = 1\n", ["--trainer", "@", "f.toml"], "f.toml:1: max_stps: unknown field (did you mean max_steps?)"),
+        ("[orchestrator]\nbuffer = 5\n", ["@", "f.toml"], "f.toml:2: orchestrator.buffer: got 5, expected a table"),
+        ("orchestrator.train.env = 5\n", ["@", "f.toml"], "f.toml:1: orchestrator.train.env: got 5, expected a list of tables"),
+        ("orchestrator.train.env = [5]\n", ["@", "f.toml"], "f.toml:1: orchestrator.train.env[0]: got 5, expected a table"),
+        ("[trainer.optim]\nlr = 'x'\n", ["@", "f.toml"], 'f.toml:2: trainer.optim.lr: got "x" (a string), expected a number'),
+        ("[data]\nname = 'a/b'\n[[data.sources]]\nname = 'c/d'\n", ["@", "f.toml"], "the roles share it, remove one"),
+    ],
+)  # fmt: skip
+def test_mistakes_have_a_place_and_no_hint_to_what_was_written(
+    toml: Any, text: str, argv: list[str], message: str
+) -> None:
+    toml(text)
+    layer = read_layer(argv, {}).layer
+    found = [str(problem) for problem in examine(RlConfig, layer).problems]
+    assert any(message in line for line in found), found

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.loading.arguments import parse_environment
 from rlrun.config.loading.loader import ConfigError, load, load_file
+from rlrun.config.loading.variables import PROCESS_VARIABLES
 from rlrun.config.models.roles import TrainerConfig
 
 BASE = ["--model.path", "m", "--environments.0.id", "arithmetic"]
@@ -199,6 +202,24 @@ def test_two_spellings_of_one_field(toml: Any) -> None:
 def test_the_environment_ignores_what_belongs_to_others() -> None:
     env = {"RLRUN_API_KEY": "k", "RLRUN_ATTEMPT": "2", "RLRUN_LAUNCH_ID": "x", "PRIME_API_KEY": "x", "MAX_STEPS": "9"}
     assert loaded(*BASE, env=env) == loaded(*BASE)
+
+
+def test_an_unknown_variable_of_ours_is_told_and_those_of_the_processes_are_not() -> None:
+    env = {"RLRUN_MAXSTEPS": "2", "RLRUN_POD_NAME": "p", "RLRUN_FOO_SERVICE_HOST": "h", "RLRUN_FOO_PORT_80_TCP": "t"}
+    [notice] = parse_environment(RLRunSpec, env).layer.notices
+    assert str(notice) == "environment: RLRUN_MAXSTEPS: is read by nothing (did you mean RLRUN_MAX_STEPS?)"
+
+
+def test_the_table_of_the_processes_variables_is_whole() -> None:
+    root = Path(__file__).parents[3]
+    files = [
+        file for part in ("workloads", "operator", "charts") for file in (root / part).rglob("*") if file.is_file()
+    ]
+    text = "\n".join(file.read_text() for file in files if file.suffix in (".py", ".yaml"))
+    named = set(re.findall(r"\bRLRUN_[A-Z]+(?:_[A-Z]+)*\b(?!_)", text))
+    fields = {f"RLRUN_{name.upper()}" for name in RLRunSpec.model_fields}
+    assert named - fields == set(PROCESS_VARIABLES)
+    assert not fields & set(PROCESS_VARIABLES)
 
 
 def test_the_environment_in_both_prefixes() -> None:

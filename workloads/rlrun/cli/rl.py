@@ -20,6 +20,7 @@ from rlrun.cli.sources.fake_data import fake_data
 from rlrun.cli.sources.role_layers import UID
 from rlrun.cli.sources.run_config import RlConfig
 from rlrun.cli.sources.run_layers import Given, read_layer
+from rlrun.config.dialects.translate import DIALECT
 from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.help import help_text
@@ -88,6 +89,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
     if bench is not None:
         return run_bench(resolve(config.spec(), name=config.name, uid=UID, output_dir="runs").trainer, bench)
 
+    _warn_of_cpus(config, given)
     from rich.console import Console
 
     called = shlex.join([prog, *words])
@@ -113,6 +115,17 @@ def _adopt(options: argparse.Namespace, config: RlConfig, given: Given) -> None:
     for name in _GPUS:
         if getattr(options, name) is None and name in given.layer.hints:
             setattr(options, name, given.layer.hints[name].value)
+
+
+def _warn_of_cpus(config: RlConfig, given: Given) -> None:
+    """Say that a run in another project's names, where GPUs are the default, was given none of those that are here."""
+    from rlrun.local.preflight import gpus
+
+    if DIALECT in given.layer.hints and config.trainer.gpus_per_replica == 0 and gpus():
+        print(
+            "note: the run names no GPUs, so it runs on CPUs; add --trainer-gpu-ids and --inference-gpu-ids",
+            file=sys.stderr,
+        )
 
 
 def read(

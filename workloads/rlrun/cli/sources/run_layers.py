@@ -179,13 +179,18 @@ def _role_layers(reader: Reader, role: Role, part: dict[str, Any], prefix: str, 
     assert shape.model is not None
     own: dict[str, Any] = {}
     shared: dict[str, Any] = {}
+    misplaced: list[Problem] = []
     for name, value in part.items():
         known = ALIASES.get(name, snake(name))
-        if known in reader.model.model_fields and known not in (*shape.model.model_fields, *_ROLES):
+        if known in _ROLES:
+            place = "in a file of its own" if known != role else "at the top"
+            message = f"this is the part of the {role}: write the fields of the {known} {place}"
+            misplaced.append(Problem(reader.source, prefix + name, message, reader.lines.get((*raw, name))))
+        elif known in reader.model.model_fields and known not in shape.model.model_fields:
             shared[name] = value
         else:
             own[name] = value
-    own_layer, shared_layer = Layer(), Layer()
+    own_layer, shared_layer = Layer(problems=misplaced), Layer()
     own_layer.values = {role: reader.value(own, shape, (role,), prefix.rstrip("."), raw, own_layer)}
     root = Shape("model", model=reader.model)
     shared_layer.values = reader.value(shared, root, (), prefix.rstrip("."), raw, shared_layer)

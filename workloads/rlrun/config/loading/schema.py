@@ -105,9 +105,12 @@ def suggestion(model: type[BaseModel], key: str, root: type[BaseModel], style: S
         return f" (did you mean {mine[snake(key)]}?)"
     if close := did_you_mean(key, names) or did_you_mean(snake(key), names):
         return close
-    if model is not root and (close := did_you_mean(key, (spelled(root, name, style) for name in root.model_fields))):
+    others = [spelled(root, name, style) for name in root.model_fields if name != snake(key)]
+    if model is not root and (close := did_you_mean(key, others)):
         return close
-    elsewhere = [".".join(path) for path, info in walk(root, style) if snake(path[-1]) == snake(key) and info]
+    elsewhere = [
+        ".".join(path) for path, info in walk(root, style) if snake(path[-1]) == snake(key) and path != (key,) and info
+    ]
     if elsewhere:
         return f" (did you mean {' or '.join(elsewhere[:2])}?)"
     return f"; known: {few(names)}"

@@ -39,27 +39,42 @@ _OF_ONE = {
 _NO_OTHER = "it belongs to an algorithm that is not here"
 
 
+_TAKEN_IN_TRAINING = ("temperature",)
+"""Parameters of sampling that training has too, under the same name; one that it gets moves here from the next table."""
+_NOT_IN_TRAINING: dict[str, tuple[float, ...]] = {
+    "repetition_penalty": (1.0, 1),
+    "presence_penalty": (0.0, 0),
+    "frequency_penalty": (0.0, 0),
+    "min_tokens": (0,),
+    "top_p": (1.0, 1),
+    "top_k": (-1, 0),
+    "min_p": (0.0, 0),
+    "seed": (),
+}
+"""Parameters that training does not have, with the values that change nothing."""
+
+
 def of_sampling(table: str, ours: str) -> tuple[Row, ...]:
-    """Rows of a table `sampling`. One parameter of engines is one line here."""
+    """Rows of a table `sampling`."""
+    nothing = "an empty table asks for nothing"
     return (
-        to(f"{table}.temperature", f"{ours}.temperature", by=optional),
+        *(to(f"{table}.{name}", f"{ours}.{name}", by=optional) for name in _TAKEN_IN_TRAINING),
         to(f"{table}.max_tokens", f"{ours}.max_tokens", by=optional),
         to(f"{table}.max_completion_tokens", f"{ours}.max_tokens", by=optional),
         refused(f"{table}.temp_scheduler", f"there is none: {ours}.temperature is one value", f"{ours}.temperature"),
         ignored(
-            f"{table}.extra_body", "an empty table asks for nothing",
-            only(({},), "an empty table asks for nothing", "there is none: what is sampled is said by the fields of sampling"),
+            f"{table}.extra_body",
+            nothing,
+            only(({},), nothing, "there is none: what is sampled is said by the fields of sampling"),
         ),
         ignored(f"{table}.auto_program_id", "requests go to the engines themselves"),
-        ignored(
-            f"{table}.repetition_penalty", "1.0 changes nothing", only((1.0, 1), "1.0 changes nothing", _no(ours, "repetition_penalty")),
+        *(
+            ignored(
+                f"{table}.{name}", "its default changes nothing", only(default, "it changes nothing", _no(ours, name))
+            )
+            for name, default in _NOT_IN_TRAINING.items()
         ),
-        ignored(f"{table}.min_tokens", "0 changes nothing", only((0,), "0 changes nothing", _no(ours, "min_tokens"))),
-        ignored(f"{table}.top_p", "1.0 changes nothing", only((1.0, 1), "1.0 changes nothing", _no(ours, "top_p"))),
-        ignored(f"{table}.top_k", "-1 changes nothing", only((-1, 0), "-1 changes nothing", _no(ours, "top_k"))),
-        ignored(f"{table}.min_p", "0 changes nothing", only((0, 0.0), "0 changes nothing", _no(ours, "min_p"))),
-        ignored(f"{table}.seed", "none is the default", only((), "none is the default", _no(ours, "seed"))),
-    )  # fmt: skip
+    )
 
 
 def of_evaluation_sampling(table: str, ours: str) -> tuple[Row, ...]:
