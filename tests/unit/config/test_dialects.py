@@ -213,6 +213,21 @@ def test_buffer_validation_and_evaluation(toml: Any) -> None:
     assert any("not measured during the run: aime" in notice for notice in notices("@", "f.toml"))
 
 
+def test_a_tracker_is_the_runs_whichever_role_names_it(toml: Any) -> None:
+    file = toml(
+        BASE.replace("[orchestrator]", "[orchestrator.wandb.log_extras]\ninterval = 7\nsamples = false\n[orchestrator]", 1)
+        + "\n[wandb]\nproject = 'p'\nname = 'n'\n[trainer.wandb]\nname = 'of-the-trainer'\noffline = true\n"
+    )
+    found = spec("@", file).tracking
+    assert found is not None
+    assert found.wandb is not None
+    assert (found.wandb.project, found.wandb.name, found.wandb.offline) == ("p", "n", True)
+    assert (found.samples.interval, found.samples.count) == (7, 0)
+    empty = spec("@", toml(BASE + "\n[wandb]\n")).tracking
+    assert empty is not None
+    assert empty.trackers == ["wandb"], "the table alone is the switch"
+
+
 def test_the_command_line_in_their_names(toml: Any) -> None:
     file = toml(BASE)
     run = spec(

@@ -119,9 +119,9 @@ def _adopt(options: argparse.Namespace, config: RlConfig, given: Given) -> None:
 
 def _warn_of_cpus(config: RlConfig, given: Given) -> None:
     """Say that a run in another project's names, where GPUs are the default, was given none of those that are here."""
-    from rlrun.local.preflight import gpus
+    from rlrun.local.preflight import has_gpus
 
-    if DIALECT in given.layer.hints and config.trainer.gpus_per_replica == 0 and gpus():
+    if DIALECT in given.layer.hints and config.trainer.gpus_per_replica == 0 and has_gpus():
         print(
             "note: the run names no GPUs, so it runs on CPUs; add --trainer-gpu-ids and --inference-gpu-ids",
             file=sys.stderr,

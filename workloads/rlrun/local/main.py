@@ -114,11 +114,6 @@ def main(argv: Sequence[str]) -> int:
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     run = judged.run
-    try:
-        check_trackers(run.spec.tracking, os.environ)
-    except PreflightError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
     return run_spec(
         run.spec,
         name=run.metadata.name,
@@ -213,6 +208,7 @@ def _run(call: _Call, held: ExitStack) -> int:
     """Run to the end; what is claimed on the way is let go with `held`."""
     began = time.monotonic()
     config = _resolve(call)
+    check_trackers(call.spec.tracking, os.environ)
     place = _find_place(call, config, held)
     _check_replay(call)
     _check_folder(call, config)

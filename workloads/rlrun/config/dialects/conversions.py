@@ -34,6 +34,18 @@ def optional(value: Any, target: str) -> Iterator[Effect]:
         yield Set(target, value)
 
 
+def table_present(value: Any, target: str) -> Iterator[Effect]:
+    """An empty table of ours for theirs, whose keys have rows of their own; another value is left for the field to refuse."""
+    if not is_nothing(value):
+        yield Set(target, {} if isinstance(value, Mapping) else value)
+
+
+def samples_or_none(value: Any, target: str) -> Iterator[Effect]:
+    """A switch of what has a count here: off is none, on the default."""
+    if value is not True:
+        yield Set(target, 0 if value is False else value)
+
+
 def later(name: str) -> Conversion:
     """Keep the value for `complete`."""
 

@@ -11,13 +11,17 @@ from rlrun.config.dialects.conversions import (
     optional,
     place,
     run_name,
+    samples_or_none,
     seconds_left,
     step_to_resume,
+    table_present,
     transport,
 )
 from rlrun.config.dialects.rows import Row, ignored, refused, same, to
 
-_WANDB = "nothing is sent to a tracker; the curves are in metrics.jsonl of the run's folder"
+_MONITOR = "nothing is sent to it; tracking names the trackers there are"
+_TRACKED = "one tracked run shows all roles in all attempts; its name is that of the run, or tracking.wandb.name"
+_HISTOGRAMS = "histograms are sent with the samples"
 _LOGS = "every role writes its log into logs/ of the run's folder, at one level"
 _FOUND = "the run finds and connects its own processes"
 _FORMAT = "weights are written as safetensors, in shards, and adapters alone where LoRA is trained"
@@ -70,16 +74,35 @@ def of_weight_broadcast(table: str) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
+def of_wandb(table: str, *, run: bool) -> tuple[Row, ...]:
+    """Rows of a table `wandb`; `run`: of the run itself, not of a role."""
+    ours = "tracking.wandb"
+    return (
+        to(table, ours, by=table_present),
+        to(f"{table}.name", f"{ours}.name", by=optional) if run else ignored(f"{table}.name", _TRACKED),
+        *(to(f"{table}.{name}", f"{ours}.{name}", by=optional) for name in ("project", "entity", "group", "tags", "offline")),
+        ignored(f"{table}.id", _TRACKED),
+        ignored(f"{table}.shared", _TRACKED),
+        to(f"{table}.log_extras.interval", "tracking.samples.interval"),
+        to(f"{table}.log_extras.samples", "tracking.samples.count", by=samples_or_none),
+        ignored(f"{table}.log_extras", _HISTOGRAMS),
+        ignored(f"{table}.log_extras.distributions", _HISTOGRAMS),
+        ignored(f"{table}.log_extras.sample_ratio", "tracking.samples.count says how many"),
+    )  # fmt: skip
+
+
 def of_role(table: str) -> tuple[Row, ...]:
     """Rows of what each role's table repeats; `table` ends with a dot, or is empty for the run itself."""
     return (
         same(f"{table}max_steps", "max_steps"),
         same(f"{table}seq_len", "seq_len"),
-        ignored(f"{table}wandb", _WANDB),
-        ignored(f"{table}monitors", _WANDB),
+        *of_wandb(f"{table}wandb", run=not table),
+        *of_wandb(f"{table}monitors.wandb", run=not table),
+        ignored(f"{table}monitors", _MONITOR),
+        ignored(f"{table}monitors.*", _MONITOR),
         ignored(f"{table}log", _LOGS),
         ignored(f"{table}env_vars", "variables are set in the shell, or per role in a manifest (env)"),
-        ignored(f"{table}prime_monitor", _WANDB),
+        ignored(f"{table}prime_monitor", _MONITOR),
         ignored(f"{table}matmul_precision", "sums are float32: matrix products are as compute_dtype says"),
         ignored(f"{table}heartbeat", "the run renews a Lease and answers health checks by itself"),
         ignored(f"{table}metrics_server", "every role has its metrics for Prometheus"),
