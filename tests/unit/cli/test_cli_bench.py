@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlrun.cli.bench import take_bench
+from rlrun.cli.sources.fake_data import fake_data
+from rlrun.cli.sources.run_config import SftConfig
+from rlrun.cli.sources.run_layers import read_layer
 from rlrun.config.loading.problems import ConfigError
 from rlrun.trainer.bench_options import BenchOptions
 
@@ -33,3 +38,14 @@ def test_mistakes_name_option_and_value(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         take_bench(words)
     assert message in str(caught.value)
+
+
+def test_fake_data_is_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("f.toml").write_text("max_steps = 7\n[model]\nname = 'a/b'\n[data]\ntype = 'fake'\nseq_len = 512\n")
+    layer = read_layer(["@", "f.toml"], {}, SftConfig).layer
+    assert fake_data(layer) == BenchOptions(steps=7)
+    assert [notice.line for notice in layer.notices] == [5]
+    layer = read_layer(["@", "f.toml", "--data.length", "variable"], {}, SftConfig).layer
+    assert fake_data(layer) == BenchOptions(steps=7, seq_lens=(128, 256, 512))
+    assert fake_data(read_layer(["@", "f.toml", "--data.type", "sft"], {}, SftConfig).layer) is None

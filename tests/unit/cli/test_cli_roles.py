@@ -10,9 +10,10 @@ import pytest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.roles import prepare
+from rlrun.cli.sources.role_layers import load_role
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
-from rlrun.config.models.roles import OrchestratorConfig, TrainerConfig
+from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
 from rlrun.config.models.run import RunConfig
 
 KEY = {"RLRUN_API_KEY": "secret"}
@@ -85,3 +86,37 @@ def test_problems_come_before_anything_is_written(run_json: Path, tmp_path: Path
         prepare("trainer", ["@", str(run_json), "--optimzer.lr", "1"], KEY)
     assert not (tmp_path / "out").exists()
     assert isinstance(load_file(TrainerConfig, run_json, section="trainer"), TrainerConfig)
+
+
+def test_a_file_by_hand_needs_its_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "t.toml"
+    own.write_text("max_steps = 5\noutput_dir = 'here'\n[model]\nname = 'a/b'\nseq_len = 64\n[optim]\nlr = 0.5\n")
+    command, _ = prepare("trainer", ["@", str(own), "--model.ac", "--optim.weight-decay", "0.25"], KEY)
+    config = load_file(TrainerConfig, tmp_path / "here" / "logs" / "attempt_0001" / "trainer" / "config.json")
+    assert str(tmp_path / "here" / "logs" / "attempt_0001" / "trainer" / "config.json") in command
+    assert (config.max_steps, config.seq_len, config.model.name) == (5, 64, "a/b")
+    assert (config.optimizer.lr, config.optimizer.weight_decay, config.activation_checkpointing) == (0.5, 0.25, "full")
+    own.write_text("[vllm]\nmodel = 'a/b'\ntensor_parallel_size = 2\nblock_size = 16\n[server]\nport = 8000\n")
+    engine, layer = load_role("inference", InferenceConfig, ["@", str(own)], {})
+    assert (engine.tensor_parallel, engine.gpus_per_replica, engine.extra_args) == (2, 2, ["--block-size=16"])
+    assert [notice.path for notice in layer.notices] == ["server"]
+    own.write_text("max_steps = 5\n")
+    with pytest.raises(ConfigError, match=r"model: required, but not set"):
+        load_role("inference", InferenceConfig, ["@", str(own)], {})
+
+
+def test_an_environment_by_hand_has_the_shared_sampling(tmp_path: Path) -> None:
+    own = tmp_path / "o.toml"
+    own.write_text("rollouts_per_example = 4\n[model]\nname = 'a/b'\n[sampling]\nmax_tokens = 9\n[[env]]\nid = 'x'\n")
+    config, _ = load_role("orchestrator", OrchestratorConfig, ["@", str(own), "--batch-size", "8"], {})
+    [environment] = config.environments
+    assert (environment.id, environment.group_size, config.batch_size) == ("verifiers:x", 4, 8)
+    assert environment.sampling is not None
+    assert environment.sampling.max_tokens == 9
+
+
+def test_every_role_is_a_subcommand() -> None:
+    from rlrun.cli.main import COMMANDS
+
+    assert {"rl", "sft", "trainer", "orchestrator", "inference"} <= COMMANDS.keys()
