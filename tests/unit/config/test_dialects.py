@@ -215,7 +215,9 @@ def test_buffer_validation_and_evaluation(toml: Any) -> None:
 
 def test_a_tracker_is_the_runs_whichever_role_names_it(toml: Any) -> None:
     file = toml(
-        BASE.replace("[orchestrator]", "[orchestrator.wandb.log_extras]\ninterval = 7\nsamples = false\n[orchestrator]", 1)
+        BASE.replace(
+            "[orchestrator]", "[orchestrator.wandb.log_extras]\ninterval = 7\nsamples = false\n[orchestrator]", 1
+        )
         + "\n[wandb]\nproject = 'p'\nname = 'n'\n[trainer.wandb]\nname = 'of-the-trainer'\noffline = true\n"
     )
     found = spec("@", file).tracking
@@ -226,6 +228,21 @@ def test_a_tracker_is_the_runs_whichever_role_names_it(toml: Any) -> None:
     empty = spec("@", toml(BASE + "\n[wandb]\n")).tracking
     assert empty is not None
     assert empty.trackers == ["wandb"], "the table alone is the switch"
+
+
+def test_sampling_has_the_same_names_and_says_what_is_not_for_training(toml: Any) -> None:
+    sampling = "[orchestrator.sampling]\ntop_k = -1\nseed = 3\nextra_body = {chat_template_kwargs = {enable_thinking = false}}\n"
+    evaluation = (
+        "[orchestrator.eval]\n[[orchestrator.eval.env]]\nid = 'words'\n[orchestrator.eval.sampling]\ntop_p = 0.9\n"
+    )
+    found = spec("@", toml(BASE + sampling + evaluation))
+    assert (found.sampling.top_k, found.sampling.seed) == (0, 3)
+    assert found.sampling.chat_template_arguments == {"enable_thinking": False}
+    assert found.evaluation is not None
+    assert found.evaluation.sampling is not None
+    assert found.evaluation.sampling.top_p == 0.9
+    (message,) = refused("@", toml(BASE + "[orchestrator.sampling]\nextra_body = {top_k = 20}\n"))
+    assert "not for training" in message
 
 
 def test_the_command_line_in_their_names(toml: Any) -> None:

@@ -215,7 +215,9 @@ def test_the_table_of_the_processes_variables_is_whole() -> None:
     files = [
         file for part in ("workloads", "operator", "charts") for file in (root / part).rglob("*") if file.is_file()
     ]
-    text = "\n".join(file.read_text() for file in files if file.suffix in (".py", ".yaml"))
+    text = "\n".join(
+        file.read_text() for file in files if file.suffix in (".py", ".yaml") and file.name != "variables.py"
+    )
     named = set(re.findall(r"\bRLRUN_[A-Z]+(?:_[A-Z]+)*\b(?!_)", text))
     fields = {f"RLRUN_{name.upper()}" for name in RLRunSpec.model_fields}
     assert named - fields == set(PROCESS_VARIABLES)

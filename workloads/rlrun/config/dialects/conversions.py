@@ -46,6 +46,12 @@ def samples_or_none(value: Any, target: str) -> Iterator[Effect]:
         yield Set(target, 0 if value is False else value)
 
 
+def all_tokens(value: Any, target: str) -> Iterator[Effect]:
+    """`top_k`, whose -1 is all tokens, as 0 is here."""
+    if not is_nothing(value):
+        yield Set(target, 0 if value == -1 and not isinstance(value, bool) else value)
+
+
 def later(name: str) -> Conversion:
     """Keep the value for `complete`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlrun.config.dialects.conversions import all_or, later, optional, place
-from rlrun.config.dialects.prime_rl.orchestrator import of_environment, of_evaluation_sampling
+from rlrun.config.dialects.prime_rl.orchestrator import of_environment, of_sampling
 from rlrun.config.dialects.rows import Row, ignored, refused, to
 
 _SERVER = "engines are started here, or named by the option --engine-url"
@@ -16,7 +16,7 @@ ROWS: tuple[Row, ...] = (
     to("select.limit", "evaluation.num_tasks", by=all_or),
     to("rollouts_per_example", "evaluation.samples_per_task", by=optional),
     to("group_size", "evaluation.samples_per_task", by=optional),
-    *of_evaluation_sampling("sampling", "evaluation.sampling"),
+    *of_sampling("sampling", "evaluation.sampling"),
     *of_environment("env[]"),
     *of_environment("source[]"),
     ignored("env[].num_examples", "evaluation.num_tasks is that of all environments"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlrun.config.dialects.conversions import (
     all_or,
+    all_tokens,
     at,
     choice,
     environment_id,
@@ -39,63 +40,26 @@ _OF_ONE = {
 _NO_OTHER = "it belongs to an algorithm that is not here"
 
 
-_TAKEN_IN_TRAINING = ("temperature",)
-"""Parameters of sampling that training has too, under the same name; one that it gets moves here from the next table."""
-_NOT_IN_TRAINING: dict[str, tuple[float, ...]] = {
-    "repetition_penalty": (1.0, 1),
-    "presence_penalty": (0.0, 0),
-    "frequency_penalty": (0.0, 0),
-    "min_tokens": (0,),
-    "top_p": (1.0, 1),
-    "top_k": (-1, 0),
-    "min_p": (0.0, 0),
-    "seed": (),
-}
-"""Parameters that training does not have, with the values that change nothing."""
+_PARAMETERS = (
+    "temperature", "top_p", "top_k", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop",
+)  # fmt: skip
+"""Parameters of sampling that have the same name here. Those that are not for training are refused by their field, with the reason."""
 
 
 def of_sampling(table: str, ours: str) -> tuple[Row, ...]:
-    """Rows of a table `sampling`."""
-    nothing = "an empty table asks for nothing"
+    """Rows of a table `sampling`, of training or of evaluation."""
+    body, arguments = f"{table}.extra_body", f"{ours}.chat_template_arguments"
     return (
-        *(to(f"{table}.{name}", f"{ours}.{name}", by=optional) for name in _TAKEN_IN_TRAINING),
+        *(to(f"{place}.{name}", f"{ours}.{name}", by=all_tokens if name == "top_k" else optional)
+          for place in (table, body) for name in _PARAMETERS),
         to(f"{table}.max_tokens", f"{ours}.max_tokens", by=optional),
         to(f"{table}.max_completion_tokens", f"{ours}.max_tokens", by=optional),
         refused(f"{table}.temp_scheduler", f"there is none: {ours}.temperature is one value", f"{ours}.temperature"),
-        ignored(
-            f"{table}.extra_body",
-            nothing,
-            only(({},), nothing, "there is none: what is sampled is said by the fields of sampling"),
-        ),
-        ignored(f"{table}.auto_program_id", "requests go to the engines themselves"),
-        *(
-            ignored(
-                f"{table}.{name}", "its default changes nothing", only(default, "it changes nothing", _no(ours, name))
-            )
-            for name, default in _NOT_IN_TRAINING.items()
-        ),
-    )
-
-
-def of_evaluation_sampling(table: str, ours: str) -> tuple[Row, ...]:
-    """Rows of the sampling of evaluation, which takes every parameter of the engine."""
-    engine = ("temperature", "top_p", "top_k", "min_p", "min_tokens", "repetition_penalty", "seed")
-    return (
-        *(to(f"{table}.{name}", f"{ours}.{name}", by=optional) for name in engine),
-        to(f"{table}.max_tokens", f"{ours}.max_tokens", by=optional),
-        to(f"{table}.max_completion_tokens", f"{ours}.max_tokens", by=optional),
-        refused(f"{table}.reasoning_effort", "there is none: a model's chat template is used with its defaults"),
-        ignored(
-            f"{table}.extra_body", "an empty table asks for nothing",
-            only(({},), "an empty table asks for nothing", "there is none: what is sampled is said by the fields of evaluation.sampling"),
-        ),
+        refused(f"{table}.reasoning_effort", f"write it into {arguments}, as the model's template calls it", arguments),
+        to(f"{body}.chat_template_kwargs", arguments),
+        ignored(body, "an empty table asks for nothing"),
         ignored(f"{table}.auto_program_id", "requests go to the engines themselves"),
     )  # fmt: skip
-
-
-def _no(ours: str, name: str) -> str:
-    where = f"evaluation.sampling.{name} has it" if ours == "sampling" else "it is for evaluation alone"
-    return f"there is none in training, whose log-probs are those of the whole distribution; {where}"
 
 
 def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
@@ -183,7 +147,7 @@ def _of_evaluation(table: str) -> tuple[Row, ...]:
         ignored(f"{table}.retrigger_on_resume", "a version is never measured twice"),
         to(f"{table}.rollouts_per_example", f"{ours}.samples_per_task"),
         to(f"{table}.group_size", f"{ours}.samples_per_task"),
-        *of_evaluation_sampling(f"{table}.sampling", f"{ours}.sampling"),
+        *of_sampling(f"{table}.sampling", f"{ours}.sampling"),
         to(f"{table}.env", ours, by=later("evaluated"), text=f"{env} is measured where the run trains on it too"),
         to(f"{table}.source", ours, by=later("evaluated"), text=f"{env} is measured where the run trains on it too"),
         ignored(f"{table}.eval_base_model", "the first version, the model itself, is always measured"),
