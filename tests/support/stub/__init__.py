@@ -3,7 +3,7 @@
     python -m tests.support.stub.model        --config run.json     a model folder that `trainer` and `inference` below understand
     python -m tests.support.stub.trainer      --config run.json     one process per trainer pod
     python -m tests.support.stub.inference    --config run.json     one engine
-    python -m tests.support.stub.pod          ROLE                  `rlrun-pod` of the stub image, which starts these three
+    tests/support/stub/rlrun-pod ROLE                               `rlrun-pod` of the stub image, which starts these three
 
 The orchestrator beside them is the real one; it needs neither torch nor an engine.
 

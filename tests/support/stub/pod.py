@@ -1,12 +1,9 @@
-"""The first process of the stub image's containers: `rlrun-pod` with these programs, `python -m tests.support.stub.pod ROLE`."""
+"""The first process of the stub image's containers: `rlrun-pod` with these programs."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rlrun.pod.main import main
 
 # As in `rlrun.pod.main`: what takes time is imported once signals are handled.
 if TYPE_CHECKING:
@@ -45,7 +42,3 @@ def programs() -> Programs:
     from rlrun.pod.role.roles import Programs
 
     return Programs(role_command, model_command)
-
-
-if __name__ == "__main__":
-    sys.exit(main(programs=programs))

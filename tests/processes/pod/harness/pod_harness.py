@@ -24,6 +24,8 @@ from rlrun.protocol.messages.endpoints import POD_PORT, POD_READY
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 
 DEADLINE_SECONDS = 60.0
+STUB_POD = Path(__file__).parents[4] / "tests/support/stub/rlrun-pod"
+"""`rlrun-pod` of the stub image."""
 IMPORT_PATH = f"{Path(__file__).parents[4]}:{Path(rlrun.__file__).parents[1]}"
 """Where a process finds the stubs and the package."""
 _DRIVER = """
@@ -91,7 +93,7 @@ class Pod:
 
     def start_stub(self, command: str, **env: str) -> subprocess.Popen[str]:
         """Start the container as the stub image does."""
-        return self._start(["-m", "tests.support.stub.pod", command], {"PYTHONPATH": IMPORT_PATH, **env})
+        return self._start([str(STUB_POD), command], {"PYTHONPATH": IMPORT_PATH, **env})
 
     def run(self, command: str, role: str = "", **env: str) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of one start."""
