@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.fit import advice
 from rlrun.fit.advice import advise, changed
 from rlrun.fit.gpu_products import GIB
 from rlrun.fit.known_models import KNOWN
@@ -173,3 +174,29 @@ def test_nothing_is_advised_where_nothing_helps() -> None:
     run = spec(LARGE, trainer={"gpusPerReplica": 1})
     surroundings = around(LARGE, 2)
     assert advise(run, surroundings, needs_of(run, surroundings)) == []
+
+
+COLOCATED: dict[str, Any] = {"placement": {"colocate": True}, "algorithm": {"maxAsyncLevel": 0}}
+
+
+def test_an_engine_leaves_room_for_the_trainer_that_waits() -> None:
+    def run(share: float) -> RLRunSpec:
+        return spec(inference={"gpusPerReplica": 1, "gpuMemoryUtilization": share}, **COLOCATED)
+
+    greedy, surroundings = run(0.99), around(gib=40)
+    needs = needs_of(greedy, surroundings)
+    assert [(one.role, one.fits) for one in needs] == [("trainer", True), ("inference", False)]
+    assert advise(greedy, surroundings, needs)[0].fields == {"spec.inference.gpuMemoryUtilization": 0.95}
+    assert all(one.fits for one in needs_of(run(0.95), surroundings))
+
+
+def test_a_change_that_spoils_the_other_role_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 32_768}, inference={"gpusPerReplica": 1}, **COLOCATED)
+    surroundings = around(gib=40)
+    needs = needs_of(run, surroundings)
+    assert [one.fits for one in needs] == [False, True]
+    good = {"spec.trainer.activationCheckpointing": "full"}
+    greedy = {"spec.inference.gpuMemoryUtilization": 0.99}
+    tries = [advice._Try("a", good | greedy), advice._Try("b", good)]
+    monkeypatch.setattr(advice, "_trainer_tries", lambda *_: iter(tries))
+    assert [change.fields for change in advise(run, surroundings, needs)] == [good]
