@@ -97,8 +97,7 @@ def test_render_prints_the_configuration_of_every_role(manifest: Any, capsys: py
         (["valdate"], "rlrun: unknown command 'valdate' (did you mean validate?)"),
         (
             ["zzz"],
-            "rlrun: unknown command 'zzz'; known: validate, render, local, rl, sft, trainer, orchestrator, inference, eval, synthesize, "
-            "export, tiny-model, version",
+            f"rlrun: unknown command 'zzz'; known: {', '.join(COMMANDS)}",
         ),
         (["render", "a.yaml", "--outptu-dir", "x"], "unknown option --outptu-dir (did you mean --output-dir?)"),
         (["render", "a.yaml", "b.yaml"], "unknown argument b.yaml"),
