@@ -182,3 +182,33 @@ def test_files_of_nobody_are_refused() -> None:
         convert([Setting("model.name", "x", "a.yaml")], Context("run"), ["a.yaml"])
     with pytest.raises(ConfigError, match="no command with key=value"):
         read_settings("echo hello\n", "a.sh", {})
+
+
+def test_engines_on_gpus_of_their_own() -> None:
+    apart = {
+        "trainer.n_gpus_per_node": 4,
+        "rollout.n_gpus_per_node": 4,
+        "rollout.nnodes": 2,
+        R + "tensor_model_parallel_size": 2,
+    }
+    one_step = spec(apart)
+    assert (one_step.inference.replicas, one_step.inference.gpus_per_replica, one_step.trainer.gpus_per_replica) == (
+        4,
+        2,
+        4,
+    )
+    assert (one_step.placement.colocate, one_step.algorithm.max_async_level) == (False, 1)
+    stream = {
+        "async_training.trigger_parameter_sync_step": 4,
+        "async_training.staleness_threshold": 0.5,
+        A + "ppo_mini_batch_size": 32,
+        R + "n": 8,
+        "rollout.total_rollout_steps": 1280,
+        "trainer.total_training_steps": ...,
+        "data.train_batch_size": 0,
+    }
+    found = result(apart | stream)
+    run = parse_manifest(found.text, "t")[0].spec
+    assert (run.orchestrator.batch_size, run.trainer.updates_per_step, run.max_steps) == (1024, 4, 10)
+    assert (run.algorithm.max_async_level, run.algorithm.max_off_policy_steps) == (1, 1)
+    assert found.missing == []

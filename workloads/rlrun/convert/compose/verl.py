@@ -15,6 +15,7 @@ from rlrun.convert.compose.shared import (
     put_steps,
     warmup,
 )
+from rlrun.convert.compose.verl_async import is_apart, put_apart
 from rlrun.convert.compose.verl_objective import put_objective
 from rlrun.convert.draft import Draft
 
@@ -31,6 +32,8 @@ def compose(draft: Draft, context: Context) -> None:
     _steps(draft, context)
     put_objective(draft)
     _gpus(draft)
+    if is_apart(draft):
+        put_apart(draft)
     _micro_batches(draft)
     put_lora(draft, _M)
     _environments(draft)

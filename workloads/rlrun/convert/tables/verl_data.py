@@ -11,7 +11,11 @@ _PARQUET = "of verl's loader; rows are read by number, tokenised as they are pla
 _DATA: tuple[Row, ...] = (
     joined("data.train_files", "environments[].args"),
     joined("data.val_files", "environments[].args", "one row in eight of the training data is held out"),
-    joined("data.train_batch_size", "orchestrator.batchSize, trainer.updatesPerStep"),
+    joined(
+        "data.train_batch_size",
+        "orchestrator.batchSize, trainer.updatesPerStep",
+        "minibatches and async_training decide",
+    ),
     drop("data.gen_batch_size", "groups that are filtered out are replaced one by one (filters.zeroVariance)"),
     drop("data.val_batch_size", "evaluation asks all its tasks at once"),
     joined("data.max_prompt_length", "seqLen"),
