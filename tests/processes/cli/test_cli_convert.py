@@ -74,5 +74,9 @@ def test_what_rlrun_cannot_do_and_wrong_commands_write_nothing(
     assert "rl @ run.toml" in capsys.readouterr().err
     assert main(["convert", "nowhere.sh", "-o", "run.yaml"]) == 78
     assert main(["convert"]) == 64
+    assert main(["convert", str(script), "-o", "nowhere/run.yaml"]) == 64
+    assert "there is no folder nowhere" in capsys.readouterr().err
+    assert main(["convert", str(script), "--rowz", "3"]) == 64
+    assert main(["convert", ".", "-o", "run.yaml"]) == 78
     assert main(["convert", str(script), "--rows", "0"]) == 64
     assert not (tmp_path / "run.yaml").exists()

@@ -47,6 +47,12 @@ def test_a_step_has_prompts_times_answers_in_minibatches() -> None:
     assert (found.max_steps, found.algorithm.max_async_level) == (7, 0)
 
 
+def test_lengths() -> None:
+    lengths = spec({"data.max_prompt_length": 100, "data.max_response_length": 200, R + "response_length": 300})
+    assert (lengths.seq_len, lengths.sampling.max_tokens) == (300, 200)
+    assert spec({"data.max_prompt_length": 100, R + "response_length": 300}).sampling.max_tokens == 300
+
+
 def test_epochs_become_steps_where_the_rows_are_known() -> None:
     epochs = {"trainer.total_training_steps": ..., "trainer.total_epochs": 15, "data.train_batch_size": 100}
     assert spec(epochs, rows=1050).max_steps == 150

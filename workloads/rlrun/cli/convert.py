@@ -52,6 +52,12 @@ def run(argv: Sequence[str]) -> int:
     if options.output is not None and options.output.exists() and not options.force:
         print(f"rlrun convert: {options.output} is there; choose another -o, or add --force", file=sys.stderr)
         return exit_codes.USAGE
+    if options.output is not None and not options.output.absolute().parent.is_dir():
+        print(
+            f"rlrun convert: -o {options.output}: there is no folder {options.output.parent}; make it first",
+            file=sys.stderr,
+        )
+        return exit_codes.USAGE
     try:
         settings, sources = _settings(options.files)
         context = Context(Path(sources[0]).stem if sources else "run", options.rows, _count)
@@ -100,7 +106,11 @@ def _finish(converted: Converted, output: Path | None) -> int:
     if output is None:
         print(converted.text, end="")
     else:
-        output.write_text(converted.text, encoding="utf-8")
+        try:
+            output.write_text(converted.text, encoding="utf-8")
+        except OSError as error:
+            print(f"rlrun convert: -o {output}: cannot be written: {error.strerror}", file=sys.stderr)
+            return exit_codes.USAGE
         print(f"{output}: {converted.dialect}, {summary(converted.fates)}", file=sys.stderr)
     for line in converted.missing:
         print(f"{where}: missing: {line}", file=sys.stderr)

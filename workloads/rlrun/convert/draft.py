@@ -147,7 +147,7 @@ class Draft:
         if key in self.refused:
             return Fate(setting, "refused", (), self.refused[key])
         if row is None:
-            hint = did_you_mean(key, [each.key for each in self.rows])
+            hint = did_you_mean(key, [each.key for each in self.rows if "*" not in each.key])
             return Fate(setting, "unknown", (), f"not a key of {self.trainer} that this command knows{hint}; dropped")
         if to and setting.unset:
             return Fate(setting, "default", to, f"{', '.join(setting.unset)} is set nowhere; {self.trainer}'s default")

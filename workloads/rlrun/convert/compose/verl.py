@@ -41,9 +41,10 @@ def compose(draft: Draft, context: Context) -> None:
 
 
 def _lengths(draft: Draft) -> None:
-    prompt, response = draft.whole(_PROMPT) or 512, draft.whole(_RESPONSE) or 512
-    draft.put("seqLen", prompt + response, _PROMPT, _RESPONSE)
-    draft.put("sampling.maxTokens", response, _RESPONSE)
+    answer = _R + "response_length" if draft.has(_R + "response_length") and not draft.has(_RESPONSE) else _RESPONSE
+    prompt, response = draft.whole(_PROMPT) or 512, draft.whole(answer) or 512
+    draft.put("seqLen", prompt + response, _PROMPT, answer)
+    draft.put("sampling.maxTokens", response, answer)
     longest = draft.whole(_R + "max_model_len")
     if longest is not None and longest >= prompt + response:
         draft.put("inference.maxModelLen", longest, _R + "max_model_len")
