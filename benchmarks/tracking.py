@@ -1,9 +1,9 @@
 """Whether a run's steps notice its trackers: `python -m benchmarks.tracking [--write]`.
 
-One run (supervised, of a tiny model, real torchrun ranks and orchestrator) on this machine. While it trains, a sink is beside it for a
-stretch of steps and not for the next, in turn; the tracker is well, refuses, hangs, dies or is full, one after the other and again. The
-figure is the median step with a sink in this state over the median step of the stretches without one right before and after it: what
-else the machine does meets both alike. In the end the curve has to be whole.
+One run (supervised, of a tiny model, real torchrun ranks and orchestrator) on this machine, with a sink beside it. The sink and its
+workers are stopped (SIGSTOP) and continued every few steps, so that steps with and without them lie side by side and what else the
+machine does meets both alike. Meanwhile the tracker is well, refuses, hangs, dies or is full, one after the other and again. The
+figure is the median step beside a live sink over the median step beside a stopped one. In the end the curve has to be whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.mlflow_server import Server
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "tracking.md"
 STATES = ("well", "refuses", "hangs", "dies", "full")
-ROUNDS, STEPS, SETTLE, WARM = 4, 16, 2, 10
+ROUNDS, TURNS, STEPS, WARM = 4, 6, 4, 20
 GOAL = 1.02
 _PATIENCE = "5"
 _MARK = "RLRUN_BENCH_SINK"
@@ -43,12 +43,12 @@ class Run:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.root = folder / "out"
-        rows = [{"prompt": f"number {i}", "completion": "abc " * 60} for i in range(64)]
+        rows = [{"prompt": f"number {i}", "completion": "abc " * 12} for i in range(64)]
         (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        steps = WARM + (2 * len(STATES) * ROUNDS + 1) * STEPS + 1
+        steps = WARM + 2 * len(STATES) * ROUNDS * TURNS * STEPS
         spec = {
-            "task": "SFT", "model": {"tiny": {}}, "maxSteps": steps, "seqLen": 256, "checkpoint": {"interval": 100_000},
-            "data": {"batchSize": 8, "sources": [{"path": str(folder / "chats.jsonl")}]},
+            "task": "SFT", "model": {"tiny": {}}, "maxSteps": steps, "seqLen": 64, "checkpoint": {"interval": 100_000},
+            "data": {"batchSize": 2, "sources": [{"path": str(folder / "chats.jsonl")}]},
         }  # fmt: skip
         manifest = folder / "run.json"
         head = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "bench"}}
@@ -79,7 +79,7 @@ class Run:
         """Wait until a step is done."""
         while len(self.lines()) < step:
             assert self.process.poll() is None, "the run has ended early"
-            time.sleep(0.1)
+            time.sleep(0.02)
 
     def start_sink(self, *options: str) -> None:
         """Start a sink."""
@@ -89,12 +89,10 @@ class Run:
         environ = {**os.environ, _MARK: str(self.root)}
         self._sink = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, env=environ)
 
-    def kill_sink(self) -> None:
-        """Kill the sink and its workers."""
-        assert self._sink is not None
+    def signal_sink(self, number: int) -> None:
+        """Signal the sink and its workers."""
         for pid in processes_with(_MARK, str(self.root)):
-            os.kill(pid, signal.SIGKILL)
-        self._sink.wait()
+            os.kill(pid, number)
 
     def drain(self) -> None:
         """Have the tracker get the rest."""
@@ -103,65 +101,68 @@ class Run:
         assert self._sink.wait(timeout=120) == 0
 
 
-def measure(folder: Path) -> dict[str, list[float]]:
-    """Ratios by state, one per stretch."""
-    plan: list[tuple[str, int]] = []
+Steps = dict[str, tuple[list[float], list[float]]]
+"""Seconds of the steps with and without a sink, by the tracker's state."""
+
+
+def measure(folder: Path) -> Steps:
+    """Run it all."""
+    plan: list[tuple[str, int, int, bool]] = []
     with Server() as server:
         run = Run(folder, server.url)
         try:
+            run.wait_for(WARM // 2)
+            run.start_sink()
+            run.wait_for(WARM)
             step = WARM
-            run.wait_for(step)
-            for _ in range(ROUNDS):
-                for state in STATES:
-                    step += STEPS
-                    run.wait_for(step)  # without a sink
-                    server.mode = "" if state == "well" else state
-                    plan.append((state, step))
-                    run.start_sink()
+            for state in STATES * ROUNDS:
+                server.mode = "" if state == "well" else state
+                for alive in (True, False) * TURNS:
+                    run.signal_sink(signal.SIGCONT if alive else signal.SIGSTOP)
+                    first = len(run.lines()) + 1  # the step that is under way belongs to neither
                     step += STEPS
                     run.wait_for(step)
-                    run.kill_sink()
+                    plan.append((state, first, len(run.lines()), alive))
+            run.signal_sink(signal.SIGKILL)
             assert run.process.wait(timeout=300) == 0
             server.mode = ""
             run.drain()
         finally:
+            run.signal_sink(signal.SIGKILL)
             if run.process.poll() is None:
                 run.process.terminate()
                 run.process.wait()
         lines = run.lines()
         assert server.points == {(line["step"], line["loss"]) for line in lines}, "the curve is not whole"
-    seconds = [float(line["time/step"]) for line in lines]
-    ratios: dict[str, list[float]] = {state: [] for state in STATES}
-    for state, first in plan:
-        own = seconds[first + SETTLE : first + STEPS]
-        beside = seconds[first - STEPS + SETTLE : first] + seconds[first + STEPS + SETTLE : first + 2 * STEPS]
-        ratios[state].append(statistics.median(own) / statistics.median(beside))
-    ratios["seconds"] = seconds[WARM:]
-    return ratios
+    found: Steps = {state: ([], []) for state in STATES}
+    for state, first, last, alive in plan:
+        found[state][not alive].extend(float(line["time/step"]) for line in lines[first:last])
+    return found
 
 
-def page(ratios: dict[str, list[float]]) -> str:
+def ratio(steps: tuple[list[float], list[float]]) -> float:
+    """Median step with a sink over the one without."""
+    return statistics.median(steps[0]) / statistics.median(steps[1])
+
+
+def page(found: Steps) -> str:
     """The result's page."""
-    seconds = ratios["seconds"]
-    every = [ratio for state in STATES for ratio in ratios[state]]
+    whole = ([s for own in found.values() for s in own[0]], [s for own in found.values() for s in own[1]])
     rows = [
-        f"| {state} | {statistics.median(ratios[state]):.3f} | {min(ratios[state]):.3f} to {max(ratios[state]):.3f} |"
-        for state in STATES
+        f"| {state} | {len(own[0])} + {len(own[1])} | {1000 * statistics.median(own[1]):.0f} ms | {ratio(own):.3f} |"
+        for state, own in (*found.items(), ("all", whole))
     ]
     return "\n".join(
         [
             "# What a step notices of trackers",
             "",
-            f"`python -m benchmarks.tracking`; one supervised run of {len(seconds) + WARM} steps, "
-            f"{1000 * statistics.median(seconds):.0f} ms each (median), {os.cpu_count()} cores ({platform.machine()}),",
-            f"load of the machine {os.getloadavg()[2]:.1f}. A stretch of {STEPS} steps with a sink, over those without one beside it; "
-            f"{ROUNDS} stretches per state. Goal: {GOAL}.",
+            f"`python -m benchmarks.tracking`; one supervised run of a tiny model, {os.cpu_count()} cores ({platform.machine()}),",
+            f"load of the machine {os.getloadavg()[2]:.1f}. The sink was stopped and continued every {STEPS} steps. Goal: {GOAL}.",
             "The curve was whole in the end.",
             "",
-            "| the tracker | step with a sink / without (median) | from to |",
-            "|---|---:|---:|",
+            "| the tracker | steps with and without | step without | with / without |",
+            "|---|---:|---:|---:|",
             *rows,
-            f"| all | {statistics.median(every):.3f} | {min(every):.3f} to {max(every):.3f} |",
             "",
         ]
     )
@@ -173,12 +174,13 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.relative_to(ROOT)}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        ratios = measure(Path(folder))
-    text = page(ratios)
+        found = measure(Path(folder))
+    text = page(found)
     print(text)
     if options.write:
         RESULT.write_text(text)
-    return int(statistics.median([ratio for state in STATES for ratio in ratios[state]]) > GOAL)
+    whole = ([s for own in found.values() for s in own[0]], [s for own in found.values() for s in own[1]])
+    return int(ratio(whole) > GOAL)
 
 
 if __name__ == "__main__":
