@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,25 @@ def test_the_example_learns_and_its_held_out_loss_is_the_models(undisturbed: Loc
     assert processes_of(run.folder) == []
 
 
+def curve(run: LocalRun) -> list[tuple[int, float]]:
+    """Losses as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run.folder / "tracking" / "tensorboard"), size_guidance={"scalars": 0})
+    found.Reload()
+    return [(event.step, event.value) for event in found.Scalars("loss/mean")]
+
+
+def tracker() -> list[str]:
+    """Options for a tracker, which CI has installed."""
+    return ["--tensorboard"] if os.environ.get("CI") or find_spec("tensorboard") else []
+
+
 def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun], undisturbed: LocalRun) -> None:
+    """So does its curve in a tracker."""
     run = new_run(example("sft", **CHANGES))
     for number, module in enumerate(["rlrun.orchestrator", "rlrun.trainer"], 1):
-        run.start(*(["--resume"] if number > 1 else []))
+        run.start(*tracker(), *(["--resume"] if number > 1 else []))
         run.wait_until(
             lambda wanted=INTERVAL * number: any(
                 found.step >= wanted for found in complete_checkpoints(RunPaths(run.folder))
@@ -93,8 +109,10 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun],
         )
         kill(run, module)
         assert run.wait(120) != 0
-    run.start("--resume")
+    run.start(*tracker(), "--resume")
     assert run.wait() == 0, run.output + run.tails()
+    if tracker():
+        assert curve(run) == [(line["step"], pytest.approx(line["loss"], rel=1e-6)) for line in run.steps()]
     assert {line["attempt"] for line in run.steps()} == {1, 2, 3}
     keys = ("step", "loss", "validation/loss", "grad_norm", "param_checksum", "data/epoch")
     expected = [tuple(line.get(key) for key in keys) for line in undisturbed.metrics()]
