@@ -63,7 +63,8 @@ def parser() -> Parser:
     """The command line of `rlrun local`."""
     p = Parser(
         "rlrun local",
-        "Run all roles of a run on this machine. Fields of spec are options too, behind the manifest.",
+        "Run all roles of a run on this machine. Fields of spec are options too, behind the manifest; "
+        "--wandb, --wandb.project NAME, --tensorboard and their like turn trackers on.",
     )
     p.add_argument("manifest", help="an RLRun manifest")
     add_options(p)
