@@ -33,13 +33,13 @@ from rlrun.tracking.worker import ERROR_MARK
 
 PATIENCE_SECONDS = 180.0
 """A worker that gets on with nothing for so long hangs. Longer than any library's own deadline of one call."""
-START_SECONDS = 60.0
-"""Longest time from a worker's start to its first sign of life."""
+START_SECONDS = 300.0
+"""Longest time from a worker's start to its first sign of life, also where the roles leave it little of the processors."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 LAST_TRIES = 2
 _POLL_SECONDS = 0.2
-_NICE = 10
-"""Workers yield the processors to the roles."""
+_NICE = 19
+"""Workers yield the processors to the roles: beside one that is busy they get a seventieth of a core."""
 
 
 @dataclass
