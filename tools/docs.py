@@ -15,20 +15,9 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import (
-    convert,
-    doctor,
-    env,
-    evaluation,
-    export,
-    fit,
-    installation,
-    main,
-    render,
-    track,
-    validate,
-    version,
-)
+from rlrun.cli import evaluation, main, track, version
+from rlrun.cli.checks import doctor, env, fit, render, validate
+from rlrun.cli.files import convert, export, installation
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,

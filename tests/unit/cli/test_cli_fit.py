@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli import fit
+from rlrun.cli.checks import fit
 from rlrun.cli.main import main
 from rlrun.fit.gpu_products import GIB
 from rlrun.runtime import exit_codes

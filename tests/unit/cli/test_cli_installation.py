@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.api.manifest import examine_manifest
-from rlrun.cli import installation
+from rlrun.cli.files import installation
 from rlrun.cli.main import main
 from rlrun.config.algorithm.names import PRESETS
 from rlrun.runtime import exit_codes, extras

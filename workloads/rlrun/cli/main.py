@@ -6,26 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlrun.cli import (
-    convert,
-    doctor,
-    env,
-    evaluation,
-    export,
-    fit,
-    installation,
-    local,
-    render,
-    rl,
-    roles,
-    rows,
-    sft,
-    tiny_model,
-    track,
-    validate,
-    version,
-)
+from rlrun.cli import evaluation, local, rl, roles, sft, track, version
+from rlrun.cli.checks import doctor, env, fit, render, validate
 from rlrun.cli.common import arguments, piped
+from rlrun.cli.files import convert, export, installation, rows, tiny_model
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
 

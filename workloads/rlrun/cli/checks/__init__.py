@@ -1,0 +1,1 @@
+"""Commands that look: at manifests, at environments and at this machine. They start no run and write nothing."""

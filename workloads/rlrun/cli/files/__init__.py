@@ -1,0 +1,1 @@
+"""Commands that write files: manifests, rows, models, and what ships with the package."""
