@@ -354,3 +354,13 @@ def test_mistakes_have_a_place_and_no_hint_to_what_was_written(
     layer = read_layer(argv, {}).layer
     found = [str(problem) for problem in examine(RlConfig, layer).problems]
     assert any(message in line for line in found), found
+
+
+def test_what_a_role_says_of_the_run_counts_where_nothing_else_says_it(toml: Any) -> None:
+    toml("output_dir = 'outputs'\n", "t.toml")
+    toml("output_dir = 'outputs/run_default'\nseq_len = 64\n", "o.toml")
+    words = ["--trainer", "@", "t.toml", "--orchestrator", "@", "o.toml", "--inference.seed", "5", "@", toml(BASE)]
+    run = spec(*words)
+    assert (run.output_dir, run.seed) == ("outputs", 5)
+    assert "o.toml:1: output_dir: ignored: the roles of a run have one folder, outputs" in notices(*words)
+    assert spec(*words, "--output-dir", "here", "--seed", "6").output_dir == "here"

@@ -91,6 +91,20 @@ def complete(layer: Layer, below: Key = ()) -> None:
         step(run)
 
 
+def _shared(run: _Run) -> None:
+    """What a role's table says of the whole run, where the run itself says nothing: there, roles may differ."""
+    for role in ("trainer", "orchestrator", "inference"):
+        name = f"{role}_output_dir"
+        folder = run.hint(name)
+        if folder is None:
+            continue
+        run.put("output_dir", folder, name)
+        if (own := run.get("output_dir")) != folder:
+            run.note(name, f"ignored: the roles of a run have one folder, {own}")
+    if (seed := run.hint("inference_seed")) is not None:
+        run.put("seed", seed, "inference_seed")
+
+
 def _groups(run: _Run) -> None:
     size = run.hint("group_size")
     if size is None:
@@ -348,5 +362,5 @@ def _data(run: _Run) -> None:
 
 
 _STEPS: tuple[Callable[[_Run], None], ...] = (
-    _groups, _each_environment, _rate, _objective, _evaluation, _machines, _lengths, _in_flight, _data,
+    _shared, _groups, _each_environment, _rate, _objective, _evaluation, _machines, _lengths, _in_flight, _data,
 )  # fmt: skip

@@ -281,6 +281,19 @@ def objective(names: Mapping[str, Mapping[str, Any]], known: str, table: str = "
     return convert
 
 
+def algorithms(names: Mapping[str, Mapping[str, Any]], known: str) -> Conversion:
+    """A list of one algorithm, by its name or as a table with an id."""
+    one = objective(names, known)
+
+    def convert(value: Any, target: str) -> Iterator[Effect]:
+        if isinstance(value, list) and len(value) == 1:
+            yield from one(value[0].get("id") if isinstance(value[0], dict) else value[0], target)
+        elif value != []:
+            yield Refuse(f"got {shown(value)}; an environment has one algorithm here; known: {known}")
+
+    return convert
+
+
 def option_if(targets: Mapping[str, Any]) -> Conversion:
     """A switch that sets these fields when it is on."""
 

@@ -20,7 +20,7 @@ def _of_engine(table: str, *, vllm: bool) -> tuple[Row, ...]:
     """Rows of vLLM's own options; `table` ends with a dot. Those without a field of ours go to vLLM's server as they are."""
     flags = (
         "enable_prefix_caching", "enable_expert_parallel", "all2all_backend", "enable_eplb", "calculate_kv_scales",
-        "quantization", "kv_cache_dtype", "reasoning_parser", "max_num_batched_tokens", "enable_chunked_prefill",
+        "quantization", "kv_cache_dtype", "reasoning_parser", "max_num_batched_tokens", "enable_chunked_prefill", "enable_dbo",
     )  # fmt: skip
     rest = (Row(f"{table}*", "mapped", (_ARGS,), "--<name>=<value>", by_name=lambda name: server_flag(_kebab(name))),)
     return (
@@ -29,7 +29,7 @@ def _of_engine(table: str, *, vllm: bool) -> tuple[Row, ...]:
         *(ignored(f"{table}{name}", _ADAPTERS) for name in ("enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank")),
         ignored(f"{table}api_server_count", "one server answers for all copies of an engine"),
         ignored(f"{table}enforce_eager", _GRAPHS),
-        ignored(f"{table}seed", "seed is that of everything random in the run"),
+        to(f"{table}seed", "seed", by=later("inference_seed"), text="where nothing else sets it"),
         ignored(f"{table}enable_auto_tool_choice", "it comes with tool_call_parser"),
         to(f"{table}tool_call_parser", _ARGS, by=tool_parser, text="--enable-auto-tool-choice --tool-call-parser"),
         to(f"{table}max_model_len", "inference.max_model_len", by=later("max_model_len"), text="at least seq_len"),
@@ -66,15 +66,15 @@ ROWS: tuple[Row, ...] = (
     ignored("inference.enable_fp32_lm_head", "log-probs are computed in float32"),
     ignored("inference.lora_target_modules", _ADAPTERS),
     ignored("inference.data_parallel_rpc_port", "ports are chosen"),
-    ignored("inference.experimental", "it names no feature of this project", only(({},), "an empty table", "there is none here")),
     ignored("inference.server", _ADDRESS),
     ignored("inference.renderer", "the chat template is that of the model's tokenizer"),
     ignored("inference.slurm", "the run is started here, or by Kubernetes"),
     ignored("inference.deployment.type", "inference.replicas and gpus_per_replica say where engines run",
             only(("single_node",), "single_node is the default", "set inference.replicas and inference.gpus_per_replica")),
     to("inference.deployment.gpus_per_node", "inference.gpus_per_replica", by=later("gpus_per_node")),
+    refused("inference.deployment.*", "there is none: inference.replicas are engines of one node each", "inference.replicas"),
     refused("inference.deployment.num_nodes", "inference.replicas are engines of one node each", "inference.replicas"),
-    ignored("inference.output_dir", "the roles of a run have one folder: output_dir at the top of the file"),
+    to("inference.output_dir", "output_dir", by=later("inference_output_dir"), text="where nothing else sets it"),
     ignored("inference.use_deep_gemm", "it changes speed alone"),
     to("inference.data_parallel_size_local", "inference.data_parallel", by=optional),
 )  # fmt: skip

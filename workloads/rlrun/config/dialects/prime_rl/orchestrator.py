@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlrun.config.dialects.conversions import (
+    algorithms,
     all_or,
     all_tokens,
     at,
@@ -95,6 +96,7 @@ def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
         to(f"{table}.rollouts_per_example", f"{ours}.group_size"),
         to(f"{table}.num_workers", f"{ours}.workers", by=workers),
         to(f"{table}.timeout", f"{ours}.timeout_seconds", by=seconds_left),
+        to(f"{table}.timeout.rollout", f"{ours}.timeout_seconds", by=seconds_left),
         to(f"{table}.timeout_seconds", f"{ours}.timeout_seconds", by=seconds_left),
         ignored(f"{table}.max_retries", "a rollout that fails is rejected and counted, and another one is started"),
         ignored(f"{table}.extra_env_kwargs", "seq_len and scoring are the run's own"),
@@ -249,7 +251,7 @@ ROWS: tuple[Row, ...] = (
     to("orchestrator.model.lora.rank", "trainer.lora.rank", by=optional),
     to("orchestrator.model.lora.alpha", "trainer.lora.alpha", by=optional),
     to("orchestrator.optim.lr", "trainer.optimizer.lr"),
-    ignored("orchestrator.output_dir", "the roles of a run have one folder: output_dir at the top of the file"),
+    to("orchestrator.output_dir", "output_dir", by=later("orchestrator_output_dir"), text="where nothing else sets it"),
     same("orchestrator.batch_size"),
     same("orchestrator.oversampling_factor"),
     same("orchestrator.trajectory_strategy"),
@@ -299,6 +301,15 @@ ROWS: tuple[Row, ...] = (
         "orchestrator.teacher_rollout_model",
         "there is none: rollouts are the policy's own; synthesize writes a teacher's, which sft learns from",
     ),
+    to(
+        "orchestrator.algorithms", f"{_ADVANTAGE}.name", "algorithm.preset", by=algorithms(_ALGORITHMS, "grpo, max_rl, opd"),
+        text="one of grpo, max_rl, opd",
+    ),
+    ignored("orchestrator.reload_weights_on_start", "engines have the run's weights before the first rollout"),
+    ignored("orchestrator.zero_truncated_completions", "false is the default here",
+            only((False,), "false is the default here", "there is none: algorithm.filters.overlong_mask leaves them out")),
+    ignored("orchestrator.eval.save", "answers and measures are kept in the run's folder"),
+    ignored("orchestrator.eval.save_to_hf", "answers and measures are kept in the run's folder"),
     ignored("orchestrator.pool_size", "prompts are made into tokens by the orchestrator"),
     ignored("orchestrator.collect_inference_metrics", "the engines' metrics are collected"),
     ignored("orchestrator.env_install_prerelease", "environments are installed beforehand, with pip"),

@@ -110,6 +110,7 @@ def of_role(table: str) -> tuple[Row, ...]:
         ignored(f"{table}rollout_transport", "batches go over the trainer's own channel"),
         *of_checkpoint(f"{table}ckpt"),
         *of_weight_broadcast(f"{table}weight_broadcast"),
+        ignored(f"{table}experimental", "an empty table", only(({},), "an empty table", "there is none here")),
         refused(f"{table}bench", "measure with the option --bench of trainer, sft and rl instead"),
     )
 
@@ -188,7 +189,6 @@ ROWS: tuple[Row, ...] = (
     ignored("deployment.num_teacher_nodes", "the reference model lies beside the policy in the trainer"),
     ignored("slurm", "the run is started here, or by Kubernetes"),
     ignored("image_tag", "images are set per role in a manifest"),
-    ignored("experimental", "it names no feature of this project", only(({},), "an empty table", "there is none here")),
     ignored(
         "clean", "a folder that holds a run is refused, never deleted",
         only((True, False), "a folder that holds a run is refused, never deleted", "write true or false"),
@@ -205,6 +205,7 @@ ROWS: tuple[Row, ...] = (
     ignored("dashboard", "the local view, and Grafana's dashboard, show the run"),
     to("run.name", "name", by=run_name, text="letters and digits in lower case, with '-' between them"),
     ignored("run", "the run is known by its name and its folder"),
+    ignored("run.*", "the run is known by its name and its folder"),
     to("resume", "checkpoint.resume", by=later("resume"), text="as the option --resume"),
     ignored("resume.skip_checks", "a folder of another run is never resumed"),
     to("resume.step", "checkpoint.resume", "checkpoint.resume.policy", "checkpoint.resume.step", by=step_to_resume),

@@ -146,7 +146,7 @@ ROWS: tuple[Row, ...] = (
     *_of_optimizer("trainer.optim"),
     *_of_scheduler("trainer.scheduler"),
     *of_loss("trainer.loss"),
-    ignored("trainer.output_dir", "the roles of a run have one folder: output_dir at the top of the file"),
+    to("trainer.output_dir", "output_dir", by=later("trainer_output_dir"), text="where nothing else sets it"),
     to("trainer.max_async_level", "algorithm.max_async_level", by=optional),
     to("trainer.async_level", "algorithm.max_async_level", by=optional),
     to("trainer.data.fake", "data.sources", by=later("data_fake"), text="the step is measured, as with --bench"),
@@ -167,6 +167,9 @@ ROWS: tuple[Row, ...] = (
         only((False,), "false is the default here", "there is none: experts are chosen anew in the trainer"),
     ),
     ignored("trainer.enable_token_export", "packed batches are kept by orchestrator.record_rollouts"),
+    refused("trainer.losses", "there is none: algorithm.loss and environments[].algorithm.loss are one each", "algorithm.loss"),
+    to("trainer.weights.interval", "checkpoint.export.interval", by=optional),
+    ignored("trainer.weights.*", "weights are written as safetensors, in shards"),
     ignored("trainer.gc", "the garbage collector is the trainer's own affair"),
     ignored("trainer.loss_impl", "the loss has one implementation, which computes in pieces"),
 )  # fmt: skip
