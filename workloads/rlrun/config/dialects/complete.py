@@ -208,6 +208,9 @@ def _evaluation(run: _Run) -> None:
         _samples(run, [one for one in evaluated if isinstance(one, dict) and _label(one) in names])
     if run.hint("evaluates") is not None and run.get("evaluation") is None:
         run.put("evaluation", {}, "evaluates")
+
+
+def _validation(run: _Run) -> None:
     if run.hint("validates") is not None and run.get("evaluation") is None:
         run.put("evaluation", {}, "validates")
         for ours, name in (("interval", "interval"), ("num_tasks", "tasks"), ("samples_per_task", "samples")):
@@ -249,24 +252,16 @@ def _label(one: Any) -> str:
 
 def _machines(run: _Run) -> None:
     per_node = run.hint("gpus_per_node") or 8
-    for role in ("trainer", "inference"):
-        ids, gpus, nodes = run.hint(f"{role}_gpu_ids"), run.hint(f"{role}_gpus"), run.hint(f"{role}_nodes")
-        total = len(ids) if ids is not None else gpus
-        name = f"{role}_gpu_ids" if ids is not None else f"{role}_gpus" if gpus is not None else f"{role}_nodes"
-        if (total is None and nodes is None) or (role == "inference" and run.get("data") is not None):
-            continue
-        if role == "trainer":
-            run.put("trainer.gpus_per_replica", per_node if nodes is not None else total, name)
-            if nodes is not None:
-                run.put("trainer.replicas", nodes, name)
-        else:
-            _engines(run, total or nodes * per_node * (run.hint("inference_groups") or 1), per_node, name)
-    group, nodes = run.hint("nodes_per_group"), run.hint("trainer_nodes")
-    if group is not None and nodes is not None:
-        if nodes % group:
-            run.refuse("nodes_per_group", f"got {group}, expected a divisor of the number of training nodes ({nodes})")
-        else:
-            run.put("trainer.parallelism.dp_replicate", nodes // group, "nodes_per_group")
+    total, name = _gpus(run, "trainer")
+    nodes = run.hint("trainer_nodes")
+    if total is not None or nodes is not None:
+        run.put("trainer.gpus_per_replica", per_node if nodes is not None else total, name)
+    if nodes is not None:
+        run.put("trainer.replicas", nodes, name)
+    total, name = _gpus(run, "inference")
+    nodes = run.hint("inference_nodes")
+    if (total is not None or nodes is not None) and run.get("data") is None:  # fine-tuning has no engines
+        _engines(run, total or nodes * per_node * (run.hint("inference_groups") or 1), per_node, name)
     tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel") or 1
     if (
         run.hint(PARALLEL)
@@ -276,6 +271,24 @@ def _machines(run: _Run) -> None:
         and tp * dp > 1
     ):
         run.put("inference.gpus_per_replica", tp * dp, PARALLEL)
+
+
+def _gpus(run: _Run, role: str) -> tuple[int | None, str]:
+    """Number of GPUs of a role, None where nothing says it; and the hint that it, or the number of nodes, comes from."""
+    ids, count = run.hint(f"{role}_gpu_ids"), run.hint(f"{role}_gpus")
+    if ids is not None:
+        return len(ids), f"{role}_gpu_ids"
+    return count, f"{role}_gpus" if count is not None else f"{role}_nodes"
+
+
+def _replication(run: _Run) -> None:
+    group, nodes = run.hint("nodes_per_group"), run.hint("trainer_nodes")
+    if group is None or nodes is None:
+        return
+    if nodes % group:
+        run.refuse("nodes_per_group", f"got {group}, expected a divisor of the number of training nodes ({nodes})")
+    else:
+        run.put("trainer.parallelism.dp_replicate", nodes // group, "nodes_per_group")
 
 
 def _engines(run: _Run, total: int, per_node: int, hint: str) -> None:
@@ -362,5 +375,5 @@ def _data(run: _Run) -> None:
 
 
 _STEPS: tuple[Callable[[_Run], None], ...] = (
-    _shared, _groups, _each_environment, _rate, _objective, _evaluation, _machines, _lengths, _in_flight, _data,
+    _shared, _groups, _each_environment, _rate, _objective, _evaluation, _validation, _machines, _replication, _lengths, _in_flight, _data,
 )  # fmt: skip

@@ -68,9 +68,21 @@ def _of_lora(table: str) -> tuple[Row, ...]:
     )
 
 
+def _of_parallelism(table: str) -> tuple[Row, ...]:
+    parallel = "trainer.parallelism"
+    return (
+        to(f"{table}.dp_replicate", f"{parallel}.dp_replicate"),
+        to(f"{table}.dp_shard", f"{parallel}.dp_shard", by=optional),
+        to(f"{table}.tp", f"{parallel}.tp"),
+        to(f"{table}.cp", f"{parallel}.cp"),
+        to(f"{table}.ep", f"{parallel}.ep"),
+        ignored(f"{table}.cp_style", "it changes memory and speed alone"),
+        ignored(f"{table}.ep_comm_backend", "it changes speed alone"),
+    )
+
+
 def of_model(table: str) -> tuple[Row, ...]:
     """Rows of the trainer's model."""
-    parallel = "trainer.parallelism"
     return (
         to(f"{table}.name", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
         same(f"{table}.trust_remote_code", "model.trust_remote_code"),
@@ -99,13 +111,6 @@ def of_model(table: str) -> tuple[Row, ...]:
         to(f"{table}.optim_cpu_offload", "trainer.cpu_offload", text="with masters and gradients"),
         ignored(f"{table}.reshard_after_forward", "it changes memory and speed alone"),
         ignored(f"{table}.reshard", "it changes memory and speed alone"),
-        to(f"{table}.dp_replicate", f"{parallel}.dp_replicate"),
-        to(f"{table}.dp_shard", f"{parallel}.dp_shard", by=optional),
-        to(f"{table}.tp", f"{parallel}.tp"),
-        to(f"{table}.cp", f"{parallel}.cp"),
-        to(f"{table}.ep", f"{parallel}.ep"),
-        ignored(f"{table}.cp_style", "it changes memory and speed alone"),
-        ignored(f"{table}.ep_comm_backend", "it changes speed alone"),
         ignored(f"{table}.optimization_dtype", _MASTERS),
         ignored(f"{table}.reduce_dtype", _MASTERS),
         ignored(f"{table}.moe_use_grouped_mm", "it changes speed alone"),
@@ -134,6 +139,7 @@ def of_model(table: str) -> tuple[Row, ...]:
         ),
         refused(f"{table}.index_cache", "there is none: attention is dense"),
         refused(f"{table}.vlm", "there is none: models of text alone are trained"),
+        *_of_parallelism(table),
         *_of_lora(f"{table}.lora"),
         *_of_lora(f"{table}.experimental.lora"),
     )  # fmt: skip
