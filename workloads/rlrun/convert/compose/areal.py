@@ -7,7 +7,18 @@ from typing import Any
 
 from rlrun.convert.allocation import Allocation, Part, parse
 from rlrun.convert.compose.areal_objective import put_objective
-from rlrun.convert.compose.shared import ALL_TASKS, Context, at_home, is_on_hub, put_lora, put_model, put_steps, warmup
+from rlrun.convert.compose.shared import (
+    ALL_TASKS,
+    Context,
+    at_home,
+    interval,
+    is_on_hub,
+    put_lora,
+    put_model,
+    put_steps,
+    put_trainer,
+    warmup,
+)
 from rlrun.convert.draft import Draft
 
 _BATCH, _NEW, _N = "train_dataset.batch_size", "gconfig.max_new_tokens", "gconfig.n_samples"
@@ -81,18 +92,7 @@ def _gpus(draft: Draft) -> None:
         draft.missing.append("spec.trainer.gpusPerReplica: the GPUs: add allocation_mode=vllm:d4+fsdp:d4")
         return
     node = draft.whole(_GPUS) or 8
-    pods = max(1, -(-trainer.gpus // node))
-    if trainer.gpus % pods:
-        draft.missing.append(
-            f"{causes[0]}: {trainer.gpus} GPUs of the trainer do not fill {pods} nodes of {node}; change one of them"
-        )
-    draft.put("trainer.replicas", pods, *causes, _GPUS)
-    draft.put("trainer.gpusPerReplica", trainer.gpus // pods, *causes, _GPUS)
-    for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e)):
-        if degree > 1:
-            draft.put(f"trainer.parallelism.{name}", degree, *causes)
-    if trainer.p > 1:
-        draft.notices.append(f"{causes[0]}: p{trainer.p}: no pipeline here; its GPUs are data-parallel (FSDP)")
+    pods = put_trainer(draft, trainer, node, *causes, _GPUS)
     if engines is not None:
         _engines(draft, engines, causes, pods if allocation.colocated else None)
 
@@ -169,22 +169,12 @@ def _environment(draft: Draft, n: int) -> None:
 
 
 def _intervals(draft: Draft, per_epoch: int | None) -> None:
-    for part, path in (("saver", "checkpoint.export.interval"), ("recover", "checkpoint.interval")):
-        _interval(draft, part, path, per_epoch)
-    if draft.has("valid_dataset.path") and _interval(draft, "evaluator", "evaluation.interval", per_epoch):
+    fields = {"saver": "checkpoint.export.interval", "recover": "checkpoint.interval"}
+    if draft.has("valid_dataset.path"):
+        fields["evaluator"] = "evaluation.interval"
+    for part, path in fields.items():
+        draft.dropped[f"{part}.freq_secs"] = "intervals are in steps"
+        if (found := interval(draft, part, per_epoch)) is not None:
+            draft.put(path, found[0], found[1])
+    if "evaluation.interval" in draft.fields:
         draft.put("evaluation.numTasks", ALL_TASKS, "valid_dataset.path", note="all held-out tasks")
-
-
-def _interval(draft: Draft, part: str, path: str, per_epoch: int | None) -> bool:
-    """An interval in steps, of `freq_steps` or of `freq_epochs`; whether there is one."""
-    steps, epochs, seconds = (f"{part}.freq_{unit}" for unit in ("steps", "epochs", "secs"))
-    draft.dropped[seconds] = "intervals are in steps"
-    if (number := draft.whole(steps)) is not None and number > 0:
-        draft.put(path, number, steps)
-    elif (number := draft.whole(epochs)) is not None and number > 0 and per_epoch is not None:
-        draft.put(path, number * per_epoch, epochs, note=f"{per_epoch} steps an epoch")
-    else:
-        if draft.has(epochs) and per_epoch is None:
-            draft.dropped[epochs] = "the steps of an epoch are not known; RLRun's default"
-        return False
-    return True

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from rlrun.convert.allocation import parse
-from rlrun.convert.compose.shared import Context, file_list, is_on_hub, put_lora, put_model, put_steps, warmup
+from rlrun.convert.compose.shared import (
+    Context,
+    file_list,
+    interval,
+    is_on_hub,
+    put_betas,
+    put_lora,
+    put_model,
+    put_steps,
+    put_trainer,
+    warmup,
+)
 from rlrun.convert.draft import Draft
 
 _QUESTIONS = {"openai/gsm8k": ("question", "answer")}
@@ -28,11 +39,10 @@ def compose_verl(draft: Draft, context: Context) -> None:
     warmup(draft, "optim.warmup_steps_ratio")
     held_out = file_list(draft.get("data.val_files"))
     if held_out:
-        _held_out(draft, _source(held_out[0]), "data.val_files", "trainer.test_freq", draft.whole("trainer.test_freq"))
-    betas = draft.get("optim.betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        draft.put("trainer.optimizer.beta1", betas[0], "optim.betas")
-        draft.put("trainer.optimizer.beta2", betas[1], "optim.betas")
+        steps = draft.whole("trainer.test_freq") or 0
+        every = (steps, "trainer.test_freq") if steps > 0 else None
+        _held_out(draft, _source(held_out[0]), "data.val_files", every)
+    put_betas(draft, "optim.betas")
     put_lora(draft, "model.")
     _verl_gpus(draft, length)
 
@@ -97,11 +107,11 @@ def _steps(draft: Draft, context: Context, *, batch: str, epochs: str, files: li
     return put_steps(draft, context, epochs=epochs, batch=batch, files=files)
 
 
-def _held_out(draft: Draft, source: dict[str, Any], key: str, every: str, interval: int | None) -> None:
+def _held_out(draft: Draft, source: dict[str, Any], key: str, every: tuple[int, str] | None) -> None:
     for name, value in source.items():
         draft.put(f"data.validation.{name}", value, key)
-    if interval is not None and interval > 0:
-        draft.put("data.validation.interval", interval, every)
+    if every is not None:
+        draft.put("data.validation.interval", every[0], every[1])
 
 
 def _verl_gpus(draft: Draft, length: int) -> None:
@@ -129,23 +139,14 @@ def _verl_gpus(draft: Draft, length: int) -> None:
 
 def _areal_intervals(draft: Draft, path: str, per_epoch: int | None) -> None:
     for part, field in (("saver", "checkpoint.export.interval"), ("recover", "checkpoint.interval")):
-        if (interval := _interval(draft, part, per_epoch)) is not None:
-            draft.put(field, interval[0], interval[1])
+        draft.dropped[f"{part}.freq_secs"] = "intervals are in steps"
+        if (found := interval(draft, part, per_epoch)) is not None:
+            draft.put(field, found[0], found[1])
     if draft.has("valid_dataset.path"):
         held_out = str(draft.get("valid_dataset.path"))
-        found = _interval(draft, "evaluator", per_epoch) or (None, "evaluator.freq_steps")
+        every = interval(draft, "evaluator", per_epoch)
         source = _source(held_out) | ({"split": "test"} if held_out in _QUESTIONS else {})
-        _held_out(draft, source, "valid_dataset.path", found[1], found[0])
-
-
-def _interval(draft: Draft, part: str, per_epoch: int | None) -> tuple[int, str] | None:
-    """Steps of `freq_steps` or `freq_epochs`, and the key."""
-    steps, epochs = draft.whole(f"{part}.freq_steps"), draft.whole(f"{part}.freq_epochs")
-    if steps is not None and steps > 0:
-        return steps, f"{part}.freq_steps"
-    if epochs is not None and epochs > 0 and per_epoch is not None:
-        return epochs * per_epoch, f"{part}.freq_epochs"
-    return None
+        _held_out(draft, source, "valid_dataset.path", every)
 
 
 def _areal_gpus(draft: Draft) -> None:
@@ -161,9 +162,4 @@ def _areal_gpus(draft: Draft) -> None:
         draft.refused[key] = str(error)
         return
     if trainer is not None:
-        pods = max(1, -(-trainer.gpus // node))
-        draft.put("trainer.replicas", pods, key, "cluster.n_gpus_per_node")
-        draft.put("trainer.gpusPerReplica", trainer.gpus // pods, key, "cluster.n_gpus_per_node")
-        for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e)):
-            if degree > 1:
-                draft.put(f"trainer.parallelism.{name}", degree, key)
+        put_trainer(draft, trainer, node, key, "cluster.n_gpus_per_node")

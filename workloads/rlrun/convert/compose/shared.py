@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlrun.convert.allocation import Part
 from rlrun.convert.draft import Draft, Field
 from rlrun.convert.tables.modules import ALL_LINEAR, MEGATRON_MODULES
 
@@ -104,6 +105,49 @@ def warmup(draft: Draft, ratio: str, *causes: str) -> None:
     steps = draft.fields["maxSteps"].value
     if share > 0:
         draft.put("trainer.scheduler.warmupSteps", math.ceil(share * steps), ratio, *causes, note=f"of {steps} steps")
+
+
+def put_betas(draft: Draft, key: str) -> None:
+    """Both decays of AdamW, of a key that holds the two."""
+    betas = draft.get(key)
+    if isinstance(betas, list) and len(betas) == 2:
+        draft.put("trainer.optimizer.beta1", betas[0], key)
+        draft.put("trainer.optimizer.beta2", betas[1], key)
+
+
+def put_trainer(draft: Draft, trainer: Part, node: int, *causes: str) -> int:
+    """Pods and parallelism of an allocation's trainer. Returns the pods.
+
+    Args:
+        draft: the manifest.
+        trainer: its degrees; pipeline ranks become data-parallel.
+        node: GPUs of a node.
+        causes: keys of the allocation.
+    """
+    pods = max(1, -(-trainer.gpus // node))
+    if trainer.gpus % pods:
+        draft.missing.append(
+            f"{causes[0]}: {trainer.gpus} GPUs of the trainer do not fill {pods} nodes of {node}; change one of them"
+        )
+    draft.put("trainer.replicas", pods, *causes)
+    draft.put("trainer.gpusPerReplica", trainer.gpus // pods, *causes)
+    for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e)):
+        if degree > 1:
+            draft.put(f"trainer.parallelism.{name}", degree, causes[0])
+    if trainer.p > 1:
+        draft.notices.append(f"{causes[0]}: p{trainer.p}: no pipeline here; its GPUs are data-parallel (FSDP)")
+    return pods
+
+
+def interval(draft: Draft, part: str, per_epoch: int | None) -> tuple[int, str] | None:
+    """Steps of AReaL's `<part>.freq_steps`, or of `freq_epochs` where an epoch's are known, and the key; None: there is none."""
+    steps, epochs = (draft.whole(f"{part}.freq_{unit}") for unit in ("steps", "epochs"))
+    if steps is not None and steps > 0:
+        return steps, f"{part}.freq_steps"
+    if epochs is not None and epochs > 0 and per_epoch is not None:
+        return epochs * per_epoch, f"{part}.freq_epochs"
+    draft.dropped[f"{part}.freq_epochs"] = "the steps of an epoch are not known; RLRun's default"
+    return None
 
 
 def put_lora(draft: Draft, part: str, *, use: str | None = None) -> None:

@@ -10,6 +10,7 @@ from rlrun.convert.compose.shared import (
     Context,
     environments,
     file_list,
+    put_betas,
     put_lora,
     put_model,
     put_steps,
@@ -75,10 +76,7 @@ def _steps(draft: Draft, context: Context) -> None:
         draft.put("trainer.scheduler.warmupSteps", steps, _A + "optim.lr_warmup_steps")
     else:
         warmup(draft, _A + "optim.lr_warmup_steps_ratio")
-    betas = draft.get(_A + "optim.betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        draft.put("trainer.optimizer.beta1", betas[0], _A + "optim.betas")
-        draft.put("trainer.optimizer.beta2", betas[1], _A + "optim.betas")
+    put_betas(draft, _A + "optim.betas")
 
 
 def _gpus(draft: Draft) -> None:
