@@ -136,7 +136,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_heavy_is_imported(manifest: Any, words: list[str]) -> None:
     argv = words if "--help" in words else [*words, manifest()]
     code = (
-        "import sys; from rlrun.cli.main import main; code = main(sys.argv[1:]); "
+        "import sys; from rlrun.cli.main import COMMANDS, main; code = main(sys.argv[1:]); "
         "heavy = {'torch', 'vllm', 'transformers', 'numpy', 'verifiers', 'aiohttp'} & set(sys.modules); "
         "sys.exit(f'imported: {heavy}' if heavy else code)"
     )
