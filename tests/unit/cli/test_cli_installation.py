@@ -105,6 +105,8 @@ def test_an_image_has_neither_charts_nor_examples(
 def test_every_chart_example_and_crd_is_in_the_wheel() -> None:
     root = shipped()
     assert root == ROOT
+    patterns = [pattern for globs in PROJECT["tool"]["setuptools"]["data-files"].values() for pattern in globs]
+    assert all(re.search(r"[*?\[]", pattern) for pattern in patterns), "a name that is not there ends an image's build"
     packed = {
         file.relative_to(ROOT): Path(target)
         for target, globs in PROJECT["tool"]["setuptools"]["data-files"].items()

@@ -218,3 +218,22 @@ def test_engines_on_gpus_of_their_own() -> None:
     assert (run.orchestrator.batch_size, run.trainer.updates_per_step, run.max_steps) == (1024, 4, 10)
     assert (run.algorithm.max_async_level, run.algorithm.max_off_policy_steps) == (1, 1)
     assert found.missing == []
+
+
+def test_trackers_and_a_function_of_ones_own_are_taken_over() -> None:
+    changes = {
+        "trainer.logger": ["console", "wandb", "tensorboard"],
+        "trainer.project_name": "gsm8k",
+        "custom_reward_function.path": "/root/my-rewards/scores.py",
+        "custom_reward_function.name": "strict",
+    }
+    converted = result(changes)
+    run = spec(changes)
+    assert run.tracking is not None
+    assert run.tracking.trackers == ["wandb", "tensorboard"]
+    assert run.tracking.wandb is not None
+    assert run.tracking.wandb.project == "gsm8k"
+    assert run.environments[0].args["reward"] == "scores:strict"
+    assert any("put /root/my-rewards/scores.py where Python finds it" in line for line in converted.missing)
+    assert spec({"trainer.logger": "console"}).tracking is None
+    assert spec({"custom_reward_function.path": "a.py"}).environments[0].args["reward"] == "a:compute_score"

@@ -28,7 +28,7 @@ _ORDER = (
         "algorithm",
         "evaluation",
     ),
-    *("orchestrator", "trainer", "inference", "placement", "weightSync", "checkpoint", "failurePolicy"),
+    *("orchestrator", "trainer", "inference", "placement", "weightSync", "checkpoint", "tracking", "failurePolicy"),
 )
 _WIDTH = 120
 

@@ -14,6 +14,7 @@ from rlrun.convert.compose.shared import (
     put_lora,
     put_model,
     put_steps,
+    put_trackers,
     put_trainer,
     warmup,
 )
@@ -44,6 +45,7 @@ def compose_verl(draft: Draft, context: Context) -> None:
         _held_out(draft, _source(held_out[0]), "data.val_files", every)
     put_betas(draft, "optim.betas")
     put_lora(draft, "model.")
+    put_trackers(draft)
     _verl_gpus(draft, length)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os.path
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +23,13 @@ KNOWN_ROWS = {"openai/gsm8k": 7473, "gsm8k": 7473}
 """Rows of the training split of public data sets whose size is fixed, by name or folder."""
 ALL_TASKS = 1_000_000
 """The largest `evaluation.numTasks`: every held-out task."""
+_PROJECTS: Mapping[str, str | None] = {
+    "wandb": "project",
+    "tensorboard": None,
+    "mlflow": "experiment",
+    "trackio": "project",
+}
+"""Trackers among verl's loggers, each with its field for the project."""
 
 
 @dataclass(frozen=True)
@@ -214,3 +221,14 @@ def _label(path: str, made: Sequence[dict[str, Any]]) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "dataset"
     taken = {environment["name"] for environment in made}
     return name if name not in taken else f"{name}-{len(made) + 1}"
+
+
+def put_trackers(draft: Draft) -> None:
+    """Set the trackers among verl's loggers, each with the project."""
+    key, project = "trainer.logger", "trainer.project_name"
+    loggers = re.findall(r"\w+", str(draft.get(key)))
+    for tracker, name in _PROJECTS.items():
+        if tracker in loggers and name and draft.has(project):
+            draft.put(f"tracking.{tracker}", {name: str(draft.get(project))}, key, project)
+        elif tracker in loggers:
+            draft.put(f"tracking.{tracker}", {}, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import PurePath
 from typing import Any
 
 from rlrun.convert.compose.shared import (
@@ -14,6 +15,7 @@ from rlrun.convert.compose.shared import (
     put_lora,
     put_model,
     put_steps,
+    put_trackers,
     warmup,
 )
 from rlrun.convert.compose.verl_async import is_apart, put_apart
@@ -39,6 +41,7 @@ def compose(draft: Draft, context: Context) -> None:
     put_lora(draft, _M)
     _environments(draft)
     _evaluation(draft)
+    put_trackers(draft)
 
 
 def _lengths(draft: Draft) -> None:
@@ -168,27 +171,39 @@ def _environments(draft: Draft) -> None:
         draft.put("environments", [{"id": "gsm8k", "groupSize": size}], _R + "n", note="a placeholder")
         return
     made, all_placed = environments(train, held_out)
+    path = draft.get("custom_reward_function.path")
+    reward = (
+        "math"
+        if path is None
+        else f"{PurePath(str(path)).stem}:{draft.get('custom_reward_function.name') or 'compute_score'}"
+    )
     for environment in made:
         environment["groupSize"] = size
-        environment["args"]["reward"] = "math"
+        environment["args"]["reward"] = reward
         if draft.has("data.shuffle") and not draft.flag("data.shuffle"):
             environment["curriculum"] = {"shuffle": False}
     causes = ["data.train_files", _R + "n"]
     causes += ["data.val_files"] if held_out and all_placed else []
+    causes += [
+        key
+        for key in ("custom_reward_function.path", "custom_reward_function.name")
+        if path is not None and draft.has(key)
+    ]
     causes += ["data.shuffle"] if draft.has("data.shuffle") and not draft.flag("data.shuffle") else []
     draft.put(
         "environments",
         made,
         *causes,
-        note="verl's columns prompt and reward_model.ground_truth; verl's own scores by data_source: math",
+        note="verl's columns prompt and reward_model.ground_truth"
+        + ("; verl's own scores by data_source: math" if path is None else ""),
     )
     if (column := draft.get("data.prompt_key")) != "prompt":
         draft.missing.append(
             f"spec.environments: data.prompt_key={column}: environment dataset reads the column prompt; rename it"
         )
-    if (path := draft.get("custom_reward_function.path")) is not None:
+    if path is not None:
         draft.missing.append(
-            f"spec.environments: custom_reward_function.path={path}: make it an environment package.module:function (docs/environments.md)"
+            f"spec.environments: args.reward={reward}: put {path} where Python finds it (PYTHONPATH, or the image; docs/environments.md)"
         )
 
 

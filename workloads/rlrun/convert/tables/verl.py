@@ -117,7 +117,7 @@ _A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_ro
 _SPEED = "speed alone; RLRun chooses its own kernels"
 _MEMORY = "memory alone: placement.colocate moves parameters and optimizer states to host memory while engines run"
 _NO_REFERENCE = "only with a KL term, which this run has not"
-_TRACKER = "metrics are in metrics.jsonl of the run's folder"
+_TRACKER = "no tracker; metrics are in metrics.jsonl of the run's folder"
 _PROFILE = "profiling is another command here: trainer --bench"
 _ENGINE = "vLLM's own default"
 
@@ -297,8 +297,8 @@ _TRAINER: tuple[Row, ...] = (
         "checkpoint.resume.fromRun names a run of RLRun; verl's checkpoints are of another form",
     ),
     joined("trainer.experiment_name", "metadata.name"),
-    drop("trainer.project_name", _TRACKER),
-    drop("trainer.logger", _TRACKER),
+    joined("trainer.project_name", "tracking", _TRACKER),
+    joined("trainer.logger", "tracking", _TRACKER),
     drop("trainer.log_val_generations", "answers are in traces of the run's folder"),
     drop("trainer.*_data_dir", "rollouts are in the run's folder; orchestrator.recordRollouts keeps batches"),
     drop("trainer.default_*", "the run's folder is <storage.mountPath>/<name>"),

@@ -105,6 +105,7 @@ _REWARDS: tuple[Row, ...] = (
     ),
     drop("reward_model.*", "of a reward model that is not enabled"),
     joined("custom_reward_function.path", "environments[].args", "no function of one's own"),
+    joined("custom_reward_function.name", "environments[].args", "no function of one's own"),
     drop("custom_reward_function.*", "of a function that is not given"),
     drop("reward.*", "of a reward that is not enabled"),
 )

@@ -31,7 +31,7 @@ DEFAULTS: Mapping[str, Any] = {
 """verl's defaults where a field follows from them, whether or not the key is written."""
 
 _SPEED = "speed alone; RLRun chooses its own kernels"
-_TRACKER = "metrics are in metrics.jsonl of the run's folder"
+_TRACKER = "no tracker; metrics are in metrics.jsonl of the run's folder"
 
 ROWS: tuple[Row, ...] = (
     drop("*_target_", "the class that verl makes; no setting"),
@@ -83,8 +83,8 @@ ROWS: tuple[Row, ...] = (
     value("trainer.max_ckpt_to_keep", "checkpoint.keepLast", convert="positive"),
     joined("trainer.test_freq", "data.validation", "a held-out loss every 50 steps, where there is one"),
     joined("trainer.experiment_name", "metadata.name"),
-    drop("trainer.project_name", _TRACKER),
-    drop("trainer.logger", _TRACKER),
+    joined("trainer.project_name", "tracking", _TRACKER),
+    joined("trainer.logger", "tracking", _TRACKER),
     drop("trainer.default_*", "the run's folder is <storage.mountPath>/<name>"),
     drop("trainer.*", "of verl's controller"),
     drop("checkpoint.*", "a checkpoint always holds model, optimizer and progress"),
