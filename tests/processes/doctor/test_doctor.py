@@ -11,7 +11,7 @@ import pytest
 
 from rlrun.cli.main import main
 from rlrun.doctor import facts
-from rlrun.local.gpus import LOCKS_VARIABLE, GpuLocks, Machine
+from rlrun.local.shared.gpus import LOCKS_VARIABLE, GpuLocks, Machine
 from rlrun.runtime import exit_codes
 
 ONE = Machine(["GPU-1"])

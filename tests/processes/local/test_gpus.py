@@ -15,9 +15,9 @@ import pytest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
-from rlrun.local.gpus import LOCKS_VARIABLE, Claim, GpuLocks, Machine, claimed, gpu_ids
 from rlrun.local.plan import RoleProcess
 from rlrun.local.preflight import PreflightError
+from rlrun.local.shared.gpus import LOCKS_VARIABLE, Claim, GpuLocks, Machine, claimed, gpu_ids
 from rlrun.local.supervisor import Supervisor
 from rlrun.runtime import exit_codes
 
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_hold_locks_is_named(tmp_path: Path) -> None:
 HOLDS = """
 import sys, time
 from pathlib import Path
-from rlrun.local.gpus import GpuLocks
+from rlrun.local.shared.gpus import GpuLocks
 assert GpuLocks(Path(sys.argv[1])).take("GPU-aaaa-1", shared=False) is not None
 print("held", flush=True)
 time.sleep(60)

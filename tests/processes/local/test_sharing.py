@@ -12,7 +12,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local.plan import Ports, processes, with_endpoints
 from rlrun.local.preflight import PreflightError
-from rlrun.local.sharing import endpoints_of, joined, offer, shares, withdraw
+from rlrun.local.shared.sharing import endpoints_of, joined, offer, shares, withdraw
 from rlrun.protocol.files.paths import RunPaths
 
 PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))

@@ -122,7 +122,7 @@ def test_configuration_and_attempt_are_checked(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RoleError, match="no such file"):
         read_config(tmp_path / "run.json")
     (tmp_path / "run.json").write_text('{"trainer": {}}')
-    with pytest.raises(RoleError, match="name: required") as caught:
+    with pytest.raises(RoleError, match="model: required") as caught:
         read_config(tmp_path / "run.json")
     assert caught.value.code == exit_codes.CONFIGURATION
     monkeypatch.setenv("RLRUN_ATTEMPT", "0")

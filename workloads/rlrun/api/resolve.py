@@ -16,11 +16,9 @@ from rlrun.config.models.roles import (
     RoleConfig,
     TrainerConfig,
     TrainerSpec,
+    micro_batch_tokens,
 )
 from rlrun.config.models.run import RunConfig
-
-MICRO_BATCH_TOKENS = 4096
-"""Default row of a micro-batch where samples are shorter: smaller ones spend their time on anything but arithmetic."""
 
 
 def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConfig:
@@ -90,7 +88,7 @@ def _algorithm(spec: RLRunSpec) -> AlgorithmConfig:
 
 def _trainer(spec: RLRunSpec) -> dict[str, Any]:
     block = _computing(spec.trainer, TrainerSpec)
-    block["micro_batch_tokens"] = spec.trainer.micro_batch_tokens or max(spec.seq_len, MICRO_BATCH_TOKENS)
+    block["micro_batch_tokens"] = spec.trainer.micro_batch_tokens or micro_batch_tokens(spec.seq_len)
     return block
 
 

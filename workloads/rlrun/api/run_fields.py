@@ -17,7 +17,7 @@ from rlrun.config.models.data import DataConfig
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.policies import PoliciesConfig
-from rlrun.config.models.roles import Task
+from rlrun.config.models.roles import MAX_STEPS, SEED, SEQ_LEN, Task
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 from rlrun.config.models.tracking import TrackingConfig
 
@@ -31,11 +31,11 @@ class RunFields(Config):
     """RL learns from `environments`, SFT from `data`, without engines. Eval measures `policies`, without a trainer."""
     model: ModelConfig
     """The policy that the run starts from."""
-    max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 100
+    max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = MAX_STEPS
     """Optimizer steps of the whole run."""
-    seq_len: Annotated[int, Field(ge=16, le=16_777_216)] = 2048
+    seq_len: Annotated[int, Field(ge=16, le=16_777_216)] = SEQ_LEN
     """Longest training sample (prompt and all turns), in tokens; a longer one is cut at its end."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = SEED
     """Seed of everything random in the run."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """The objective and how far behind the policy its data may be."""

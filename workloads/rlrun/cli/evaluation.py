@@ -212,7 +212,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _gpus(text: str) -> list[int | str]:
-    from rlrun.local.gpus import gpu_ids
+    from rlrun.local.shared.gpus import gpu_ids
 
     return gpu_ids(text)
 

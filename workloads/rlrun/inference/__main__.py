@@ -15,6 +15,7 @@ from rlrun.inference.from_config import settings_from_config, with_local_model
 from rlrun.inference.server import serve
 from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file
 from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.files.identity import claim, complete
 from rlrun.runtime import exit_codes
 
 
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _settings(config: Path | None, settings: Path | None) -> InferenceSettings:
     if config is not None:
-        role = with_local_model(load_file(InferenceConfig, config, section="inference"))
+        role = with_local_model(claim(load_file(InferenceConfig, config, section="inference", complete=complete)))
         return settings_from_config(role, api_key=os.environ.get("RLRUN_API_KEY", ""))
     assert settings is not None
     return settings_from_file(settings)

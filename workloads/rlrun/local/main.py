@@ -27,7 +27,6 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
-from rlrun.local.gpus import Claim, claimed, gpu_ids
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.measures import print_measures
 from rlrun.local.model import prepare_model
@@ -41,13 +40,16 @@ from rlrun.local.preflight import (
     check_trackers,
     free_port,
 )
-from rlrun.local.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
+from rlrun.local.shared import running_engines
+from rlrun.local.shared.gpus import Claim, claimed, gpu_ids
+from rlrun.local.shared.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
 from rlrun.local.view import View, duration
 from rlrun.protocol.files.attempts import next_number
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.identity import read_identity
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_same_run, recorded_run
 from rlrun.runtime import exit_codes, extras
@@ -88,6 +90,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--trainer-gpu-ids", type=gpu_ids, help="GPUs of the trainer, by index or UUID, such as 2,3")
     p.add_argument("--inference-gpu-ids", type=gpu_ids, help="GPUs of the engines, such as 0,1")
     p.add_argument("--share-gpus", action="store_true", help="use GPUs that other runs of this machine use, too")
+    running_engines.add_option(p)
     p.add_argument("--plain", action="store_true", help="print a line per step instead of the live view")
 
 
@@ -202,6 +205,7 @@ class _Place:
     ports: Ports
     host: Endpoints | None
     """Of the run whose trainer and engines this run uses; None: it has its own."""
+    api_key: str
     gpus: Claim
 
 
@@ -221,24 +225,24 @@ def _run(call: _Call, held: ExitStack) -> int:
     if call.interrupted:
         return _INTERRUPTED
     launch_id = uuid.uuid4().hex
-    api_key = secrets.token_urlsafe(32)
     specs = processes(
-        configs, files, attempt=attempt, api_key=api_key, launch_id=launch_id, ports=place.ports,
+        configs, files, attempt=attempt, api_key=place.api_key, launch_id=launch_id, ports=place.ports,
         trainer_gpus=place.gpus.trainer, inference_gpus=place.gpus.inference,
     )  # fmt: skip
+    if call.options.engine_url:
+        specs = [spec for spec in specs if spec.role != "inference"]
     call.say(
         f"run {call.name}, attempt {attempt}; folder {call.folder}, logs in {call.folder}/logs/attempt_{attempt:04d}"
     )
     supervisor = Supervisor(launch_id, place.gpus.descriptors)
     sink = SinkProcess(files[0], call.paths.root, os.environ) if enabled_trackers(config.tracking, os.environ) else None
-    failed = _play(call, config, supervisor, sink, specs, place.ports, api_key)
+    failed = _play(call, config, supervisor, sink, specs, place.ports, place.api_key)
     return _conclude(call, failed, elapsed_seconds=time.monotonic() - began)
 
 
 def _resolve(call: _Call) -> RunConfig:
-    config = resolve(
-        call.spec, name=call.name, uid=_uid(call.paths, call.options.resume), output_dir=str(call.paths.root)
-    )
+    uid = _uid(call.paths, call.options.resume or bool(call.options.engine_url))
+    config = resolve(call.spec, name=call.name, uid=uid, output_dir=str(call.paths.root))
     if call.options.replay and config.orchestrator.evaluation is None:
         return config.model_copy(update={"inference": None})  # nothing is sampled, so no engine is started
     return config
@@ -251,16 +255,18 @@ def _find_place(call: _Call, config: RunConfig, held: ExitStack) -> _Place:
         PreflightError: the machine has not what the run needs, or an option is none for it.
     """
     options, host = call.options, config.trainer.shared_with
-    if config.inference is not None and host is None:
+    if config.inference is not None and host is None and not options.engine_url:
         check_engine(config.inference.gpus_per_replica)
     if host is not None:
         _refuse_options_of_the_host(options, host)
+    api_key = running_engines.check(options, config, call.paths) if options.engine_url else secrets.token_urlsafe(32)
     ports = _choose_ports(options, config)
     check_ports(ports)
     if host is not None:
-        return _Place(ports, endpoints_of(call.paths.root, host), Claim())
-    gpus = claimed(config, options.trainer_gpu_ids, options.inference_gpu_ids, share=options.share_gpus)
-    return _Place(ports, None, held.enter_context(gpus))
+        return _Place(ports, endpoints_of(call.paths.root, host), api_key, Claim())
+    own = config.model_copy(update={"inference": None}) if options.engine_url else config
+    gpus = claimed(own, options.trainer_gpu_ids, options.inference_gpu_ids, share=options.share_gpus)
+    return _Place(ports, None, api_key, held.enter_context(gpus))
 
 
 def _check_replay(call: _Call) -> None:
@@ -273,7 +279,7 @@ def _check_replay(call: _Call) -> None:
 
 
 def _check_folder(call: _Call, config: RunConfig) -> None:
-    check_folder(call.paths.root, resume=call.options.resume)
+    check_folder(call.paths.root, resume=call.options.resume, engines=bool(call.options.engine_url))
     before = recorded_run(call.paths) if call.options.resume else None
     if before is not None:
         check_same_run(before, config.trainer, remedy="choose another --output-dir to start a new run")
@@ -282,7 +288,7 @@ def _check_folder(call: _Call, config: RunConfig) -> None:
 def _with_place(call: _Call, config: RunConfig, place: _Place) -> list[RunConfig]:
     """One configuration per engine, which differ in its port; one where the run starts no engine."""
     replay = str(Path(call.options.replay).absolute()) if call.options.replay else None
-    configs = with_endpoints(config, place.ports, replay)
+    configs = with_endpoints(config, place.ports, replay, running=call.options.engine_url or ())
     return configs if place.host is None else [joined(one, place.host) for one in configs]
 
 
@@ -396,7 +402,8 @@ def _refuse_options_of_the_host(options: argparse.Namespace, host: str) -> None:
 
 
 def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
-    replicas = 0 if config.inference is None or config.trainer.shared_with is not None else config.inference.replicas
+    starts = config.inference is not None and config.trainer.shared_with is None and not options.engine_url
+    replicas = config.inference.replicas if starts and config.inference is not None else 0
     chosen = options.inference_port or [free_port() for _ in range(replicas)]
     if len(chosen) != replicas:
         without = "task SFT" if config.trainer.task == "SFT" else "--replay without spec.evaluation"
@@ -405,6 +412,6 @@ def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
     return Ports(options.trainer_port or free_port(), free_port(), options.metrics_port or free_port(), tuple(chosen))
 
 
-def _uid(paths: RunPaths, resume: bool) -> str:
-    before = recorded_run(paths) if resume else None
-    return str(uuid.uuid4()) if before is None else before.uid
+def _uid(paths: RunPaths, known: bool) -> str:
+    before = read_identity(paths) if known else None
+    return str(uuid.uuid4()) if before is None else before[1]

@@ -60,15 +60,18 @@ class RoleProcess:
         return self.environment.get("CUDA_VISIBLE_DEVICES", "")
 
 
-def with_endpoints(config: RunConfig, ports: Ports, replay: str | None) -> list[RunConfig]:
-    """The configuration with this attempt's addresses: one per engine, which differ only in the engine's port; one without engines."""
+def with_endpoints(config: RunConfig, ports: Ports, replay: str | None, running: Sequence[str] = ()) -> list[RunConfig]:
+    """The configuration with this attempt's addresses: one per engine, which differ only in the engine's port; one without engines.
+
+    `running` are addresses of engines that are not started here.
+    """
     places: dict[str, object] = {
         "trainer_url": f"http://127.0.0.1:{ports.trainer}",
         "metrics_port": ports.metrics,
         "replay": replay,
     }
-    if ports.inference:
-        places["inference_urls"] = [f"http://127.0.0.1:{port}" for port in ports.inference]
+    if ports.inference or running:
+        places["inference_urls"] = [*running] or [f"http://127.0.0.1:{port}" for port in ports.inference]
     colocated = config.trainer.colocated and config.inference is not None  # a replay has no engines
     places["colocated"] = colocated
     beside = places.get("inference_urls") if colocated else []
@@ -78,7 +81,7 @@ def with_endpoints(config: RunConfig, ports: Ports, replay: str | None) -> list[
     )
     placed = config.model_copy(update={"trainer": trainer, "orchestrator": orchestrator})
     inference = config.inference
-    if inference is None or config.trainer.shared_with is not None:
+    if inference is None or config.trainer.shared_with is not None or running:
         return [placed]
     return [
         placed.model_copy(update={"inference": inference.model_copy(update={"port": port})}) for port in ports.inference

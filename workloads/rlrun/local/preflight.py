@@ -86,8 +86,8 @@ def check_ports(ports: Ports) -> None:
                 ) from None
 
 
-def check_folder(root: Path, *, resume: bool) -> None:
-    """Refuse a folder that holds something, unless the run in it is to be resumed.
+def check_folder(root: Path, *, resume: bool, engines: bool = False) -> None:
+    """Refuse a folder that holds something, unless the run in it is to be resumed, or `engines` were started for it.
 
     Raises:
         PreflightError: the folder is not empty, or holds no run to resume.
@@ -98,7 +98,8 @@ def check_folder(root: Path, *, resume: bool) -> None:
         raise PreflightError(
             f"--resume: {root} holds no run (there is no {paths.run_json.name}); leave --resume out to start one"
         )
-    if not resume and root.is_dir() and any(root.iterdir()):
+    of_engines = {paths.identity.name, paths.model.name, "logs"} if engines else set()
+    if not resume and root.is_dir() and any(path.name not in of_engines for path in root.iterdir()):
         raise PreflightError(
             f"{root} is not empty: add --resume to go on with the run in it, or choose another --output-dir"
         )

@@ -39,6 +39,7 @@ from rlrun.orchestrator.rollouts.tokenizer import preload
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.shared_trainer import Connection
 from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.files.identity import claim, complete
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import model_folder
 from rlrun.runtime import exit_codes, role_log
@@ -143,7 +144,7 @@ def read_config(file: Path) -> OrchestratorConfig:
         RoleError: the file is missing or wrong.
     """
     try:
-        return load_file(OrchestratorConfig, file, section="orchestrator")
+        return claim(load_file(OrchestratorConfig, file, section="orchestrator", complete=complete))
     except ConfigError as error:
         raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
 

@@ -18,6 +18,7 @@ from rlrun.config.models.run import fingerprint
 from rlrun.diagnostics import crash, stacks
 from rlrun.diagnostics.symptoms import lost_peer
 from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.files.identity import claim, complete
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes, role_log
 from rlrun.trainer.bench_options import BenchOptions
@@ -36,13 +37,13 @@ def crash_file(rank: int) -> str:
 
 
 def read_config(file: Path) -> TrainerConfig:
-    """The trainer's part of `run.json`, or a file of the trainer's own fields.
+    """The trainer's part of `run.json`, or a file of the trainer's own fields; what that leaves out is the same on every rank.
 
     Raises:
         RoleError: the file is missing or wrong; names every wrong field.
     """
     try:
-        return load_file(TrainerConfig, file, section="trainer")
+        return claim(load_file(TrainerConfig, file, section="trainer", complete=complete))
     except ConfigError as error:
         raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
 

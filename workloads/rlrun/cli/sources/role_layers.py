@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlrun.api.resource import RLRunSpec
 from rlrun.cli.sources.run_config import ALIASES, RlConfig
 from rlrun.cli.sources.run_layers import translator
 from rlrun.config.dialects.complete import complete
@@ -23,10 +22,9 @@ from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.schema import Style, snake
 from rlrun.config.loading.yaml_text import Document
 from rlrun.config.models.roles import RoleConfig
+from rlrun.protocol.files.identity import complete as complete_role
 from rlrun.protocol.files.paths import Role
 
-UID = "00000000-0000-0000-0000-000000000000"
-"""Uid of a run that nothing has made one for."""
 RoleT = TypeVar("RoleT", bound=RoleConfig)
 
 
@@ -87,9 +85,9 @@ def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[
             layers.append(role_layer(role, model, path, read_document(path)))
         except ConfigError as error:
             problems += error.problems
-    below = [Reader(model, "defaults", style="snake").read(_defaults(model))]
     others = RoleNames(role, model, translator(RlConfig, ENVIRONMENT))
-    layer = combined(model, arguments, env=env, below=below, files=layers, unread=problems, others=others)
+    layer = combined(model, arguments, env=env, files=layers, unread=problems, others=others)
+    complete_role(model, layer)
     _fill_sampling(layer)
     config = validate(model, layer)
     if arguments.dry_run:
@@ -128,17 +126,6 @@ def _of_role(names: RoleNames, run: Layer) -> Layer:
         if own_key and own_key[0] in found.values:
             found.origins[own_key] = origin
     return found
-
-
-def _defaults(model: type[RoleConfig]) -> dict[str, Any]:
-    """Values of what a launcher says: those of a manifest that leaves it out."""
-    config = {"name": "rl", "uid": UID, "output_dir": str(Path("runs") / "rl")}
-    for name, info in model.model_fields.items():
-        ours = RLRunSpec.model_fields.get(name)
-        if info.is_required() and ours is not None and not ours.is_required():
-            value = ours.get_default(call_default_factory=True)
-            config[name] = value.model_dump() if hasattr(value, "model_dump") else value
-    return config
 
 
 def _fill_sampling(layer: Layer) -> None:

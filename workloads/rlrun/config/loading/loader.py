@@ -7,7 +7,7 @@ at once; each says where the value came from, its path, the value and what is ex
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,8 @@ from rlrun.config.loading.schema import Style
 __all__ = ["ConfigError", "Problem", "combine", "combined", "file_layer", "load", "load_file"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+Complete = Callable[[type[Any], Layer], None]
+"""Fills in a layer what follows from what it says."""
 
 
 def load(
@@ -34,6 +36,7 @@ def load(
     prog: str,
     section: str | None = None,
     defaults: Mapping[str, Any] | None = None,
+    complete: Complete | None = None,
 ) -> ModelT:
     """Load `model`; `--help` and `--dry-run` print and end the process with code 0.
 
@@ -44,6 +47,7 @@ def load(
         prog: the program's name in the help page.
         section: a file that has this key at its top holds the model there (`run.json` holds all roles).
         defaults: values that come before the model's own defaults.
+        complete: fills in what follows from the values of all sources, before they are judged.
 
     Raises:
         ConfigError: every problem of every source.
@@ -53,20 +57,26 @@ def load(
         print(help_text(model, prog=prog))
         sys.exit(0)
     layers = [] if defaults is None else [Reader(model, "defaults", style="snake").read(defaults)]
-    config = combine(model, arguments, env=env, below=layers, files=[*arguments.files], section=section)
+    config = combine(
+        model, arguments, env=env, below=layers, files=[*arguments.files], section=section, complete=complete
+    )
     if arguments.dry_run:
         print(config.model_dump_json(indent=2))
         sys.exit(0)
     return config
 
 
-def load_file(model: type[ModelT], path: Path, *, section: str | None = None) -> ModelT:
+def load_file(
+    model: type[ModelT], path: Path, *, section: str | None = None, complete: Complete | None = None
+) -> ModelT:
     """Load `model` from one file alone: what a role's process does with the file that its launcher wrote.
+
+    `section` and `complete` are as for `load`.
 
     Raises:
         ConfigError: every problem of the file.
     """
-    return combine(model, Arguments(), env={}, files=[path], section=section)
+    return combine(model, Arguments(), env={}, files=[path], section=section, complete=complete)
 
 
 def combine(
@@ -77,6 +87,7 @@ def combine(
     below: Sequence[Layer] = (),
     files: Sequence[Path | Layer] = (),
     section: str | None = None,
+    complete: Complete | None = None,
 ) -> ModelT:
     """The model of all sources.
 
@@ -87,11 +98,15 @@ def combine(
         below: layers under the environment.
         files: files and layers above the environment, in order.
         section: as for `load`.
+        complete: as for `load`.
 
     Raises:
         ConfigError: every problem of every source.
     """
-    return validate(model, combined(model, arguments, env=env, below=below, files=files, section=section))
+    layer = combined(model, arguments, env=env, below=below, files=files, section=section)
+    if complete is not None:
+        complete(model, layer)
+    return validate(model, layer)
 
 
 def combined(

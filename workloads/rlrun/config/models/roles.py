@@ -33,11 +33,20 @@ TRAINING_TASKS: tuple[Task, ...] = ("RL", "SFT")
 ASKING_TASKS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task not in TRAINING_TASKS)
 """Tasks that ask existing policies: they have engines, and no trainer."""
 TrajectoryStrategy = Literal["interleaved", "branching"]
+MAX_STEPS, SEQ_LEN, SEED = 100, 2048, 0
+"""Defaults of the values that all roles share, in a manifest and in a role's own file."""
+MICRO_BATCH_TOKENS = 4096
+"""Default row of a micro-batch where samples are shorter: smaller ones spend their time on anything but arithmetic."""
 
 
 def orchestrator_module(task: Task) -> str:
     """Module that the orchestrator's process runs."""
     return "rlrun.orchestrator" if task in TRAINING_TASKS else "rlrun.evaluate"
+
+
+def micro_batch_tokens(seq_len: int) -> int:
+    """Default of `microBatchTokens`, in tokens."""
+    return max(seq_len, MICRO_BATCH_TOKENS)
 
 
 class TrainerSpec(Config):

@@ -65,6 +65,11 @@ class RunPaths:
         return self.root / "run.json"
 
     @property
+    def identity(self) -> Path:
+        """Name and uid of a run whose roles are started one by one; see `protocol.files.identity`."""
+        return self.root / "identity.json"
+
+    @property
     def model(self) -> Path:
         """The tiny model, when the manifest asks for one."""
         return self.root / "model"

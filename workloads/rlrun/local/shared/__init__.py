@@ -1,0 +1,1 @@
+"""What a local run uses and others may use too: GPUs, engines that run already, the trainer of a host run."""

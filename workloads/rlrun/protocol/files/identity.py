@@ -1,0 +1,167 @@
+"""Roles that are started one by one, from files written by hand: what such a file leaves out, and one identity for all roles of a folder.
+
+The first role that starts in a folder writes the run's name and uid there, and the others take them. Files that a launcher rendered say
+all of this themselves, and are taken as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import uuid
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlrun.config.loading.layers import Layer
+from rlrun.config.loading.problems import Problem
+from rlrun.config.models.roles import MAX_STEPS, SEED, SEQ_LEN, RoleConfig, micro_batch_tokens
+from rlrun.protocol.files.durable import create_json
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import recorded_run
+from rlrun.runtime import exit_codes
+
+RoleT = TypeVar("RoleT", bound=RoleConfig)
+Identity = tuple[str, str]
+"""A run's name and uid."""
+DEFAULT_NAME = "rl"
+"""Name of a run whose files say neither name nor folder; `rl`'s too."""
+UNCLAIMED = "00000000-0000-0000-0000-000000000000"
+"""uid of a run that has none yet."""
+DEFAULTS: dict[str, Any] = {
+    "max_steps": MAX_STEPS,
+    "seq_len": SEQ_LEN,
+    "seed": SEED,
+    "algorithm": {},
+    "environments": [],
+    "sampling": {},
+    "evaluation": None,
+    "checkpoint": {},
+    "weight_sync": {},
+}
+"""What a file written by hand may leave out, as in a manifest. No defaults of the models: a rendered file says all of it, and its format
+has a mark (decision 52)."""
+_EXAMPLES = {
+    "model": 'model = {name = "Qwen/Qwen3-0.6B"}',
+    "environments": 'environments = [{id = "reverse-text", group_size = 8}]',
+    "data": 'data = {sources = [{path = "chats.jsonl"}]}',
+}
+
+
+def default_folder(name: str) -> str:
+    """Folder of a run that names none, in the working directory."""
+    return str(Path("runs") / name)
+
+
+def read_identity(paths: RunPaths) -> Identity | None:
+    """Name and uid of the run in a folder, as `claim` or a launcher wrote them; None: the folder is nobody's.
+
+    Raises:
+        RoleError: what is written there is damaged.
+    """
+    if (recorded := recorded_run(paths)) is not None:
+        return recorded.name, recorded.uid
+    try:
+        document = json.loads(paths.identity.read_text())
+        return str(document["name"]), str(document["uid"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise RoleError(f"{paths.identity} is damaged; remove it before a role starts", exit_codes.DATA) from None
+
+
+def complete(model: type[RoleConfig], layer: Layer) -> None:
+    """Fill in what a role's file left out and follows from the rest; what has no default becomes one problem with an example.
+
+    Args:
+        model: the role's configuration.
+        layer: all that its sources say, by Python names; changed in place. A uid that is not known yet is `UNCLAIMED`.
+
+    Raises:
+        RoleError: the folder's record of its run is damaged.
+    """
+    values = layer.values
+    _ask(model, layer)
+    _identify(layer)
+    for name, default in DEFAULTS.items():
+        if name in model.model_fields and model.model_fields[name].is_required() and name not in values:
+            values[name] = copy.copy(default)
+    seq_len = values["seq_len"]
+    if isinstance(seq_len, int):
+        for name, derived in (("max_model_len", seq_len), ("micro_batch_tokens", micro_batch_tokens(seq_len))):
+            if name in model.model_fields and values.get(name) is None:
+                values[name] = derived
+
+
+def claim(config: RoleT) -> RoleT:
+    """The configuration with the uid of its folder's run; the first role to come makes it.
+
+    Raises:
+        RoleError: another run has the folder.
+        OSError: nothing can be written there.
+    """
+    if config.uid != UNCLAIMED:
+        return config
+    paths = RunPaths(Path(config.output_dir))
+    identity = read_identity(paths)
+    if identity is None:
+        try:
+            mine = (config.name, str(uuid.uuid4()))
+            create_json(paths.identity, {"name": mine[0], "uid": mine[1]})
+            identity = mine
+        except FileExistsError:  # another role came first
+            identity = read_identity(paths)
+    assert identity is not None
+    if identity[0] != config.name:
+        raise RoleError(_another(identity[0], config.name, config.output_dir), exit_codes.CONFIGURATION)
+    return config.model_copy(update={"uid": identity[1]})
+
+
+def _identify(layer: Layer) -> None:
+    values = layer.values
+    given = {key: values[key] for key in ("name", "uid", "output_dir") if isinstance(values.get(key), str)}
+    if any(key in values and key not in given for key in ("name", "uid", "output_dir")):
+        return  # something is wrong, which the model says
+    folder = Path(given.get("output_dir") or default_folder(given.get("name", DEFAULT_NAME))).absolute()
+    recorded = read_identity(RunPaths(folder)) if len(given) < 3 else None
+    derived = (_name_of(folder), UNCLAIMED) if recorded is None else recorded
+    values["output_dir"] = str(folder)  # whole: the roles compare each other's paths, and may be started elsewhere
+    values.setdefault("name", derived[0])
+    values.setdefault("uid", derived[1])
+    for at, key in enumerate(("name", "uid")):
+        if recorded is not None and values[key] != recorded[at]:
+            origin = layer.origin((key,))
+            message = _another(recorded[at], values[key], folder)
+            layer.problems.append(Problem(origin.source, origin.path or key, message, origin.line))
+
+
+def _another(there: str, here: str, folder: Path | str) -> str:
+    return f"got {here!r}, but the run in {folder} is {there!r}; write that, or choose another output_dir"
+
+
+def _name_of(folder: Path) -> str:
+    """A run's name, RFC 1035, made of its folder's."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-")[:40].rstrip("-")
+    return name if re.match(r"[a-z]", name) else f"{DEFAULT_NAME}-{name}"[:40].rstrip("-")
+
+
+def _ask(model: type[RoleConfig], layer: Layer) -> None:
+    values = layer.values
+    source = {"RL": "environments", "SFT": "data"}.get(str(values.get("task", "RL")))
+    wanted = [name for name in ("model", source) if name in model.model_fields]
+    missing = [name for name in wanted if name is not None and not values.get(name)]
+    if not missing:
+        return
+    stand_in: dict[str, Any] = {"model": {"name": "org/model"}}
+    values.update({name: stand_in[name] for name in missing if name in stand_in})
+    origin = layer.origin(())
+    example = " and ".join(f"`{_EXAMPLES[name]}`" for name in missing)
+    layer.problems.append(
+        Problem(
+            origin.source,
+            ", ".join(missing),
+            f"required, but not set, and without a default; write for example {example}",
+            origin.line,
+        )
+    )
