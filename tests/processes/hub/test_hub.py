@@ -83,7 +83,8 @@ class Role:
         self.server, self.folder, self.variables = server, folder, {"HF_HOME": str(folder / "hub")}
 
     def start(self, *asked: dict[str, Any]) -> subprocess.Popen[str]:
-        base = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ["PYTHONPATH"], "HF_ENDPOINT": self.server.url}
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        base = kept | {"HF_ENDPOINT": self.server.url}
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM, json.dumps(asked or [{}])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=self.folder, env=base | {"HF_HUB_DISABLE_XET": "1", "HOME": str(self.folder)} | self.variables,
