@@ -172,7 +172,7 @@ def test_what_is_no_text_is_told_in_words(capsys: pytest.CaptureFixture[str]) ->
     Path("binary.yaml").write_bytes(b"kind: \xff\xfe\n")
     for command in ("validate", "local", "render", "eval"):
         for file, said in (
-            ("folder.yaml", "Is a directory"),
+            ("folder.yaml", "is a folder, expected a file"),
             ("binary.yaml", "not UTF-8"),
             ("none.yaml", "no such file"),
         ):

@@ -15,6 +15,7 @@ from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.roles import TrainerConfig
+from rlrun.config.suggest import did_you_mean
 from rlrun.local.preflight import PreflightError, check_packages, free_port
 from rlrun.protocol.files.durable import write_json
 from rlrun.runtime import extras
@@ -43,6 +44,12 @@ def take_bench(argv: Sequence[str]) -> tuple[list[str], BenchOptions | None]:
         given, rest = parser().parse_known_args(list(argv))
     except argparse.ArgumentError as error:
         raise ConfigError([Problem(COMMAND_LINE, error.argument_name or "--bench", error.message)]) from None
+    known = [option for action in parser()._actions for option in action.option_strings]
+    for word in rest:
+        if word.startswith("--bench"):
+            option = word.partition("=")[0]
+            close = did_you_mean(option, known) or f"; known: {', '.join(known)}"
+            raise ConfigError([Problem(COMMAND_LINE, option, f"unknown option{close}")])
     named = {name: value for name, value in vars(given).items() if name != "bench" and value is not None}
     if not given.bench:
         if named:

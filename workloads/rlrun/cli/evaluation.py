@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.common import arguments, piped
-from rlrun.config.loading.parser import Parser, own_options
+from rlrun.config.loading.parser import Parser, number, own_options, whole, wholes
 from rlrun.config.loading.schema import fields
 from rlrun.config.models.rollout import EvaluationSamplingConfig
 
@@ -28,7 +29,7 @@ def eval_parser() -> argparse.ArgumentParser:
         "Without --steps and --base: the base model and every step that is there.",
     )
     _add_common(p)
-    p.add_argument("--steps", type=_numbers, metavar="10,20", help="policies to measure, by step")
+    p.add_argument("--steps", type=wholes(0, such_as="10,20"), metavar="10,20", help="policies to measure, by step")
     p.add_argument("--base", action="store_true", help="measure the base model, beside --steps or alone")
     p.add_argument(
         "--output",
@@ -38,13 +39,13 @@ def eval_parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--samples-per-task",
-        type=_positive,
+        type=whole(1),
         metavar="K",
         help="answers per task (default: spec.evaluation.samplesPerTask, or 1)",
     )
     p.add_argument(
         "--max-tasks",
-        type=_positive,
+        type=whole(1),
         metavar="N",
         help="tasks per environment, from the first on (default: spec.evaluation.numTasks, or 64)",
     )
@@ -59,12 +60,12 @@ def synthesize_parser() -> argparse.ArgumentParser:
     )
     _add_common(p)
     p.add_argument("--output", type=Path, required=True, metavar="FILE", help="data.jsonl or data.parquet; a new file")
-    p.add_argument("--step", type=_step, metavar="N", help="the policy's step (default: the newest that is there)")
+    p.add_argument("--step", type=whole(0), metavar="N", help="the policy's step (default: the newest that is there)")
     p.add_argument("--base", action="store_true", help="ask the base model instead")
     p.add_argument("--split", choices=("train", "eval"), default="train", help="whose tasks (default: train)")
-    p.add_argument("--samples-per-task", type=_positive, metavar="K", help="rollouts per task (default: 1)")
-    p.add_argument("--max-tasks", type=_positive, metavar="N", help="tasks per environment (default: all)")
-    p.add_argument("--min-reward", type=float, metavar="R", help="leave out rollouts of a lower reward")
+    p.add_argument("--samples-per-task", type=whole(1), metavar="K", help="rollouts per task (default: 1)")
+    p.add_argument("--max-tasks", type=whole(1), metavar="N", help="tasks per environment (default: all)")
+    p.add_argument("--min-reward", type=number, metavar="R", help="leave out rollouts of a lower reward")
     return p
 
 
@@ -91,6 +92,7 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--engine-url",
         action="append",
+        type=_url,
         metavar="URL",
         help="an engine that was started for the run's folder, with RLRUN_API_KEY; again for more of them (default: start them here)",
     )
@@ -106,7 +108,7 @@ def _add_common(p: argparse.ArgumentParser) -> None:
 
 _OF_SHAPE: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "N"),
-    "float": (float, "X"),
+    "float": (number, "X"),
     "list": (str, "TEXT"),
     "mapping": (_document, "JSON"),
 }
@@ -199,36 +201,21 @@ def _words(text: str) -> list[str]:
     return words
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(word) for word in _words(text)]
-    except ValueError:
-        numbers = [-1]
-    if min(numbers) < 0:
-        raise argparse.ArgumentTypeError(
-            f"got {text!r}, expected whole numbers with commas between them, such as 10,20"
-        )
-    return numbers
-
-
 def _gpus(text: str) -> list[int | str]:
     from rlrun.local.shared.gpus import gpu_ids
 
     return gpu_ids(text)
 
 
-def _whole(text: str, least: int) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) >= least):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number from {least}")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _step(text: str) -> int:
-    return _whole(text, 0)
+def _url(text: str) -> str:
+    try:
+        url = urlsplit(text)
+        usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is none
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a URL such as http://127.0.0.1:8000")
+    return text
 
 
 if __name__ == "__main__":

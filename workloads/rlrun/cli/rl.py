@@ -24,6 +24,7 @@ from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Hint, Origin
+from rlrun.config.loading.parser import Options
 from rlrun.config.loading.problems import ConfigError
 from rlrun.local.preflight import PreflightError, check_packages
 from rlrun.protocol.files.identity import UNCLAIMED
@@ -54,7 +55,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
     from rlrun.local.judge import judge_layer, nothing, stopped
     from rlrun.local.main import add_options, run_spec
 
-    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    parser = Options(prog, add_help=False, usage=argparse.SUPPRESS)
     add_options(parser)
     if "--help" in words or "-h" in words:
         print(help_text(model, prog=usage))

@@ -22,7 +22,7 @@ from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation, field_options, take_variation
 from rlrun.config.loading.files import read_text
-from rlrun.config.loading.parser import Parser, own_options
+from rlrun.config.loading.parser import Parser, own_options, whole, wholes
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.run import RunConfig
@@ -59,6 +59,7 @@ from rlrun.tracking.starter import SinkProcess, log_file
 
 _POLL_SECONDS = 0.25
 _INTERRUPTED = 130
+_MAX_PORT = 65_535
 
 
 def parser() -> Parser:
@@ -83,19 +84,21 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--replay", metavar="DIR", help="train on recorded batches (rollouts/ of another run) instead of new ones"
     )
     p.add_argument(
-        "--inference-port", type=_ports, help="port of the engine, or one per replica: 8000,8001 (default: free ones)"
+        "--inference-port",
+        type=wholes(1, _MAX_PORT, such_as="8000,8001"),
+        help="port of the engine, or one per replica: 8000,8001 (default: free ones)",
     )
-    p.add_argument("--trainer-port", type=int, help="port of the trainer's channel (default: a free one)")
-    p.add_argument("--metrics-port", type=int, help="port of the orchestrator's metrics (default: a free one)")
+    p.add_argument(
+        "--trainer-port", type=whole(1, _MAX_PORT), help="port of the trainer's channel (default: a free one)"
+    )
+    p.add_argument(
+        "--metrics-port", type=whole(1, _MAX_PORT), help="port of the orchestrator's metrics (default: a free one)"
+    )
     p.add_argument("--trainer-gpu-ids", type=gpu_ids, help="GPUs of the trainer, by index or UUID, such as 2,3")
     p.add_argument("--inference-gpu-ids", type=gpu_ids, help="GPUs of the engines, such as 0,1")
     p.add_argument("--share-gpus", action="store_true", help="use GPUs that other runs of this machine use, too")
     running_engines.add_option(p)
     p.add_argument("--plain", action="store_true", help="print a line per step instead of the live view")
-
-
-def _ports(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.parser import Parser, whole
 from rlrun.config.models.model import DType
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -19,7 +19,9 @@ def parser() -> argparse.ArgumentParser:
     p = Parser("rlrun export", "Write a model folder that transformers and vLLM load, from a checkpoint of a run.")
     p.add_argument("run", help="the run's folder", metavar="RUN_FOLDER")
     p.add_argument("--output", required=True, metavar="DIR", help="a new folder for the model")
-    p.add_argument("--step", type=int, metavar="N", help="the checkpoint's step (default: the newest complete one)")
+    p.add_argument(
+        "--step", type=whole(1), metavar="N", help="the checkpoint's step (default: the newest complete one)"
+    )
     p.add_argument(
         "--dtype",
         choices=get_args(DType),
@@ -31,11 +33,8 @@ def parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
     options = parser().parse_args(list(argv))
-    if options.step is not None and options.step < 1:
-        print(f"rlrun export: --step: got {options.step}, expected a whole number from 1", file=sys.stderr)
-        return exit_codes.USAGE
 
-    from rlrun.trainer.weights.export import export_run
+    from rlrun.trainer.weights.export_run import export_run
 
     output = Path(options.output).absolute()
     try:

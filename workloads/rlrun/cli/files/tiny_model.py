@@ -41,12 +41,16 @@ def run(argv: Sequence[str]) -> int:
             print(f"rlrun tiny-model: --warmup-environment: {finding.message}", file=sys.stderr)
             return exit_codes.CONFIGURATION
 
-    from rlrun.trainer.modeling.tiny_model import make_tiny_model
-
     try:
+        folder.mkdir(parents=True, exist_ok=True)  # told before torch is loaded
+
+        from rlrun.trainer.modeling.tiny_model import make_tiny_model
+
         make_tiny_model(folder, config)
     except OSError as error:
-        print(f"{error.filename or folder}: cannot be written: {error.strerror}", file=sys.stderr)
+        print(
+            f"{error.filename or folder}: cannot be written: {error.strerror}; choose another folder", file=sys.stderr
+        )
         return exit_codes.STORAGE
     except ValueError as error:
         print(f"rlrun tiny-model: {error}", file=sys.stderr)

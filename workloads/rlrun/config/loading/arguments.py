@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 
 from pydantic import BaseModel
 
+from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.layers import Assignment, Layer, Origin, Reader
 from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.schema import Shape, child, fields, find_field, suggestion
@@ -43,6 +44,8 @@ class Arguments:
     dry_run: bool = False
     layer: Layer = field(default_factory=Layer)
     """Origins inside of JSON values, the problems, notices and hints."""
+    unread: list[Problem] = field(default_factory=list)
+    """Problems of words that most likely were to name files, without which nothing else can be judged."""
     others: OtherNames | None = None
 
 
@@ -94,17 +97,19 @@ def parse_arguments(
         token = rest.pop(0)
         if token == "@":
             if not rest:
-                _refuse(result.layer, "@", "needs a file after it")
+                result.unread.append(Problem(COMMAND_LINE, "@", "needs a file after it"))
                 break
             result.files.append(Path(rest.pop(0)))
         elif token.startswith("@"):
-            _refuse(result.layer, token, f'write "@ {token[1:]}" with a space')
+            result.unread.append(Problem(COMMAND_LINE, token, f'write "@ {token[1:]}" with a space'))
         elif token in ("-h", "--help"):
             result.help = True
         elif token == "--dry-run":
             result.dry_run = True
         elif token.startswith("--") and len(token) > 2:
             _option(token, rest, reader, result)
+        elif Path(token).suffix in FORMATS:
+            result.unread.append(Problem(COMMAND_LINE, token, f'a file is given as "@ {token}"'))
         else:
             _refuse(result.layer, token, 'not an option; options begin with "--", a file is given as "@ FILE"')
     return result
@@ -175,6 +180,11 @@ def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> N
         return
     key, shape = found
     follows = bool(rest) and not rest[0].startswith(("--", "@"))
+    text = given if equals else rest[0] if follows else ""
+    if shape.kind in ("model", "list", "mapping") and (broken := _broken_json(text)):
+        _refuse(result.layer, shown, f"got {text!r}, expected JSON: {broken}")
+        del rest[: not equals]
+        return
     if equals:
         value = parse_value(given, shape)
     elif shape.kind == "bool":
@@ -245,6 +255,19 @@ def _unknown_variable(model: type[BaseModel], name: str) -> Problem | None:
     known = [*PROCESS_VARIABLES, *(f"{OURS}{field.upper()}" for field in model.model_fields)]
     hint = did_you_mean(name, known) or f"; a field is written as {OURS}MAX_STEPS or {OURS}MODEL__NAME"
     return Problem(ENVIRONMENT, name, f"is read by nothing{hint}")
+
+
+def _broken_json(text: str) -> str | None:
+    """Why a text that begins as an object or a list of JSON does is none; None: it is one, or does not begin so."""
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"{error.msg} at character {error.pos + 1}"
+    except (ValueError, RecursionError):
+        return "a number is too long, or it is nested too deeply"
+    return None
 
 
 def _without_no(name: str) -> str | None:

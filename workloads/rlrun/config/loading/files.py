@@ -11,8 +11,11 @@ from typing import Any, NoReturn
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.toml_lines import toml_lines
 from rlrun.config.loading.yaml_text import Document, parse_yaml
+from rlrun.config.suggest import did_you_mean
 
-_FORMATS = (".toml", ".yaml", ".yml", ".json")
+FORMATS = (".toml", ".yaml", ".yml", ".json")
+"""Suffixes of configuration files."""
+_TOML_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
 def read_text(path: Path) -> str:
@@ -24,11 +27,22 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        _refuse(path, "no such file")
+        _refuse(path, f"no such file{_close_file(path)}")
+    except IsADirectoryError:
+        _refuse(path, "is a folder, expected a file")
     except UnicodeDecodeError as error:
-        _refuse(path, f"not UTF-8 text (byte {error.start})")
+        _refuse(path, f"not UTF-8 text (byte {error.start}); save it as UTF-8")
     except (OSError, ValueError) as error:
         _refuse(path, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def _close_file(path: Path) -> str:
+    """A hint at a file of the same kind whose name is close."""
+    try:
+        stems = [other.stem for other in path.parent.iterdir() if other.suffix == path.suffix and other.is_file()]
+    except OSError:
+        return ""
+    return did_you_mean(path.stem, stems).replace("?)", f"{path.suffix}?)")
 
 
 def read_document(path: Path) -> Document:
@@ -38,8 +52,8 @@ def read_document(path: Path) -> Document:
         ConfigError: the file is missing, of an unknown format, broken (with the line), or not a mapping.
     """
     suffix = path.suffix.lower()
-    if suffix not in _FORMATS:
-        _refuse(path, f"unknown format {suffix or 'without a suffix'!r}; known: {', '.join(_FORMATS)}")
+    if suffix not in FORMATS:
+        _refuse(path, f"unknown format {suffix or 'without a suffix'!r}; known: {', '.join(FORMATS)}")
     text = read_text(path)
     if suffix == ".toml":
         document = Document(_toml(text, path), lines=toml_lines(text))
@@ -59,13 +73,19 @@ def _toml(text: str, path: Path) -> Any:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        where = re.search(r" ?\(at line (\d+), column \d+\)", reason := _reason(error))
-        line = int(where[1]) if where else None
-        message = f"not TOML: {reason.replace(where[0], '') if where else reason}"
-        raise ConfigError([Problem(str(path), "", message, line)]) from None
+        said, found = _reason(error), _TOML_PLACE.search(str(error))
+        line = None if found is None else int(found[1])
+        if line is not None and found is not None:
+            said = f"{said.removesuffix(found[0])} (column {found[2]})"
+            key = text.splitlines()[line - 1 : line]
+            if key and said.startswith("Cannot overwrite a value"):
+                said = f"duplicate key {key[0].partition('=')[0].strip()!r}; remove one"
+        raise ConfigError([Problem(str(path), "", f"not TOML: {said}", line)]) from None
 
 
 def _json(text: str, path: Path) -> Any:
+    if not text.strip():
+        _refuse(path, "holds nothing, expected a mapping of fields")
     try:
         return json.loads(text, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:

@@ -137,7 +137,7 @@ def combined(
     """
     base = merge(below)
     _apply(base, model, parse_environment(model, env, others=others))
-    problems = list(unread)
+    problems = [*arguments.unread, *unread]
     layers: list[Layer] = []
     for file in files:
         try:

@@ -3,19 +3,57 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
 
+_SAID: Sequence[tuple[str, str]] = (
+    (r"invalid int value: (.*)$", r"got \1, expected a whole number"),
+    (r"invalid float value: (.*)$", r"got \1, expected a number"),
+    (r"ignored explicit argument (.*)$", r"got \1, but it takes no value; leave that out"),
+    (r"expected (one|at least one) argument$", "needs a value after it"),
+)
+"""What argparse says, and what is said here."""
+_TEXT = "TEXT"
+"""Metavar of a value that may be empty."""
 
-class Parser(argparse.ArgumentParser):
-    """argparse with our exit code, no abbreviations, and the closest known option for an unknown one."""
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog, description=description, allow_abbrev=False, formatter_class=_fixed_width)
+class Options(argparse.ArgumentParser):
+    """argparse with our exit code, no abbreviations, and messages with option, value and what is expected."""
+
+    def __init__(self, prog: str, description: str | None = None, **more: Any) -> None:
+        super().__init__(prog, description=description, allow_abbrev=False, formatter_class=_fixed_width, **more)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As in argparse; an empty value, such as that of an unset variable of a shell, is refused."""
+        words = list(sys.argv[1:] if args is None else args)
+        texts = [name for action in self._actions if action.metavar == _TEXT for name in action.option_strings]
+        options = {name for action in self._actions for name in action.option_strings} - {*texts}
+        for word, following in zip_longest(words, words[1:]):
+            name, equals, value = word.partition("=")
+            if name in options and ((equals and not value) or (not equals and following == "")):
+                self.error(f"argument {name}: got '', expected a value; leave {name} out for the default")
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and end with the exit code of a wrong command line."""
+        for theirs, ours in _SAID:
+            message = re.sub(theirs, ours, message)
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(exit_codes.USAGE)
+
+
+class Parser(Options):
+    """The options and arguments of a whole command line, with the closest known option for an unknown one."""
+
+    def __init__(self, prog: str, description: str | None = None, **more: Any) -> None:
+        super().__init__(prog, description, **more)
         self.also: Collection[str] = ()
         """Options that are taken out before, for the hint to a mistyped one."""
 
@@ -29,10 +67,45 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown {kind} {name}{did_you_mean(name, known)}")
         return options, []
 
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong and end with the exit code of a wrong command line."""
-        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
-        sys.exit(exit_codes.USAGE)
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option: a whole number within bounds, which are included."""
+
+    def read(text: str) -> int:
+        digits = text.removeprefix("-")
+        fits = digits.isascii() and digits.isdecimal() and len(digits) < 20
+        if not fits or int(text) < least or (most is not None and int(text) > most):
+            until = "" if most is None else f" to {most}"
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number from {least}{until}")
+        return int(text)
+
+    return read
+
+
+def wholes(least: int, most: int | None = None, *, such_as: str) -> Callable[[str], list[int]]:
+    """The type of an option: whole numbers with commas between them. Args: such_as: an example."""
+
+    def read(text: str) -> list[int]:
+        try:
+            return [whole(least, most)(word.strip()) for word in text.split(",")]
+        except argparse.ArgumentTypeError:
+            bounds = "" if most is None else f" from {least} to {most}"
+            raise argparse.ArgumentTypeError(
+                f"got {text!r}, expected whole numbers{bounds} with commas between them, such as {such_as}"
+            ) from None
+
+    return read
+
+
+def number(text: str) -> float:
+    """The type of an option: a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number")
+    return value
 
 
 def own_options(parser: argparse.ArgumentParser) -> list[str]:

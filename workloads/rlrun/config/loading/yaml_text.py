@@ -77,7 +77,8 @@ def examine_yaml(text: str, source: str) -> tuple[list[Document], list[Problem]]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = ", ".join(part for part in (error.context, error.problem) if part)
-        builder.refuse(mark.line + 1 if mark else None, f"not YAML: {said}")
+        fix = "; indent with spaces" if "'\\t'" in said else ""
+        builder.refuse(mark.line + 1 if mark else None, f"not YAML: {said}{fix}")
     except yaml.YAMLError as error:
         builder.refuse(None, f"not YAML: {getattr(error, 'reason', error)}")
     except (ValueError, OverflowError) as error:

@@ -36,7 +36,7 @@ def check_writable(root: Path, *, remedy: str) -> None:
         trouble = trouble_of(error, root)
         if trouble is not None:
             raise RefusedError(f"cannot write to {root}: {trouble.text}; make space or {remedy}", trouble) from None
-        raise RoleError(f"cannot write to {root}: {error.strerror}", exit_codes.STORAGE) from None
+        raise RoleError(f"cannot write to {root}: {error.strerror}; {remedy}", exit_codes.STORAGE) from None
     if (trouble := trouble_at(root, least=MIN_FREE_BYTES)) is not None:
         raise RefusedError(
             f"{trouble.text}; a run in {root} needs at least {size(MIN_FREE_BYTES)}: make space or {remedy}", trouble

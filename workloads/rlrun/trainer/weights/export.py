@@ -18,21 +18,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlrun.config.models.checkpoint import ExportConfig, ResumeConfig
+from rlrun.config.models.checkpoint import ExportConfig
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import DType, ModelConfig
-from rlrun.hub.revisions import as_recorded
 from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART
 from rlrun.protocol.files.durable import link_files, new_folder
 from rlrun.protocol.files.failures import RoleError, storage_errors
-from rlrun.protocol.files.paths import COMPLETE, RunPaths
-from rlrun.protocol.files.run_folder import recorded_run
-from rlrun.protocol.files.shared import model_folder
+from rlrun.protocol.files.paths import COMPLETE
 from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import dcp_reader
 from rlrun.trainer.checkpoints.dcp import POLICY, parameter_key
 from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
-from rlrun.trainer.checkpoints.resume import choose_base
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.load_weights import stored_names
 from rlrun.trainer.modeling.shard import load_model
@@ -76,45 +72,6 @@ def export_version(version: Path, output: Path) -> None:
         new_folder(output, before_rename="export.before_rename") as folder,
     ):
         link_files(version, folder, leave_out=(COMPLETE,))
-
-
-def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DType | None = None) -> Exported:
-    """Export a run's checkpoint; the run may still be training.
-
-    Args:
-        root: the run's folder.
-        output: a folder that does not exist, or is empty.
-        step: the checkpoint's step; None: the newest that is complete and whole.
-        dtype: of the exported weights; None: the one that the run publishes.
-
-    Raises:
-        RoleError: there is no such run or checkpoint, or it cannot be read or written; names what to change.
-    """
-    paths = RunPaths(root)
-    config = recorded_run(paths)
-    if config is None:
-        raise RoleError(f"{root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RoleError(f"--output {output} is not empty; choose a new folder or empty this one", exit_codes.USAGE)
-    resume = ResumeConfig() if step is None else ResumeConfig(policy="Step", step=step)
-    problems: list[str] = []
-    try:
-        base = choose_base(paths, resume, with_orchestrator=False, log=problems.append)
-    except RoleError as error:
-        told = str(error).replace("checkpoint.resume.step is", "--step is")
-        raise RoleError(told, exit_codes.USAGE) from None
-    if base is None:
-        why = "; ".join(problems) or "none was completed"
-        raise RoleError(f"{root} has no checkpoint to export: {why}", exit_codes.DATA)
-    return export_checkpoint(
-        base.checkpoint.path,
-        output,
-        as_recorded(config.model, paths),
-        config.model.source(model_folder(paths.root, config.shared_with)),
-        step=base.checkpoint.step,
-        dtype=dtype,
-        adapters=config.lora,
-    )
 
 
 def export_checkpoint(

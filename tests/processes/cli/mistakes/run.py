@@ -1,0 +1,157 @@
+"""Make every mistake in one process: `python -m tests.processes.cli.mistakes.run FOLDER`; prints one JSON line for each.
+
+A process of its own: torch and others may be loaded in that of the tests, and here nothing may load them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+from unittest import mock
+
+import yaml
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRun
+from rlrun.cli import evaluation, main, rl, roles, sft
+from rlrun.local import user_code
+from tests.processes.cli.mistakes.mistake import MANIFEST, SFT, TOML, Files, Mistake
+from tests.processes.cli.mistakes.outcome import Outcome
+from tests.processes.cli.mistakes.table import MISTAKES
+
+PROGRAMS: Mapping[str, Callable[[], int]] = {
+    "rlrun": main.main,
+    "rl": rl.main,
+    "sft": sft.main,
+    "eval": evaluation.eval_main,
+    "synthesize": evaluation.synthesize_main,
+    "trainer": roles.trainer,
+    "orchestrator": roles.orchestrator,
+    "inference": roles.inference,
+}
+HEAVY = frozenset({"torch", "vllm", "transformers", "verifiers"})
+_check = user_code.check
+WORKER = "rlrun.environments.process.worker"
+
+
+class Started(BaseException):
+    """Something slow was started. No Exception, so that nobody handles it."""
+
+
+class Heavy(MetaPathFinder, Loader):
+    """Refuses to load what takes seconds; that it is installed can be looked up."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in HEAVY else None
+
+    def exec_module(self, module: ModuleType) -> NoReturn:
+        raise Started(f"import {module.__name__}")
+
+
+class Process(subprocess.Popen[Any]):
+    """A process; only that of an environment, which answers whether its arguments are right, may be one."""
+
+    def __init__(self, words: Any, *rest: Any, **named: Any) -> None:
+        if WORKER not in words:
+            raise Started(str(words))
+        super().__init__(words, *rest, **named)
+
+
+def _replaced(*words: Any) -> NoReturn:
+    raise Started(str(words))
+
+
+def make(mistake: Mistake, folder: Path) -> Outcome:
+    """Run a mistake's command line in a new folder."""
+    folder.mkdir()
+    _write(folder, _correct() | dict(mistake.files))
+    before = _content(folder)
+    words = shlex.split(mistake.words)
+    out, err = io.StringIO(), io.StringIO()
+    began = time.monotonic()
+    with _at(folder, words, mistake.variables), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = _code(PROGRAMS[words[0]])
+    seconds = time.monotonic() - began
+    return Outcome(mistake.what, code, err.getvalue(), sorted(_content(folder) - before), round(seconds, 3))
+
+
+@functools.cache
+def _correct() -> dict[str, str]:
+    """Files with which every command works."""
+    spec = RLRun.model_validate(yaml.safe_load(MANIFEST)).spec
+    config = resolve(spec, name="quick", uid="00000000-0000-0000-0000-000000000000", output_dir="runs/quick")
+    return {"run.yaml": MANIFEST, "run.toml": TOML, "sft.yaml": SFT, "run.json": config.model_dump_json()}
+
+
+@functools.cache
+def _answers() -> dict[str, Any]:
+    return {}
+
+
+def _checked(*asked: Any, **named: Any) -> Any:
+    """What an environment's process answers; once for all mistakes that have the same environment."""
+    key = repr((asked, named))
+    if key not in _answers():
+        _answers()[key] = _check(*asked, **named)
+    return _answers()[key]
+
+
+def _write(folder: Path, files: Files) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            path.mkdir(exist_ok=True)
+        elif isinstance(content, str) and content.startswith("-> "):
+            path.symlink_to(content.removeprefix("-> "))
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def _content(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@contextlib.contextmanager
+def _at(folder: Path, words: list[str], variables: Mapping[str, str]) -> Iterator[None]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLRUN_", "PRIME_"))}
+    with (
+        contextlib.chdir(folder),
+        mock.patch.object(sys, "argv", words),
+        mock.patch.dict(os.environ, kept | dict(variables), clear=True),
+        mock.patch.object(os, "execve", _replaced),
+        mock.patch.object(subprocess, "Popen", Process),
+        mock.patch.object(user_code, "check", _checked),
+    ):
+        yield
+
+
+def _code(program: Callable[[], int]) -> int | None:
+    try:
+        return program()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else None
+    except (Exception, Started):
+        traceback.print_exc()
+        return None
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, Heavy())
+    for number, one in enumerate(MISTAKES):
+        print(json.dumps(asdict(make(one, Path(sys.argv[1]) / str(number)))), flush=True)

@@ -1,0 +1,70 @@
+"""Mistakes at the command line: exit code, place, value and way out in one line, before anything slow starts, and nothing is made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from tests.processes.cli.mistakes.mistake import Mistake
+from tests.processes.cli.mistakes.outcome import Outcome
+from tests.processes.cli.mistakes.table import MISTAKES
+
+SLOW_SECONDS = 5.0
+"""An import of torch alone takes longer than all else here; a machine under load is no mistake."""
+
+
+def faults(mistake: Mistake, outcome: Outcome) -> list[str]:
+    """What is wrong with the answer to a mistake."""
+    err = outcome.err
+    lines = err.splitlines()
+    found = {
+        f"code {outcome.code}, not {mistake.code}": outcome.code != mistake.code,
+        "a traceback": "Traceback" in err,
+        f"{len(lines)} lines": len(lines) != 1,
+        f"does not name {mistake.place}": mistake.place not in err,
+        f"does not show {mistake.value}": mistake.value not in err,
+        f"does not say: {mistake.fix}": mistake.fix not in err,
+        f"made {', '.join(outcome.made)}": bool(outcome.made),
+        f"took {outcome.seconds} s": outcome.seconds > SLOW_SECONDS,
+    }
+    return [fault for fault, is_so in found.items() if is_so]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """What every mistake led to; all are made in one process, because each start of one takes longer than ten mistakes."""
+    command = [sys.executable, "-m", "tests.processes.cli.mistakes.run", str(tmp_path_factory.mktemp("mistakes"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    made = [Outcome(**json.loads(line)) for line in done.stdout.splitlines()]
+    return {outcome.what: outcome for outcome in made}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
+def test_a_mistake_is_told_in_one_line(mistake: Mistake, outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes[mistake.what]
+    assert not faults(mistake, outcome), outcome.err
+
+
+def test_the_table_holds_each_mistake_once_with_its_way_out() -> None:
+    names = [mistake.what for mistake in MISTAKES]
+    assert len(names) == len(set(names)) >= 80
+    assert [mistake.what for mistake in MISTAKES if not mistake.place or not mistake.fix] == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (Outcome("w", 64, "--steps: got 'x', expected a number\n", [], 0.1), []),
+        (Outcome("w", 1, "--steps: got 'x', expected a number\n", [], 0.1), ["code 1, not 64"]),
+        (Outcome("w", 64, "--steps: expected a number\n", [], 0.1), ["does not show 'x'"]),
+        (Outcome("w", 64, "note\n--steps: got 'x', expected a number\n", [], 0.1), ["2 lines"]),
+        (Outcome("w", 64, "--steps: got 'x', expected a number\n", ["runs"], 9.0), ["made runs", "took 9.0 s"]),
+    ],
+)
+def test_the_judge_finds_what_is_missing(outcome: Outcome, expected: Sequence[str]) -> None:
+    assert faults(Mistake("w", "eval", 64, "--steps", "'x'", "expected a number"), outcome) == expected

@@ -1,0 +1,60 @@
+"""Export of a run's checkpoint. What is wrong with the folders is told before torch is loaded, which takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlrun.config.models.checkpoint import ResumeConfig
+from rlrun.config.models.model import DType
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import recorded_run
+from rlrun.protocol.files.shared import model_folder
+from rlrun.runtime import exit_codes
+from rlrun.trainer.checkpoints.resume import choose_base
+
+if TYPE_CHECKING:
+    from rlrun.trainer.weights.export import Exported
+
+
+def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DType | None = None) -> Exported:
+    """Export a run's checkpoint; the run may still be training.
+
+    Args:
+        root: the run's folder.
+        output: a folder that does not exist, or is empty.
+        step: the checkpoint's step; None: the newest that is complete and whole.
+        dtype: of the exported weights; None: the one that the run publishes.
+
+    Raises:
+        RoleError: there is no such run or checkpoint, or it cannot be read or written; names what to change.
+    """
+    paths = RunPaths(root)
+    config = recorded_run(paths)
+    if config is None:
+        raise RoleError(f"{root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RoleError(f"--output {output} is not empty; choose a new folder or empty this one", exit_codes.USAGE)
+    resume = ResumeConfig() if step is None else ResumeConfig(policy="Step", step=step)
+    problems: list[str] = []
+    try:
+        base = choose_base(paths, resume, with_orchestrator=False, log=problems.append)
+    except RoleError as error:
+        told = str(error).replace("checkpoint.resume.step is", "--step is")
+        raise RoleError(told, exit_codes.USAGE) from None
+    if base is None:
+        why = "; ".join(problems) or "none was completed"
+        raise RoleError(f"{root} has no checkpoint to export: {why}", exit_codes.DATA)
+
+    from rlrun.trainer.weights.export import export_checkpoint
+
+    return export_checkpoint(
+        base.checkpoint.path,
+        output,
+        config.model,
+        config.model.source(model_folder(paths.root, config.shared_with)),
+        step=base.checkpoint.step,
+        dtype=dtype,
+        adapters=config.lora,
+    )
