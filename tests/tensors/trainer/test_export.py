@@ -181,7 +181,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is not the folder of a run" in message
     code, message = said(str(tmp_path), "--output", str(tmp_path / "out"), "--step", "0")
     assert code == exit_codes.USAGE
-    assert "--step: got 0" in message
+    assert "--step: got '0'" in message
     code, message = said(str(tmp_path), "--output", str(tmp_path / "out"), "--dtype", "int8")
     assert code == exit_codes.USAGE
     assert "int8" in message

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
+from rlrun.cli.main import main as rlrun
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, read_error
@@ -32,6 +33,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tiny")
     make_tiny_model(folder / "model", TinyModelConfig(**SMALL))
     return AutoTokenizer.from_pretrained(folder / "model")
+
+
+def test_the_command_makes_a_model_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new" / "model"
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    assert rlrun(["tiny-model", str(folder), *words]) == exit_codes.OK
+    assert capsys.readouterr().out == f"{folder}: tiny model of width 32, 1 layers\n"
+    assert AutoModelForCausalLM.from_pretrained(folder).config.hidden_size == 32
 
 
 def test_text_survives_the_tokenizer(tokenizer: Any) -> None:

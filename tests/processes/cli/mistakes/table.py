@@ -10,8 +10,8 @@ _KEY = {"RLRUN_API_KEY": "secret"}
 
 _COMMANDS = (
     Mistake("a typo in a command", "rlrun valdiate run.yaml", 64, "'valdiate'", "valdiate", "did you mean validate"),
-    Mistake("an unknown command", "rlrun frobnicate", 64, "'frobnicate'", "frobnicate", "known: validate, render"),
-    Mistake("an option instead of a command", "rlrun --verbose", 64, "'--verbose'", "--verbose", "known: validate"),
+    Mistake("an unknown command", "rlrun frobnicate", 64, "'frobnicate'", "frobnicate", "known: init, validate"),
+    Mistake("an option instead of a command", "rlrun --verbose", 64, "'--verbose'", "--verbose", "known: init, validate"),
     Mistake("no file", "rlrun validate", 64, "FILE", "", "see rlrun validate --help"),
     Mistake(
         "an argument too many", "rlrun render run.yaml two.yaml", 64, "two.yaml", "two.yaml", "see rlrun render --help"
@@ -459,7 +459,7 @@ _OPTIONS = (
     Mistake(
         "ports that are none", "rl @ run.toml --inference-port 80,x", 64, "--inference-port", "'80,x'", "8000,8001"
     ),
-    Mistake("GPUs that are none", "rlrun local run.yaml --trainer-gpu-ids a", 64, "--trainer-gpu-ids", "'a'", "2,3"),
+    Mistake("GPUs that are none", "rlrun local run.yaml --trainer-gpu-ids a", 64, "--trainer-gpu-ids", "'a'", "nvidia-smi -L"),
     Mistake(
         "more ports than engines",
         "rlrun local run.yaml --inference-port 18000,18001",
@@ -470,12 +470,12 @@ _OPTIONS = (
     ),
     Mistake(
         "two values for one field",
-        "rl @ run.toml --trainer @ t.toml",
+        "rl @ run.toml --trainer @ t.toml --orchestrator @ o.toml",
         78,
         "max_steps",
-        "got 11",
+        "got 12",
         "remove one",
-        {"t.toml": "max_steps = 11\n"},
+        {"t.toml": "max_steps = 11\n", "o.toml": "max_steps = 12\n"},
     ),
     Mistake(
         "a folder to resume that is none",
