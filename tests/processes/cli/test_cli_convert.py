@@ -23,7 +23,7 @@ def block(language: str) -> str:
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run_grpo.sh"
-    path.write_text(block("bash"))
+    path.write_text(block("text"))
     return path
 
 

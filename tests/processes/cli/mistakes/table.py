@@ -11,7 +11,9 @@ _KEY = {"RLRUN_API_KEY": "secret"}
 _COMMANDS = (
     Mistake("a typo in a command", "rlrun valdiate run.yaml", 64, "'valdiate'", "valdiate", "did you mean validate"),
     Mistake("an unknown command", "rlrun frobnicate", 64, "'frobnicate'", "frobnicate", "known: init, validate"),
-    Mistake("an option instead of a command", "rlrun --verbose", 64, "'--verbose'", "--verbose", "known: init, validate"),
+    Mistake(
+        "an option instead of a command", "rlrun --verbose", 64, "'--verbose'", "--verbose", "known: init, validate"
+    ),
     Mistake("no file", "rlrun validate", 64, "FILE", "", "see rlrun validate --help"),
     Mistake(
         "an argument too many", "rlrun render run.yaml two.yaml", 64, "two.yaml", "two.yaml", "see rlrun render --help"
@@ -459,7 +461,14 @@ _OPTIONS = (
     Mistake(
         "ports that are none", "rl @ run.toml --inference-port 80,x", 64, "--inference-port", "'80,x'", "8000,8001"
     ),
-    Mistake("GPUs that are none", "rlrun local run.yaml --trainer-gpu-ids a", 64, "--trainer-gpu-ids", "'a'", "nvidia-smi -L"),
+    Mistake(
+        "GPUs that are none",
+        "rlrun local run.yaml --trainer-gpu-ids a",
+        64,
+        "--trainer-gpu-ids",
+        "'a'",
+        "nvidia-smi -L",
+    ),
     Mistake(
         "more ports than engines",
         "rlrun local run.yaml --inference-port 18000,18001",

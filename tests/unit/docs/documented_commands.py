@@ -1,0 +1,133 @@
+"""The commands in the fenced blocks of the documentation, and what runs each: a test, or nothing here, with the reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PROGRAMS = frozenset(
+    {
+        "make",
+        "kubectl",
+        "helm",
+        "docker",
+        "kind",
+        "git",
+        "pip",
+        "uv",
+        "python",
+        "python3",
+        "torchrun",
+        "curl",
+        "export",
+        "cd",
+    }
+    | {"rlrun", "rl", "sft", "eval", "synthesize", "trainer", "orchestrator", "inference"}
+    | {"ls", "tail", "head", "for", "do", "done"}
+)
+"""First words of commands."""
+_FENCE = re.compile(r"^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.MULTILINE | re.DOTALL)
+_SHELLS = ("sh", "bash", "console", "shell")
+
+TESTS: Mapping[str, str] = {
+    r"make demo": "tests/e2e/cluster/test_real_images.py::test_the_quickstart_learns_on_the_cluster",
+    r"make quickstart": "tests/e2e/local/test_learning.py::test_the_quickstart_learns_and_stays_there",
+    r"rlrun validate run\.yaml": "tests/processes/cli/test_cli_main.py::test_validate_says_what_the_run_will_do",
+    r"rlrun render run\.yaml": "tests/processes/cli/test_cli_main.py::test_render_prints_the_configuration_of_every_role",
+    r"rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns_and_stays_there",
+    r"rlrun local run\.yaml --resume": "tests/e2e/local/test_resume.py::test_killed_and_resumed_equals_undisturbed",
+    r"rlrun eval run\.yaml( .*)?": "tests/e2e/local/test_evaluate.py::test_base_and_steps_are_measured_and_nothing_is_asked_twice",
+    r"rlrun synthesize run\.yaml .*": "tests/e2e/local/test_evaluate.py::test_what_is_synthesized_is_learned_by_sft",
+    r"rlrun export (FOLDER|runs/NAME) --output DIR": "tests/trainer/test_trainer_layouts.py::test_any_number_of_ranks_continues_any_other",
+    r"rlrun tiny-model DIR": "tests/tensors/trainer/test_tiny_model.py::test_the_command_makes_a_model_that_loads",
+    r"rlrun rows .*": "tests/unit/environments/test_row_files.py::test_what_is_written_is_played",
+    r"sft examples/sft\.yaml": "tests/e2e/local/test_sft.py::test_the_example_learns_and_its_held_out_loss_is_the_models",
+    r"sft @ run\.toml .*": "tests/unit/cli/test_cli_sft.py::test_the_command_line_wins",
+    r"kubectl apply -f run\.yaml|kubectl diff -f run\.yaml": "tests/controlplane/test_gitops.py::test_an_operator_at_work_is_no_difference",
+    r"kubectl -n team-a apply -f examples/quickstart\.yaml": "tests/controlplane/test_malformed.py::test_every_example_is_accepted",
+    r"kubectl -n rlrun-system rollout status .*": (
+        "tests/e2e/cluster/test_lives.py::test_a_finished_run_is_not_started_again_by_a_restarted_operator"
+    ),
+    r"kubectl patch rlr NAME .*suspend.*|kubectl wait rlr NAME .*Suspended.*": (
+        "tests/controlplane/test_operator_suspend.py::test_a_run_is_suspended_edited_and_resumed_with_nothing_lost"
+    ),
+    r"kubectl patch rlr NAME .*claimTemplate.*": "tests/controlplane/test_operator_growth.py::test_a_claim_grows_below_a_run_that_trains",
+    r"kubectl annotate rlr NAME .*restart-requested-at=.*": (
+        "tests/controlplane/test_operator_suspend.py"
+        "::test_a_run_that_is_created_suspended_waits_without_a_pod_and_one_that_is_restarted_by_hand_restarts_once"
+    ),
+    r"kubectl annotate rlr NAME .*rotate-key-requested-at=.*": (
+        "tests/thorough/operator/decide/test_api_key.py"
+        "::test_a_rotation_is_a_restart_that_does_not_count_with_another_key"
+    ),
+    r"kubectl get rlr (-A --field-selector .*|NAME -o wide)": "tests/controlplane/test_resource.py::test_what_kubectl_shows",
+    r"kubectl -n team-a create rolebinding .*": "tests/controlplane/test_restrictions.py::test_kubernetes_own_roles_know_runs",
+    r"helm (install|upgrade --install) .*": (
+        "tests/processes/chart/test_chart.py::test_each_watched_namespace_gets_a_role_and_the_binding_to_it"
+    ),
+    r"rlrun init .*": "tests/unit/cli/test_cli_installation.py::test_every_manifest_that_init_writes_is_valid",
+    r"rlrun convert .*": "tests/processes/cli/test_cli_convert.py::test_the_example_of_the_page",
+    r"rlrun validate run\.yaml && rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns_and_stays_there",
+    r"rlrun env try calculator .*": "tests/processes/cli/test_cli_env.py::test_written_replies_of_several_turns",
+    r"rlrun env try my_package\.tasks:make .*": "tests/processes/cli/test_cli_env.py::test_an_episode_is_printed",
+    r"rlrun env try gsm8k --base-url .*": "tests/processes/cli/test_cli_env.py::test_a_server_answers",
+    r"rlrun fit run\.yaml .*": "tests/unit/cli/test_cli_fit.py::test_a_run_that_fits",
+    r"rlrun local [ab]\.yaml --output-dir runs/[ab]( &)?": (
+        "tests/processes/local/test_gpus.py::test_runs_beside_each_other_have_gpus_of_their_own"
+    ),
+    r"rlrun track runs/NAME( .*)?": "tests/processes/tracking/test_whole_curves.py::test_a_killed_and_resumed_run_has_one_whole_curve",
+    r"rlrun tiny-model tiny .*|(inference|trainer|orchestrator) @ .*|rl .*--engine-url .*": "tests/e2e/local/test_by_hand.py::test_an_engine_outlives_rl_and_then_serves_roles_by_hand",
+    r"torchrun --nnodes .*": "tests/trainer/test_trainer_nodes.py::test_two_groups_of_plain_torchrun_are_one_trainer",
+}
+"""Commands, as regular expressions, and the test that runs them or does what they do."""
+REASONS: Mapping[str, str] = {
+    r"git clone <this repository> && cd rlrun": "the address is the reader's",
+    r"(ls|tail|head) .*runs/quickstart-\*/.*": "looks at what `make quickstart` has left",
+    r"docker build .*": "needs a builder of images and a network; tests/unit/images looks at the files",
+    r"kind .*": "needs Docker; the tests' clusters are made without",
+    r"kubectl (-n team-a )?(create namespace|create secret|label namespace) .*": "Kubernetes' own: nothing of it is ours",
+    r"kubectl label pvc .*": "undoes what Argo CD has done to claims; needs Argo CD",
+    r"kubectl -n team-a get rlr -w": "waits until the reader stops it",
+    r"kubectl describe rlr NAME": "prints the object as kubectl likes; what is in it is held by the tests of its conditions",
+    r"make (install|unit|lint|test)": "is what runs the tests",
+    r"make install ACCELERATOR=gpu": "needs a CUDA compiler; tests/unit/cli looks at its lock",
+    r"make images .*": "needs a builder of images and a registry or kind; tests/unit/images looks at what it calls",
+    r"FROM .*|COPY .*|ENV .*|EOF": "lines of a Dockerfile within the command before them",
+    r"export RLRUN_(API_KEY|ATTEMPT)=.*": "a variable of the commands after it",
+    r"kubectl delete (rlr --all|crd) .*|helm uninstall .*": "takes the installation away that all tests of a cluster share",
+}
+"""Commands, as regular expressions, that no test runs, and why."""
+
+
+def pages() -> Iterator[Path]:
+    """The pages that have commands."""
+    yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))
+    yield from (path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts)
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a page, without comments, prompts, `.venv/bin/` and surplus spaces.
+
+    A block without a language whose first word is no known program is a drawing or an output; one that says it is of a shell never is.
+    """
+    found: list[str] = []
+    for block in _FENCE.finditer(text):
+        lines = [_command(line) for line in block["text"].replace("\\\n", " ").splitlines()]
+        lines = [line for line in lines if line]
+        is_shell = block["language"] in _SHELLS
+        if is_shell or (not block["language"] and lines and lines[0].split()[0] in PROGRAMS):
+            found += lines
+    return found
+
+
+def _command(line: str) -> str:
+    line = re.sub(r"(^|\s)#.*", "", line)
+    line = re.sub(r"\s+", " ", line).strip().removeprefix("$ ")
+    return line.replace(".venv/bin/", "")
+
+
+def rules(command: str) -> list[str]:
+    """The rows of both tables that a command matches."""
+    return [rule for rule in (*TESTS, *REASONS) if re.fullmatch(rule, command)]
