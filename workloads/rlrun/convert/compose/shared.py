@@ -153,7 +153,8 @@ def interval(draft: Draft, part: str, per_epoch: int | None) -> tuple[int, str] 
         return steps, f"{part}.freq_steps"
     if epochs is not None and epochs > 0 and per_epoch is not None:
         return epochs * per_epoch, f"{part}.freq_epochs"
-    draft.dropped[f"{part}.freq_epochs"] = "the steps of an epoch are not known; RLRun's default"
+    if draft.has(f"{part}.freq_epochs"):
+        draft.dropped[f"{part}.freq_epochs"] = "the steps of an epoch are not known; RLRun's default"
     return None
 
 
