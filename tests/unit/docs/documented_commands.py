@@ -78,7 +78,9 @@ TESTS: Mapping[str, str] = {
         "tests/processes/local/test_gpus.py::test_runs_beside_each_other_have_gpus_of_their_own"
     ),
     r"rlrun track runs/NAME( .*)?": "tests/processes/tracking/test_whole_curves.py::test_a_killed_and_resumed_run_has_one_whole_curve",
-    r"rlrun tiny-model tiny .*|(inference|trainer|orchestrator) @ .*|rl .*--engine-url .*": "tests/e2e/local/test_by_hand.py::test_an_engine_outlives_rl_and_then_serves_roles_by_hand",
+    r"rlrun tiny-model tiny .*|(inference|trainer|orchestrator) @ .*|rl .*--engine-url .*": (
+        "tests/e2e/local/test_by_hand.py::test_an_engine_outlives_rl_and_then_serves_roles_by_hand"
+    ),
     r"torchrun --nnodes .*": "tests/trainer/test_trainer_nodes.py::test_two_groups_of_plain_torchrun_are_one_trainer",
 }
 """Commands, as regular expressions, and the test that runs them or does what they do."""
