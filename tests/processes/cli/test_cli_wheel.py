@@ -1,4 +1,4 @@
-"""The wheel: what it holds, and that an index has all that its extras ask for, for each Python. Reads PyPI's metadata, installs nothing."""
+"""The wheel: what it holds, and that an index has all that its extras ask for, for each Python. Reads metadata, installs nothing."""
 
 from __future__ import annotations
 
