@@ -29,6 +29,11 @@ NOT_BEGUN = (
     f"{NO_STATEFULSET}/no-trainer: was Pending for a moment, from Starting",
 )
 """A correction: an attempt that is refused before it is on record was called Starting until decision 51."""
+WITHOUT_PODS = (
+    f"{RUNS}/suspended: Scheduled is ('False', 'Suspended'), was ('True', 'AllScheduled')",
+    f"{RUNS}/suspending: Scheduled is ('False', 'Suspending'), was ('True', 'AllScheduled')",
+)
+"""A correction: a run that is suspended has no pod that could have a node."""
 BACK = (
     f"{RUNS}/sized: ConfigurationValid is ('True', 'ChangePending'), was ('True', 'Valid')",
     f"{RUNS}/sized: ConfigurationValid=True ChangePending",
@@ -106,7 +111,7 @@ class Play:
         found += [
             f"log: {line}" for line in log.splitlines() if "Traceback" in line or "unexpected" in line or " 403" in line
         ]
-        known = (*MADE_AGAIN, *NOT_BEGUN, *(BACK if name == "downgrade" else ()))
+        known = (*MADE_AGAIN, *NOT_BEGUN, *WITHOUT_PODS, *(BACK if name == "downgrade" else ()))
         found = [problem for problem in found if not any(begins in problem for begins in known)]
         self.problems += [f"{name}: {problem}" for problem in dict.fromkeys(found)]
         self._say(f"{name}: {len(set(found))} problems; events {dict(events)}")

@@ -49,6 +49,8 @@ def unnamed(world: World) -> str | None:
         )
     )
     message = str(status.get("message"))
+    if status.get("reason") == reasons.INVALID_CONFIGURATION:  # the first word is for it; conditions tell of the rest
+        message = " ".join(str(condition["message"]) for condition in status.get("conditions", ()))
     if not quiet or not (present or names) or any(word in message for word in (*present, *names)):
         return None
     return f"told_truly: {[*present, *names]} keep the run waiting; it says {status.get('reason')}: {message}"
