@@ -71,7 +71,7 @@ def _translator(source: str) -> Translator:
 
 @dataclass(frozen=True)
 class Variation:
-    """What a command line and an environment change in a manifest."""
+    """Changes of a manifest by a command line and an environment."""
 
     options: Sequence[str] = ()
     """Options with their values."""

@@ -88,7 +88,7 @@ class Converted:
     fates: Sequence[Fate]
     """One per key, in their order."""
     missing: Sequence[str]
-    """What the user must add before the run can start."""
+    """Additions by the user that the run needs before it can start."""
     refused: Sequence[Fate]
     """Keys that make it a run that RLRun cannot do; then the manifest is not to be used."""
     notices: Sequence[str]

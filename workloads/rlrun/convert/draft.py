@@ -20,7 +20,7 @@ KINDS: Sequence[Kind] = ("taken", "mapped", "default", "dropped", "refused", "un
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of one key."""
+    """Fate of one key."""
 
     setting: Setting
     kind: Kind
@@ -52,7 +52,7 @@ class Draft:
     """The other trainer's defaults by key, where they matter."""
     fields: dict[str, Field] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    """What the user must add; one line each."""
+    """Additions by the user; one line each."""
     refused: dict[str, str] = field(default_factory=dict)
     """Reasons by key."""
     dropped: dict[str, str] = field(default_factory=dict)

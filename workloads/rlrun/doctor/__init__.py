@@ -1,1 +1,1 @@
-"""What this machine can do for a run: facts that are gathered without starting one, and what each means."""
+"""Abilities of this machine: facts that are gathered without starting a run, and the meaning of each."""

@@ -1,4 +1,4 @@
-"""What the facts about a machine mean for a run, and what to do about each. Pure."""
+"""Meaning of the facts about a machine for a run, each with its fix. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Check:
     state: State
     said: str
     fix: str = ""
-    """What to do; empty where nothing has to be."""
+    """Fix; empty where none is needed."""
 
 
 def checks(facts: Facts) -> list[Check]:
@@ -45,7 +45,7 @@ def checks(facts: Facts) -> list[Check]:
 
 
 def abilities(facts: Facts, found: Sequence[Check]) -> list[str]:
-    """What can be done here."""
+    """Ability of the machine."""
     broken = {check.name for check in found if check.state == "fail"}
     where = f"{facts.torch.gpus} GPUs" if facts.torch.gpus else "CPUs"
     can = []

@@ -31,7 +31,7 @@ _ASK_TORCH = (
 
 @dataclass(frozen=True)
 class Torch:
-    """What torch says of itself, in a process of its own."""
+    """Facts about torch, from a process of its own."""
 
     error: str | None = None
     """Last line of the reason why it cannot be imported."""
@@ -61,11 +61,11 @@ class Facts:
     open_files: int
     """Most files that a process may have open."""
     port: bool
-    """Whether a port is free."""
+    """State of a port: True if it is free."""
     hub: str | None
     """Host of the model hub that answers; None: none does."""
     kubectl: str | None
-    """What `kubectl auth can-i create rlruns.rlrun.io` says: yes, no, or an error; None: there is no kubectl."""
+    """Answer of `kubectl auth can-i create rlruns.rlrun.io`: yes, no, or an error; None: there is no kubectl."""
 
 
 def gather(folder: Path, variables: Mapping[str, str] = os.environ) -> Facts:

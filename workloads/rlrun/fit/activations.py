@@ -17,12 +17,12 @@ from rlrun.config.models.parallel import ActivationCheckpointing
 from rlrun.fit.architecture import Architecture
 
 FUSED = 4 / 3
-"""What compiled code keeps, relative to the results of matrix products and of attention: the rest is computed again."""
+"""Share that compiled code keeps, relative to the results of matrix products and of attention: the rest is computed again."""
 
 
 @dataclass(frozen=True)
 class LayerActivations:
-    """What one token leaves in one layer, on one of `tp` ranks."""
+    """Bytes that one token leaves in one layer, on one of `tp` ranks."""
 
     kept: float
     """From the forward pass to the layer's backward pass, in bytes."""

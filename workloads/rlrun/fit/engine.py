@@ -19,7 +19,7 @@ COMMUNICATORS_BYTES = 0.5 * GIB
 BATCHED_TOKENS = 8192
 """Tokens of one engine step that vLLM makes room for, where `--max-num-batched-tokens` does not say."""
 WAITING_TRAINER_BYTES = 1.0 * GIB
-"""What a trainer keeps of the same GPU in the engine's turn."""
+"""Memory that a trainer keeps of the same GPU in the engine's turn."""
 FEW = 8
 """Whole sequences in the cache below `maxNumSeqs` divided by this are worth a remark."""
 _ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2")

@@ -26,7 +26,7 @@ MEMORY_MIB: Mapping[str, int] = {
     "V100-32GB": 32_510,
     "T4": 15_360,
 }
-"""What the driver reports, in MiB. A product is one whose label has all parts of a name (`NVIDIA-A100-SXM4-80GB`)."""
+"""Memory as the driver reports it, in MiB. A product is one whose label has all parts of a name (`NVIDIA-A100-SXM4-80GB`)."""
 _UNITS = {"Mi": MIB, "Gi": GIB, "M": 10**6, "G": 10**9, "MiB": MIB, "GiB": GIB, "MB": 10**6, "GB": 10**9}
 
 

@@ -13,12 +13,12 @@ class Part:
     name: str
     bytes: float
     why: str = ""
-    """How it comes about, for people."""
+    """Derivation, for people."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What one role needs on each of its GPUs."""
+    """Need of one role on each of its GPUs."""
 
     role: str
     """`trainer` or `inference`."""
@@ -28,7 +28,7 @@ class Needs:
     limit: float
     """Bytes that the parts may have together."""
     limit_is: str
-    """Where the limit comes from, for people."""
+    """Source of the limit, for people."""
     remarks: Sequence[str] = ()
     """Facts that follow, none of which stops the run."""
 

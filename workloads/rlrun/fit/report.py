@@ -18,7 +18,7 @@ from rlrun.fit.trainer import trainer_needs
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a specification alone does not say."""
+    """Facts that a specification alone does not give."""
 
     model: Architecture
     """The policy's shape."""

@@ -1,4 +1,4 @@
-"""Where a model's shape comes from: its folder, the hub's cache on this machine, a table, or what a tiny model is made with."""
+"""Sources of a model's shape: its folder, the hub's cache on this machine, a table, or what a tiny model is made with."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LIBRARIES_BYTES = 1.5 * GIB
 COMMUNICATORS_BYTES = 1.0 * GIB
 """NCCL's buffers, with more than one rank."""
 SLEEPING_ENGINE_BYTES = 3.0 * GIB
-"""What an engine keeps of a GPU while it sleeps."""
+"""Memory that an engine keeps of a GPU while it sleeps."""
 FRAGMENTS = 0.03
 """Share of the GPU that stays unused between blocks of memory."""
 _MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1}
@@ -54,11 +54,11 @@ class _Trained:
 
     all: int
     matrices: int
-    """Of these, in the matrices of decoder layers."""
+    """Parameters among these in the matrices of decoder layers."""
     layer: float
-    """Of one decoder layer on one rank, gathered."""
+    """Parameters of one decoder layer on one rank, gathered."""
     head: bool
-    """Whether the head is among them."""
+    """True if the head is among them."""
 
 
 def trainer_needs(

@@ -1,4 +1,4 @@
-"""What a hub's answer means for a person: one message with the field, the value and the fix."""
+"""Answers of a hub for people: one message with the field, the value and the fix."""
 
 from __future__ import annotations
 

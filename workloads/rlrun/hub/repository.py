@@ -14,7 +14,7 @@ _SNAPSHOT = re.compile(r".*/models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f
 
 @dataclass(frozen=True)
 class Repository:
-    """What is to be fetched."""
+    """Repository to fetch."""
 
     kind: Kind
     name: str

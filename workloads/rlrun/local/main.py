@@ -176,7 +176,7 @@ class _Call:
     options: argparse.Namespace
     console: Console
     command: str
-    """What the user called, without the folder."""
+    """Command of the user, without the folder."""
     interrupted: list[int]
     """Signals so far."""
 
@@ -203,11 +203,11 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the processes of a run are on this machine."""
+    """Place of a run's processes on this machine."""
 
     ports: Ports
     host: Endpoints | None
-    """Of the run whose trainer and engines this run uses; None: it has its own."""
+    """Endpoints of the run whose trainer and engines this run uses; None: it has its own."""
     api_key: str
     gpus: Claim
 

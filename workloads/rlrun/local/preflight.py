@@ -139,5 +139,5 @@ def check_engine(gpus_per_replica: int) -> None:
 
 
 def has_gpus() -> bool:
-    """Whether this machine has an NVIDIA GPU, without loading any library."""
+    """True if this machine has an NVIDIA GPU; loads no library."""
     return any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import rlrun
 
 _FOLDER = "share/rlrun"
-"""Where a wheel installs them, below the environment's folder (`[tool.setuptools.data-files]`)."""
+"""Folder into which a wheel installs them, below the environment's (`[tool.setuptools.data-files]`)."""
 _KNOWN = "charts"
 """A folder among them."""
 

@@ -51,7 +51,7 @@ class Record:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker knows a run by."""
+    """Identity of a run in a tracker."""
 
     uid: str
     """Id of the tracked run: the same in all attempts."""

@@ -111,7 +111,7 @@ class Worker:
         return code
 
     def last_words(self) -> str:
-        """What the worker says why it ended, or the last line that was printed."""
+        """Reason of the worker's end in its own words, or the last line that was printed."""
         with suppress(OSError):
             lines = self.errors.read_text(errors="replace").strip().splitlines()
             own = [line.removeprefix(ERROR_MARK) for line in lines if line.startswith(ERROR_MARK)]

@@ -1,4 +1,4 @@
-"""What is on the volume, as records: `metrics.jsonl` with the traces and the machine's measures that belong to a step. Reads only."""
+"""Contents of the volume as records: `metrics.jsonl` with the traces and the machine's measures that belong to a step. Reads only."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset, self._last = 0, b""
-        """Where reading goes on, and the line that ends there: another one is of another file."""
+        """Position at which reading goes on, and the line that ends there: another one is of another file."""
 
     def new(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether reading has begun at the start of the file, and the whole lines that are new since the call before."""
+        """True if reading has begun at the start of the file, and the whole lines that are new since the call before."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset - len(self._last))

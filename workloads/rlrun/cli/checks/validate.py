@@ -19,7 +19,7 @@ from rlrun.local.judge import Judged, judge_manifest
 from rlrun.runtime import exit_codes
 
 STANDARD_INPUT = "standard input"
-"""How messages call the manifest of the file `-`."""
+"""Name of the manifest of the file `-` in messages."""
 
 
 def parser() -> Parser:
@@ -78,7 +78,7 @@ def _print(source: str, judged: Judged[RLRun]) -> None:
 
 
 def document(source: str, judged: Judged[RLRun]) -> dict[str, Any]:
-    """What was found about a manifest, for programs."""
+    """Findings about a manifest, for programs."""
     valid = _valid(judged)
     return {
         "file": source,

@@ -71,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _place(options: argparse.Namespace) -> DataSetConfig:
-    """Where the rows are. Raises ValidationError, RoleError."""
+    """Place of the rows. Raises ValidationError, RoleError."""
     fields = ("path", "name", "revision", "split")
     place = DataSetConfig.model_validate({name: value for name in fields if (value := getattr(options, name))})
     if options.subset is None:

@@ -43,7 +43,7 @@ class RoleNames:
         return self.names.knows([self.role, *words])
 
     def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
-        """What the option says in the role's own fields."""
+        """Meaning of the option in the role's own fields."""
         found = self.names.option([self.role, *words], value, shown)
         if found is not None:
             found.assignments = [one for each in found.assignments if (one := self.own(each, found.layer)) is not None]

@@ -1,4 +1,4 @@
-"""What a run in another project's names leaves open, from values that mean something only beside each other.
+"""Completion of a run in another project's names, from values that mean something only beside each other.
 
 Only fields that nothing sets are set here, so that a file of ours, an option and a variable win.
 """
@@ -92,7 +92,7 @@ def complete(layer: Layer, below: Key = ()) -> None:
 
 
 def _shared(run: _Run) -> None:
-    """What a role's table says of the whole run, where the run itself says nothing: there, roles may differ."""
+    """Values of a role's table for the whole run, where the run itself has none: there, roles may differ."""
     for role in ("trainer", "orchestrator", "inference"):
         name = f"{role}_output_dir"
         folder = run.hint(name)

@@ -69,12 +69,12 @@ class Row:
     text: str = ""
     """Ignored: why that is right. Refused: the counterpart, or why there is none."""
     convert: Conversion | None = None
-    """How the value changes; None: not at all."""
+    """Change of the value; None: none."""
     by_name: Callable[[str], Conversion] | None = None
-    """Of a path that ends in `*`: the conversion for the name that stands there."""
+    """Conversion for the name at the end of a path with `*`."""
 
     def effects(self, value: Any, name: str) -> list[Effect]:
-        """What becomes of a value at a key of that name."""
+        """Effects of a value at a key of that name."""
         convert = self.by_name(name) if self.by_name is not None else self.convert
         if convert is not None:
             return list(convert(value, self.targets[0] if self.targets else ""))

@@ -30,7 +30,7 @@ ROLES = ("trainer", "orchestrator", "inference")
 
 @dataclass
 class Translation:
-    """What a document says in our names, and what is left of it for our own reader."""
+    """Contents of a document in our names, and the rest of it for our own reader."""
 
     assignments: list[Assignment] = field(default_factory=list)
     layer: Layer = field(default_factory=Layer)
@@ -61,7 +61,7 @@ class Translator:
     """Table whose keys may stand at the top, as the trainer's in a file of supervised fine-tuning."""
 
     def read(self, document: Mapping[str, Any], table: str = "", raw: Key = (), shown: str = "") -> Translation:
-        """What a document says.
+        """Contents of a document.
 
         Args:
             document: a whole file, or the part of one role.
@@ -81,7 +81,7 @@ class Translator:
         return row is not None and row.fate != "same"
 
     def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
-        """What an option or variable says; None if no row knows it."""
+        """Meaning of an option or variable; None if no row knows it."""
         row, count = self._covering(words)
         if row is None:
             return None

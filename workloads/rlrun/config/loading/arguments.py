@@ -50,7 +50,7 @@ class Arguments:
 
 
 class Translated(Protocol):
-    """What an option of another project says in our names."""
+    """Meaning of an option of another project in our names."""
 
     @property
     def assignments(self) -> list[Assignment]:
@@ -71,7 +71,7 @@ class OtherNames(Protocol):
         ...
 
     def option(self, words: Sequence[str], value: Any, shown: str) -> Translated | None:
-        """What the option says; `shown` is how the user wrote its name."""
+        """Meaning of the option; `shown` is how the user wrote its name."""
         ...
 
 

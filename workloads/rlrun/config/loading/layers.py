@@ -43,7 +43,7 @@ class Layer:
     """Origin of every value in `values`, by its path of Python names."""
     problems: list[Problem] = field(default_factory=list)
     notices: list[Problem] = field(default_factory=list)
-    """What the user should know, and what does not stop a run."""
+    """Notices for the user, which stop no run."""
     hints: dict[str, Hint] = field(default_factory=dict)
     """Values that are completed once all layers are one."""
 

@@ -19,7 +19,7 @@ _SAID: Sequence[tuple[str, str]] = (
     (r"ignored explicit argument (.*)$", r"got \1, but it takes no value; leave that out"),
     (r"expected (one|at least one) argument$", "needs a value after it"),
 )
-"""What argparse says, and what is said here."""
+"""Wordings of argparse, each with the one here."""
 _TEXT = "TEXT"
 """Metavar of a value that may be empty."""
 

@@ -34,7 +34,7 @@ _PROJECTS: Mapping[str, str | None] = {
 
 @dataclass(frozen=True)
 class Context:
-    """What is known beside the settings."""
+    """Facts beside the settings."""
 
     name: str
     """The run's name where the settings have none."""

@@ -96,7 +96,7 @@ def _resolved(setting: Setting, values: Mapping[str, Any]) -> Setting:
 
 
 def _look_up(inside: str, key: str, values: Mapping[str, Any]) -> tuple[bool, Any]:
-    """Whether an interpolation leads somewhere, and to what."""
+    """Target of an interpolation, and whether there is one."""
     name, default, has_default = inside, None, False
     resolver, colon, rest = inside.partition(":")
     if colon:

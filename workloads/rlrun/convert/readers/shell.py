@@ -31,7 +31,7 @@ class Command:
     """A command with `key=value` arguments."""
 
     module: str
-    """What `python -m` starts, or the program."""
+    """Module of `python -m`, or the program."""
     words: Sequence[Word]
     """The arguments behind it."""
     options: Sequence[Word] = ()

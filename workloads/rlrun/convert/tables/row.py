@@ -14,7 +14,7 @@ How = Literal["value", "joined", "drop", "refuse"]
 
 @dataclass(frozen=True)
 class Row:
-    """What becomes of a key."""
+    """Fate of a key."""
 
     key: str
     """Dotted; `*` stands for any text."""

@@ -43,7 +43,7 @@ class Signature:
 
     takes: frozenset[str]
     required: frozenset[str]
-    """Those without a default."""
+    """Parameters without a default."""
 
     @property
     def group(self) -> bool:
@@ -219,7 +219,7 @@ def _told(error: BaseException) -> str:
 
 
 def scores_of(value: Any, members: int | None) -> list[Score]:
-    """What a function returned as scores within the bounds.
+    """Scores within the bounds, from the result of a function.
 
     Args:
         value: a number, or a dictionary with `score` and further numbers, which become metrics; for a group a list of such.

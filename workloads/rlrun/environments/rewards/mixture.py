@@ -165,12 +165,12 @@ class Rewards:
         self._of(row).check(row)
 
     async def score(self, task: Task, reply: str) -> Score:
-        """What a reply earns alone."""
+        """Reward of a reply alone."""
         assert isinstance(task, RowTask)
         return await self._of(task.row).score(task, reply)
 
     async def compare(self, task: Task, replies: Sequence[str], scores: Sequence[Score]) -> Sequence[Score]:
-        """What the replies of a group earn, with what they earned alone."""
+        """Rewards of a group's replies, with those of each alone."""
         assert isinstance(task, RowTask)
         found = self._of(task.row)
         return await found.compare(task, replies, scores) if found.compares else scores

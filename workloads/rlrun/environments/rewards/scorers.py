@@ -167,6 +167,6 @@ BUILT_IN: Mapping[str, tuple[type[BaseModel], Callable[[Any], Scorer | GroupScor
 """Built-in rewards: name -> options and what makes it."""
 
 SERVED = frozenset({"judge", "group-judge", "reward-model"})
-"""Those that ask a server, which may want a key."""
+"""Rewards that ask a server, which may want a key."""
 OF_GROUPS = frozenset({"group-judge"})
-"""Those that judge all replies of a group together."""
+"""Rewards that judge all replies of a group together."""

@@ -88,7 +88,7 @@ class Server:
         self._session: Any = None
 
     async def ask(self, path: str, body: Mapping[str, Any], parse: Callable[[Any], T]) -> T:
-        """What `parse` makes of the JSON that the server answers at `path`.
+        """Result of `parse` on the JSON that the server answers at `path`.
 
         Raises:
             ServedError: there was no answer before the deadline, or the server refuses the request.

@@ -1,1 +1,1 @@
-"""What a local run uses and others may use too: GPUs, engines that run already, the trainer of a host run."""
+"""Things that a local run shares with others: GPUs, engines that run already, the trainer of a host run."""

@@ -156,7 +156,7 @@ class GpuLocks:
                 os.close(writing)
 
     def holder(self, key: str) -> Holder | None:
-        """Who has a lock, if it has left word."""
+        """Holder of a lock, if it has left word."""
         file = self._open(key)
         try:
             return Holder(**json.loads(os.pread(file, _TEXT_MAX, 0)))

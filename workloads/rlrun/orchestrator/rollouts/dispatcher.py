@@ -166,7 +166,7 @@ class Dispatcher:
         return rollout
 
     async def _tried(self, arena: Arena, task: TaskRef, once: Callable[[], Awaitable[T]]) -> T:
-        """What `once` gives, tried again after an error of the environment.
+        """Result of `once`, tried again after an error of the environment.
 
         Raises:
             GroupGivenUpError: it failed too often.

@@ -40,8 +40,8 @@ DEFAULTS: dict[str, Any] = {
     "checkpoint": {},
     "weight_sync": {},
 }
-"""What a file written by hand may leave out, as in a manifest. No defaults of the models: a rendered file says all of it, and its format
-has a mark (decision 52)."""
+"""Fields that a file written by hand may leave out, as in a manifest. No defaults of the models: a rendered file says all of it, and
+its format has a mark (decision 52)."""
 _EXAMPLES = {
     "model": 'model = {name = "Qwen/Qwen3-0.6B"}',
     "environments": 'environments = [{id = "reverse-text", group_size = 8}]',

@@ -23,7 +23,7 @@ from rlrun.tracking.record import Mark, Record, TrackedRun, TrackerError
 DEFAULT_EXPERIMENT = "rlrun"
 REQUEST_SECONDS = 30.0
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100
-"""Of one request: limits of the interface."""
+"""Limits of one request, by the interface."""
 _PARAMETER_CHARACTERS = 500
 _NOT_IN_NAMES = re.compile(r"[^-\w./ ]", re.ASCII)
 UID_TAG = "rlrun.uid"
