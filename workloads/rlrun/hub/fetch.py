@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from loguru import logger
-
 from rlrun.config.models.companions import ReferenceConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.hub.explain import explain, passes
@@ -95,6 +93,16 @@ def fetch_rows(repository: Repository, patterns: Sequence[str]) -> Path:
     return _fetch(repository, "rows", allow=patterns)
 
 
+def _tell(text: str, level: str = "INFO") -> None:
+    """Log a line; an environment's own Python has no loguru, and prints it into the environment's log."""
+    try:
+        from loguru import logger
+    except ModuleNotFoundError:
+        print(text, file=sys.stderr)
+    else:
+        logger.log(level, text)
+
+
 def _fetch(
     repository: Repository, part: str, *, allow: Sequence[str] | None = None, ignore: Sequence[str] | None = None
 ) -> Path:
@@ -134,9 +142,11 @@ def _commit(repository: Repository) -> str:
             if not (passes(error) or constants.is_offline_mode()) or not known.is_file():
                 raise
             commit = known.read_text().strip()
-            logger.warning(f"the hub is not asked for {repository}: {repository.asked} is commit {commit} in its cache")
+            _tell(
+                f"the hub is not asked for {repository}: {repository.asked} is commit {commit} in its cache", "WARNING"
+            )
             return commit
-        logger.info(f"{repository}: {repository.asked} is commit {commit}")
+        _tell(f"{repository}: {repository.asked} is commit {commit}")
         with suppress(OSError):  # for runs that begin without network; a cache that cannot be written goes without
             write_bytes(known, commit.encode())
         return commit
@@ -170,7 +180,7 @@ def _patiently(ask: Callable[[], ResultT], repository: Repository) -> ResultT:
                 raise
             pause = PAUSE_SECONDS * 2 ** (tried - 1)
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            logger.warning(f"the hub broke off ({reason}); {repository} is asked for again in {pause:.0f} s")
+            _tell(f"the hub broke off ({reason}); {repository} is asked for again in {pause:.0f} s", "WARNING")
             time.sleep(pause)
     raise AssertionError("unreachable")
 
@@ -203,7 +213,7 @@ def _take(descriptor: int, path: Path, repository: Repository) -> bool:
             now = time.monotonic()
             if now - said >= SAY_SECONDS:
                 said = now
-                logger.info(f"{repository} is being fetched by {path.read_text() or 'another process'}; waiting for it")
+                _tell(f"{repository} is being fetched by {path.read_text() or 'another process'}; waiting for it")
             time.sleep(LOOK_SECONDS)
         except OSError:
             return False
