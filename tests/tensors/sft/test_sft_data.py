@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -72,43 +71,16 @@ def test_a_folder_holds_files_of_the_split(jsonl: Write, tmp_path: Path) -> None
     rows = Rows(DataSetConfig(path=str(tmp_path / "set"), split="train"), "data.sources[0]")
     assert [rows.row(i) for i in range(len(rows))] == CHATS[:5]
     assert rows.place(3) == "train-00001-of-00002.jsonl line 2"
-    with pytest.raises(RoleError, match=r"holds no .jsonl, .parquet or .arrow file of split 'dev'"):
+    with pytest.raises(RoleError, match=r"holds no .jsonl, .csv, .parquet or .arrow file of split 'dev'"):
         Rows(DataSetConfig(path=str(tmp_path / "set"), split="dev"), "data.sources[0]")
-
-
-def test_a_data_set_of_the_hub(jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
-
-    folder = jsonl(CHATS, "hub/train.jsonl").parent
-    asked: list[Any] = []
-
-    def download(name: str, **options: Any) -> str:
-        asked.append((name, options["repo_type"], options["revision"]))
-        if options["revision"] == "v9":
-            raise RevisionNotFoundError(
-                "404", response=httpx2.Response(404, request=httpx2.Request("GET", "https://hub.example"))
-            )
-        if name == "org/gone":
-            raise LocalEntryNotFoundError("no connection to the hub")
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert len(Rows(DataSetConfig(name="org/chats"), "data.sources[0]")) == 10
-    Rows(DataSetConfig(name="org/chats", revision="v1"), "data.sources[0]")
-    assert asked == [("org/chats", "dataset", None), ("org/chats", "dataset", "v1")]
-    with pytest.raises(RoleError, match=r"data.sources\[0\].revision: data set org/chats has no revision v9") as caught:
-        Rows(DataSetConfig(name="org/chats", revision="v9"), "data.sources[0]")
-    assert caught.value.code == exit_codes.DATA
-    with pytest.raises(RoleError, match=r"data.sources\[0\].name: cannot get org/gone from the hub: no connection"):
-        Rows(DataSetConfig(name="org/gone"), "data.sources[0]")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
         ("none.jsonl", None, "there is no file or folder"),
-        ("data.csv", "a,b", "data.csv is none of .jsonl, .parquet and .arrow"),
+        ("data.xlsx", "a,b", "data.xlsx is none of .jsonl, .csv, .parquet and .arrow"),
+        ("data.csv", "a,b", "has no rows"),
         ("empty.jsonl", "\n\n", "has no rows"),
         ("broken.parquet", "no parquet", "cannot read"),
     ],

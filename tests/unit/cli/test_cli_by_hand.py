@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.api.manifest import parse_manifest
+from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.roles import MODELS, prepare
 from rlrun.config.loading.loader import load_file
@@ -17,6 +19,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.identity import claim, complete
 from rlrun.protocol.files.paths import Role, RunPaths
 
+ROOT = Path(__file__).parents[3]
 KEY = {"RLRUN_API_KEY": "secret"}
 FILES: dict[Role, str] = {
     "inference": '[model]\nname = "org/model"\n',
@@ -145,3 +148,15 @@ def test_a_whole_file_is_handed_on_as_it_is(here: Path) -> None:
     config = started("inference", FILES["inference"], *(f"--{k.replace('_', '-')}={v}" for k, v in whole.items()))
     assert (config.name, config.uid, config.output_dir) == ("r", "u", str(here / "out"))
     assert not (here / "out" / "identity.json").exists()
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_files_of_a_launcher_are_taken_as_they_are(example: Path, here: Path) -> None:
+    """One that was changed would have another fingerprint than the run that it is of."""
+    run, _ = parse_manifest(example.read_text(), str(example))
+    config = resolve(run.spec, name=run.metadata.name, uid="uid", output_dir=str(here / "run"))
+    file = here / "run.json"
+    file.write_text(config.model_dump_json())
+    for role, model in MODELS.items():
+        if (rendered := getattr(config, role)) is not None:
+            assert load_file(model, file, section=role, complete=complete) == rendered

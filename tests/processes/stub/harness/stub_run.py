@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import rlrun
+from rlrun.config.models.roles import micro_batch_tokens
 from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.paths import RunPaths
@@ -44,7 +45,7 @@ class StubRun:
         self.file.write_text(self.config.model_dump_json())
 
     def _config(self, changes: Mapping[str, Any]) -> RunConfig:
-        shared = {
+        shared: dict[str, Any] = {
             "name": "stub",
             "uid": "uid",
             "output_dir": str(self.paths.root),
@@ -56,8 +57,13 @@ class StubRun:
         algorithm = {"max_async_level": 1, "max_off_policy_steps": 4}
         checkpoint = {"interval": 5, "keep_last": 2}
         document: dict[str, Any] = {
-            "trainer": {"algorithm": algorithm, "checkpoint": checkpoint, "port": self.trainer_port},
-            "inference": {"port": self.engine_port},
+            "trainer": {
+                "algorithm": algorithm,
+                "checkpoint": checkpoint,
+                "port": self.trainer_port,
+                "micro_batch_tokens": micro_batch_tokens(shared["seq_len"]),
+            },
+            "inference": {"port": self.engine_port, "max_model_len": shared["seq_len"]},
             "orchestrator": {
                 "algorithm": algorithm,
                 "checkpoint": checkpoint,

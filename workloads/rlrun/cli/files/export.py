@@ -10,8 +10,9 @@ from typing import get_args
 
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.config.models.model import DType
+from rlrun.local.preflight import check_packages
 from rlrun.protocol.files.failures import RoleError
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, extras
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,6 +39,7 @@ def run(argv: Sequence[str]) -> int:
 
     output = Path(options.output).absolute()
     try:
+        check_packages(extras.TRAINING)
         exported = export_run(Path(options.run).absolute(), output, step=options.step, dtype=options.dtype)
     except RoleError as error:
         print(f"rlrun export: {error}", file=sys.stderr)
