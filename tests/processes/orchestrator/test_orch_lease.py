@@ -174,6 +174,7 @@ async def test_a_change_is_told_soon_but_not_too_often_and_idling_rarely(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_module, "RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(lease_module, "YOUNG_SECONDS", 0.0)
     monkeypatch.setattr(lease_module, "CHANGE_SECONDS", 0.2)
     monkeypatch.setattr(lease_module, "LOOK_SECONDS", 0.01)
     progress = [PROGRESS]
@@ -201,6 +202,7 @@ async def test_a_change_is_told_soon_but_not_too_often_and_idling_rarely(
 async def test_an_outage_is_logged_once_and_survived(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
+    monkeypatch.setattr(lease_module, "YOUNG_SECONDS", 0.0)
     monkeypatch.setattr(lease_module, "CHANGE_SECONDS", 0.01)
     monkeypatch.setattr(lease_module, "LOOK_SECONDS", 0.01)
     lease = make_lease(server, [PROGRESS])
@@ -332,6 +334,7 @@ async def test_a_run_that_is_told_to_stop_tells_the_checkpoint_that_it_helped_to
     for name, value in environment(server).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(lease_from_environment, "__kwdefaults__", {"credentials": server.folder})
+    monkeypatch.setattr(lease_module, "YOUNG_SECONDS", 0.0)
     monkeypatch.setattr(lease_module, "CHANGE_SECONDS", 3600.0)  # nobody is told in between
     stop = Stop()
     steps: list[int] = []
@@ -387,3 +390,14 @@ async def test_renewals_share_a_connection_until_it_or_the_authority_is_another_
         (server.folder / "ca.crt").write_text(authority)
     await api.close()
     assert not log, "a connection that was closed while it was idle is no outage"
+
+
+def test_changes_are_told_sooner_while_an_attempt_begins(server: ApiServer) -> None:
+    now = [1000.0]
+    api = lease_module.ApiServer(f"https://127.0.0.1:{server.port}", "team-a", server.folder)
+    lease = lease_module.ProgressLease(
+        "a", holder="b", attempt=1, server=api, look=lambda: PROGRESS, clock=lambda: now[0]
+    )
+    assert lease._least() == lease_module.YOUNG_CHANGE_SECONDS
+    now[0] += lease_module.YOUNG_SECONDS
+    assert lease._least() == lease_module.CHANGE_SECONDS > lease_module.YOUNG_CHANGE_SECONDS

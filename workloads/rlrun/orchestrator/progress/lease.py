@@ -26,6 +26,9 @@ from rlrun.protocol.messages.annotations import RENEW_SECONDS, RESULT_MAX, RESUL
 
 CHANGE_SECONDS = 5.0
 """Shortest time between two renewals: all runs together renew within what one API server bears."""
+YOUNG_SECONDS = 60.0
+YOUNG_CHANGE_SECONDS = 2.0
+"""The same while an attempt begins, when people look, for so many seconds."""
 LOOK_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
 FAREWELL_SECONDS = 5.0
@@ -167,7 +170,8 @@ class ProgressLease:
     ) -> None:
         self._name, self._holder, self._attempt = name, holder, attempt
         self._server, self._look, self._clock = server, look, clock
-        self._renewed = clock() - RENEW_SECONDS
+        self._began = clock()
+        self._renewed = self._began - RENEW_SECONDS
         self._told: object = None
         self._outage: float | None = None
         self._moves: object = None
@@ -178,11 +182,15 @@ class ProgressLease:
         try:
             while True:
                 idle = self._clock() - self._renewed
-                if idle >= RENEW_SECONDS or (idle >= CHANGE_SECONDS and self._key(self._look()) != self._told):
+                if idle >= RENEW_SECONDS or (idle >= self._least() and self._key(self._look()) != self._told):
                     await self.renew()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             await self._server.close()
+
+    def _least(self) -> float:
+        """Shortest time between two renewals, in seconds."""
+        return YOUNG_CHANGE_SECONDS if self._clock() - self._began < YOUNG_SECONDS else CHANGE_SECONDS
 
     async def renew(self) -> None:
         """Renew once. A failure is logged once per outage, and tried again with the pace of renewals on a change."""
