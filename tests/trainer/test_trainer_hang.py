@@ -35,7 +35,10 @@ def test_ranks_that_hang_have_said_what_they_do_and_tell_where_they_are(
         orchestrator = Orchestrator(run, 1)
         orchestrator.wait_for("published", 0)
         orchestrator.send_batch(1)
-        wait_until(lambda: [(r.rank, r.phase, r.step, r.part) for r in ranks(orchestrator)] == [(1, "training", 1, 1)])
+        wait_until(
+            lambda: [(r.rank, r.phase, r.step, r.part) for r in ranks(orchestrator)] == [(1, "training", 1, 1)],
+            lambda: (orchestrator.call("GET", protocol.STATE), ask(process, file)),
+        )
         # A micro-batch is told before the ranks agree to go on with it: a signal that comes in between ends them in order.
         wait_until(lambda: "in hangs_on_rank_1" in ask(process, file))
         process.send_signal(signal.SIGTERM)
@@ -58,10 +61,11 @@ def ask(process: subprocess.Popen[str], file: Path) -> str:
     return stacks.ask([process.pid, *descendants(process.pid)], file, why="it hangs").decode()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], seen: Callable[[], object] = lambda: "") -> None:
+    """Wait for it; `seen` is shown where it does not come."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, seen()
         time.sleep(0.05)
 
 
