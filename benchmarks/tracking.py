@@ -1,4 +1,4 @@
-"""Whether a run's steps notice its trackers: `python -m benchmarks.tracking [--write]`.
+"""Time of a run's steps with and without its trackers: `python -m benchmarks.tracking [--write]`.
 
 One run (supervised, of a tiny model, real torchrun ranks and orchestrator) on this machine, with a sink beside it. The sink and its
 workers are stopped (SIGSTOP) and continued every few steps, so that steps with and without them lie side by side and what else the

@@ -1,4 +1,4 @@
-"""What is trained is exact: under equal weights the trainer's log-probs are the engine's, whatever training's sampling may be set to."""
+"""Exactness of what is trained: under equal weights the trainer's log-probs are the engine's, whatever training's sampling is set to."""
 
 from __future__ import annotations
 

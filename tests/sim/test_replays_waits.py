@@ -77,7 +77,8 @@ def test_a_name_that_is_not_needed_any_more_keeps_nothing_waiting() -> None:
 
 def test_a_refusal_of_engines_that_was_lifted_is_not_told_when_one_is_lost_later() -> None:
     """Its event outlives it, and the engine that was made since is gone with its time of creation."""
-    replay([("refused", 2, 6), ("calm", 9, 11), ("allowed", 4, 4), ("late warning", 3, 6)], seed=10432)
+    world = replay([("refused", 2, 6), ("calm", 9, 11), ("allowed", 4, 4), ("late warning", 3, 6)], seed=10432)
+    assert world.status["phase"] == "Running"
 
 
 def test_what_a_run_that_has_ended_waited_for_is_not_told_any_more() -> None:

@@ -18,7 +18,7 @@ SLOW_SECONDS = 5.0
 
 
 def faults(mistake: Mistake, outcome: Outcome) -> list[str]:
-    """What is wrong with the answer to a mistake."""
+    """Faults of the answer to a mistake."""
     err = outcome.err
     lines = err.splitlines()
     found = {
@@ -36,7 +36,7 @@ def faults(mistake: Mistake, outcome: Outcome) -> list[str]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """What every mistake led to; all are made in one process, because each start of one takes longer than ten mistakes."""
+    """Outcomes of all mistakes; all are made in one process, because each start of one takes longer than ten mistakes."""
     command = [sys.executable, "-m", "tests.processes.cli.mistakes.run", str(tmp_path_factory.mktemp("mistakes"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,8 +16,8 @@ from rlrun.convert.readers.setting import Setting
 
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 BASE = {
-    "data.train_files": "/root/data/gsm8k/train.parquet",
-    "data.val_files": "/root/data/gsm8k/test.parquet",
+    "data.train_files": "/srv/data/gsm8k/train.parquet",
+    "data.val_files": "/srv/data/gsm8k/test.parquet",
     "actor_rollout_ref.model.path": "Qwen/Qwen3-8B",
     "algorithm.adv_estimator": "grpo",
     "trainer.total_training_steps": 7,
@@ -56,7 +56,7 @@ def test_lengths() -> None:
 def test_epochs_become_steps_where_the_rows_are_known() -> None:
     epochs = {"trainer.total_training_steps": ..., "trainer.total_epochs": 15, "data.train_batch_size": 100}
     assert spec(epochs, rows=1050).max_steps == 150
-    unknown = result(epochs | {"data.train_files": "/root/data/x/train.parquet"})
+    unknown = result(epochs | {"data.train_files": "/srv/data/x/train.parquet"})
     assert [line.partition(":")[0] for line in unknown.missing] == ["spec.maxSteps"]
     assert "--rows N" in unknown.missing[0]
 
@@ -130,20 +130,20 @@ def test_dapo() -> None:
 def test_files_of_one_folder_are_one_environment() -> None:
     environment = spec({}).environments[0]
     assert environment.args | {} == {
-        "path": "/root/data/gsm8k",
+        "path": "/srv/data/gsm8k",
         "train_split": "train.parquet",
         "eval_split": "test.parquet",
         "reward": "math",
     }
     several = spec(
         {
-            "data.train_files": ["/root/data/gsm8k/train.parquet", "/root/data/math/train.parquet"],
-            "data.val_files": ["/root/data/math/test.parquet", "/root/data/gsm8k/test.parquet"],
+            "data.train_files": ["/srv/data/gsm8k/train.parquet", "/srv/data/math/train.parquet"],
+            "data.val_files": ["/srv/data/math/test.parquet", "/srv/data/gsm8k/test.parquet"],
         }
     ).environments
     assert [(each.name, each.args["path"]) for each in several] == [
-        ("gsm8k", "/root/data/gsm8k"),
-        ("math", "/root/data/math"),
+        ("gsm8k", "/srv/data/gsm8k"),
+        ("math", "/srv/data/math"),
     ]
 
 

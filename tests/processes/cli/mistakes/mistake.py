@@ -53,7 +53,7 @@ class Mistake:
     place: str
     """The flag, field or file that the message names."""
     value: str
-    """What was given, as far as it is another thing than the place."""
+    """Value that was given, as far as it is another thing than the place."""
     fix: str
     """The way out: what is expected, known, or to be done."""
     files: Files = field(default_factory=dict)

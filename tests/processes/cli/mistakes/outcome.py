@@ -1,4 +1,4 @@
-"""What a command line with a mistake led to."""
+"""Outcome of a command line with a mistake."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command line did."""
+    """Outcome of a command line."""
 
     what: str
     """The mistake."""

@@ -104,7 +104,7 @@ def _answers() -> dict[str, Any]:
 
 
 def _checked(*asked: Any, **named: Any) -> Any:
-    """What an environment's process answers; once for all mistakes that have the same environment."""
+    """Answer of an environment's process; once for all mistakes that have the same environment."""
     key = repr((asked, named))
     if key not in _answers():
         _answers()[key] = _check(*asked, **named)

@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
             return exit_codes.CONFIGURATION
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # told before torch is loaded
+        folder.mkdir(parents=True, exist_ok=True)  # refused before torch is loaded
 
         from rlrun.trainer.modeling.tiny_model import make_tiny_model
 

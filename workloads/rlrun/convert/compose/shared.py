@@ -18,7 +18,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _VISION = re.compile(r"(?i)(?<![a-z])(vl|vlm|omni|internvl|minicpm-?[ov]|glm-?4(\.\d)?v|vision)(?![a-z])")
 _NAME_MAX = 40
 _DEPTH = 3
-"""Parts of an absolute folder that may be searched for two files: `/root/data`, not `/root`."""
+"""Parts of an absolute folder that may be searched for two files: `/srv/data`, not `/srv`."""
 KNOWN_ROWS = {"openai/gsm8k": 7473, "gsm8k": 7473}
 """Rows of the training split of public data sets whose size is fixed, by name or folder."""
 ALL_TASKS = 1_000_000

@@ -81,6 +81,19 @@ def _of_parallelism(table: str) -> tuple[Row, ...]:
     )
 
 
+def _of_recomputation(table: str) -> tuple[Row, ...]:
+    """Rows of what the backward pass computes again, or keeps in host memory."""
+    return (
+        to(_name := f"{table}.ac", _AC, by=table_as("full"), text="true or a table: full"),
+        to(f"{_name}.mode", _AC, by=choice({"full": "full", "selective": "selective"})),
+        ignored(f"{_name}.freq", "every layer is recomputed: the result is the same"),
+        ignored(f"{_name}.targets", "what is recomputed is chosen by activation_checkpointing: the result is the same"),
+        to(f"{table}.ac_offloading", _AC, by=table_as("offload"), text="true or a table: offload"),
+        ignored(f"{table}.ac_offloading.pin_memory", "host memory is pinned"),
+        ignored(f"{table}.ac_offloading.max_inflight_activations", "the number in flight is chosen"),
+    )  # fmt: skip
+
+
 def of_model(table: str) -> tuple[Row, ...]:
     """Rows of the trainer's model."""
     return (
@@ -98,13 +111,7 @@ def of_model(table: str) -> tuple[Row, ...]:
         ignored(f"{table}.impl", _IMPLEMENTATION),
         ignored(f"{table}.load_using_meta", "weights are always loaded in shards, onto meta tensors"),
         ignored(f"{table}.log_signature", "the shape of the model is in the trainer's log"),
-        to(_name := f"{table}.ac", _AC, by=table_as("full"), text="true or a table: full"),
-        to(f"{_name}.mode", _AC, by=choice({"full": "full", "selective": "selective"})),
-        ignored(f"{_name}.freq", "every layer is recomputed: the result is the same"),
-        ignored(f"{_name}.targets", "what is recomputed is chosen by activation_checkpointing: the result is the same"),
-        to(f"{table}.ac_offloading", _AC, by=table_as("offload"), text="true or a table: offload"),
-        ignored(f"{table}.ac_offloading.pin_memory", "host memory is pinned"),
-        ignored(f"{table}.ac_offloading.max_inflight_activations", "the number in flight is chosen"),
+        *_of_recomputation(table),
         to(f"{table}.compile", "trainer.compile", by=flag, text="true or a table"),
         ignored(f"{table}.compile.fullgraph", "every decoder layer is compiled: the result is the same"),
         to(f"{table}.fsdp_cpu_offload", "trainer.cpu_offload"),
