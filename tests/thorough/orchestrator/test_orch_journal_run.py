@@ -71,6 +71,8 @@ async def test_what_was_finished_before_a_kill_is_not_generated_again(
     engine.gate.clear()
 
     async def world(trainer: FakeTrainer) -> None:
+        # Batches come back before rollouts of the journal do; nothing is generated before both are counted.
+        await eventually(lambda: engine.asked.total() > 0)
         url, headers = f"http://127.0.0.1:{config.metrics_port}", {"Authorization": f"Bearer {API_KEY}"}
         async with aiohttp.ClientSession(headers=headers) as session:
             while "restarts gave back" not in told_of.get("waiting_on", ""):
