@@ -32,6 +32,8 @@ class Surroundings:
         """Objects of others under names that the run needs."""
         self.lifted: set[str] = set()
         """Marks of what has kept the run waiting and does not any more."""
+        self._unlearned: set[str] = set()
+        """The same, lifted while a controller rested: its object says truly that it was refused, until it has tried again."""
         self._marks = 0
 
     @property
@@ -83,8 +85,16 @@ class Surroundings:
 
     def lift(self, refusals: list[Refusal]) -> None:
         """What was refused is let in from now on."""
-        self.lifted |= {refusal.mark for refusal in refusals if refusal.sort != FOR_GOOD}  # that is not asked again
+        marks = {refusal.mark for refusal in refusals if refusal.sort != FOR_GOOD}  # that is not asked again
+        self._unlearned |= marks
+        self.learn()
         self.api.refusals = [refusal for refusal in self.api.refusals if refusal not in refusals]
+
+    def learn(self) -> None:
+        """Controllers that do not rest have tried again what was refused."""
+        if not self.cluster.idle:
+            self.lifted |= self._unlearned
+            self._unlearned.clear()
 
     def unbind(self) -> None:
         """Nothing makes volumes, for a reason that it had not before."""

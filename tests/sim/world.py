@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rlrun_operator.decide.snapshot import read_status
@@ -68,6 +69,7 @@ class World(Surroundings):
         """Another operator of the same runs, as where two releases of the chart watch one namespace."""
         self._rival_news: list[tuple[str, Json]] = []
         self._past: list[tuple[str, Json]] = []
+        """What has happened last, told or not: a watch that begins again earlier brings all of it."""
         self._seed = seed
         self._spec = SPEC | (spec or {})
         self._document = document
@@ -117,9 +119,9 @@ class World(Surroundings):
     # ---- the operator
 
     def _start(self, release: int = 0) -> Process:
-        self._rival_news += self.api.news if self.rival is not None else ()
-        self.api.news.clear()  # a process begins with lists
-        self.news.clear()
+        self._take()
+        self._remember(self.news)
+        self.news.clear()  # a process begins with lists
         self.misses = False
         self.lives += 1
         self._relist_at = self.clock.steady() + PRUNE_SECONDS
@@ -158,12 +160,14 @@ class World(Surroundings):
         heard, self._rival_news = self._rival_news[:news], self._rival_news[news:]
         for event, found in heard:
             rival.see(event, found)
+        present = self._pods()
         while requests:
             asked = rival.asked
             if asked is not None and asked.writes:
                 self._complain(invariants.of_request(self, asked, rival))
             if not rival.advance():
                 return
+            self.memory.made_late |= self._pods() - present  # it may have thought of it long ago
             if asked is not None and not asked.looks_for_others:
                 requests -= 1
             self.check()
@@ -172,9 +176,9 @@ class World(Surroundings):
         """It arrives. Nothing that its sender would do after it is done: each write asks first whether the process leads."""
         late, self.late = self.late, None
         if late is not None and late.asked is not None:
-            before = {pod["metadata"]["uid"] for pod in self.api.all("Pod")}
+            present = self._pods()
             late.deliver()
-            self.memory.made_late |= {pod["metadata"]["uid"] for pod in self.api.all("Pod")} - before
+            self.memory.made_late |= self._pods() - present
             late.die()
             self.check()
 
@@ -225,6 +229,9 @@ class World(Surroundings):
         if self._document is None:
             self._complain(invariants.of_request(self, asked, self.operator))
 
+    def _pods(self) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self.api.all("Pod")}
+
     # ---- the watches
 
     def hear(self, count: int | None = None) -> None:
@@ -232,7 +239,7 @@ class World(Surroundings):
         self._take()
         count = len(self.news) if count is None else count
         heard, self.news = self.news[:count], self.news[count:]
-        self._past = [*self._past, *heard][-PAST:]
+        self._remember(heard)
         for event, found in heard:
             self.operator.see(event, found)
 
@@ -240,6 +247,7 @@ class World(Surroundings):
         """The watches break off: some events are never told."""
         self._take()
         self.misses = self.misses or bool(self.news[:count])
+        self._remember(self.news[:count])
         del self.news[:count]
 
     def hear_again(self, count: int) -> None:
@@ -250,9 +258,12 @@ class World(Surroundings):
         self.news += twice
 
     def hear_the_past(self, count: int) -> None:
-        """Some of what was told already is told once more."""
+        """The last of what has happened is told once more."""
         for event, found in self._past[-count:]:
             self.operator.see(event, found)
+
+    def _remember(self, news: Sequence[tuple[str, Json]]) -> None:
+        self._past = [*self._past, *news][-PAST:]
 
     def hear_out_of_order(self) -> None:
         """The next two events change places, which those of different kinds may."""
@@ -338,6 +349,7 @@ class World(Surroundings):
     def stand(self) -> None:
         """Nothing changes: within bounded time the status says why the run waits, and of nothing that is over."""
         self.faults.clear()
+        self.learn()
         began = self.clock.steady()
         while self.clock.steady() - began < STAND_SECONDS:
             self.hear()

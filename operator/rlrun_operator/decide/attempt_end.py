@@ -109,10 +109,15 @@ def run_over(case: Case, message: str) -> dict[str, Say]:
     """Conditions of a run that has ended."""
     engines = (reasons.INFERENCE_AVAILABLE,) if case.serves else ()
     host = (reasons.HOST_AVAILABLE,) if case.host_name is not None else ()
-    past = {kind: find(case.past.conditions, kind) for kind in (reasons.SCHEDULED, reasons.CHILDREN_INTACT)}
-    waited = [kind for kind, known in past.items() if known is not None and known.status != "True"]  # they wait no more
-    kinds = (reasons.PODS_READY, *engines, *host, *waited, reasons.PROGRESSING)
+    waits = _waits(case, reasons.SCHEDULED, reasons.CHILDREN_INTACT)
+    kinds = (reasons.PODS_READY, *engines, *host, *waits, reasons.PROGRESSING)
     return {kind: Say("False", reasons.RUN_OVER, message) for kind in kinds}
+
+
+def _waits(case: Case, *kinds: str) -> list[str]:
+    """Conditions of `kinds` that name what the ended attempt waited for: with its pods that wait is over."""
+    past = {kind: find(case.past.conditions, kind) for kind in kinds}
+    return [kind for kind, known in past.items() if known is not None and known.status != "True"]
 
 
 def restarting(
@@ -124,7 +129,10 @@ def restarting(
     said: dict[str, Say | None] = {
         reasons.RESTARTING: Say("True", reason, message),
         reasons.PODS_READY: Say("False", reasons.PODS_ENDING, "the ended attempt's pods are being removed"),
-        reasons.PROGRESSING: Say("False", reasons.RESTARTING, "the run restarts"),
+        **dict.fromkeys(
+            (*_waits(case, reasons.SCHEDULED), reasons.PROGRESSING),
+            Say("False", reasons.RESTARTING, "the run restarts"),
+        ),
         reasons.COMPLETE: None,  # a run that had stayed for its guests alone goes through its end once more
         **of_inference(case, attempt),
         **standing(case, pending=True),

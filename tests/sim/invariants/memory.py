@@ -28,4 +28,4 @@ class Memory:
     decided_on: Json = field(default_factory=dict)
     """The run as the sender of the last request knew it."""
     made_late: set[str] = field(default_factory=set)
-    """UIDs of pods that the last request of a process made which led no more: no precondition keeps one from being created."""
+    """UIDs of pods that a process made which led no more, or leads beside another one: no precondition keeps one from being created."""

@@ -418,6 +418,25 @@ def test_what_a_run_that_has_ended_waited_for_is_told_no_more() -> None:
     assert "gpus" not in str(kube.status["conditions"])
 
 
+def test_what_an_attempt_waited_for_is_not_told_while_the_next_one_waits_for_a_name() -> None:
+    kube = Kube()
+    kube.schedule = False
+    kube.settle()
+    del kube.objects[Ref("Pod", "run-trainer-0")]
+    kube.controllers = lambda: False  # type: ignore[method-assign]
+    kube.events = [event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=rfc3339(kube.now))]
+    kube.tick(60)
+    assert "gpus" in kube.condition("Scheduled")["message"]
+    del kube.controllers  # type: ignore[method-assign]  # the quota allows them
+    kube.exit("orchestrator", 1)
+    kube.taken = "Service run-trainer"
+    kube.tick(1)
+    kube.settle()
+    assert (kube.status["phase"], kube.status["reason"]) == ("Restarting", "NameTaken")
+    assert (kube.condition("Scheduled")["status"], kube.condition("Scheduled")["reason"]) == ("False", "Restarting")
+    assert "gpus" not in str(kube.status["conditions"])
+
+
 @pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "run-trainer"), ("ReplicaSet", "run-inference-5d8f")])
 @pytest.mark.parametrize("text", ["exceeded quota: of-before", 'admission webhook "of-before" denied the request'])
 def test_a_refusal_of_before_the_attempt_is_not_told(kind: str, name: str, text: str) -> None:
