@@ -30,6 +30,8 @@ REST_ROUNDS = 160
 REST_SECONDS = 3 * PRUNE_SECONDS
 """Within this time after the last fault the run is where it should be: the second comparison finds whatever event was lost."""
 STAND_SECONDS = 100.0
+LEASE_SECONDS = 60.0
+"""A leader that has done nothing for so long leads no more, and no watch is later."""
 """A wait is explained anew at least every 60 s."""
 PAST = 40
 """Events that a watch may bring once more."""
@@ -67,7 +69,9 @@ class World(Surroundings):
         self.lives = 0
         self.rival: Process | None = None
         """Another operator of the same runs, as where two releases of the chart watch one namespace."""
-        self._rival_news: list[tuple[str, Json]] = []
+        self._rival_news: list[tuple[float, str, Json]] = []
+        self._rival_at = 0.0
+        """When it was at work last."""
         self._past: list[tuple[str, Json]] = []
         """What has happened last, told or not: a watch that begins again earlier brings all of it."""
         self._seed = seed
@@ -143,6 +147,7 @@ class World(Surroundings):
         """Another operator begins to look after the same runs, and knows nothing of this one."""
         self._take()
         self._rival_news.clear()
+        self._rival_at = self.clock.steady()
         self.rival = Process(self.api, self.clock, self._seed - self.lives, self._unexpected, release)
 
     def end_rival(self) -> None:
@@ -156,9 +161,17 @@ class World(Surroundings):
         rival = self.rival
         if rival is None:
             return
+        if (
+            self.clock.steady() - self._rival_at > LEASE_SECONDS
+        ):  # its own Lease is lost: it ends, after the request on its way
+            self._deliver(rival)
+            self.start_rival(rival.release)
+            return
+        self._rival_at = self.clock.steady()
         self._take()
-        heard, self._rival_news = self._rival_news[:news], self._rival_news[news:]
-        for event, found in heard:
+        old = sum(1 for at, _, _ in self._rival_news if self._rival_at - at > LEASE_SECONDS)
+        heard, self._rival_news = self._rival_news[: max(old, news)], self._rival_news[max(old, news) :]
+        for _, event, found in heard:
             rival.see(event, found)
         present = self._pods()
         while requests:
@@ -175,12 +188,16 @@ class World(Surroundings):
     def late_request(self) -> None:
         """It arrives. Nothing that its sender would do after it is done: each write asks first whether the process leads."""
         late, self.late = self.late, None
-        if late is not None and late.asked is not None:
+        if late is not None:
+            self._deliver(late)
+
+    def _deliver(self, late: Process) -> None:
+        if late.asked is not None:
             present = self._pods()
             late.deliver()
             self.memory.made_late |= self._pods() - present
-            late.die()
-            self.check()
+        late.die()
+        self.check()
 
     def operate(self, requests: int | None = None) -> int:
         """The operator works until it has nothing to do, or for some requests; returns how many it made."""
@@ -273,7 +290,8 @@ class World(Surroundings):
 
     def _take(self) -> None:
         self.news += self.api.news
-        self._rival_news += self.api.news if self.rival is not None else ()
+        if self.rival is not None:
+            self._rival_news += [(self.clock.steady(), event, found) for event, found in self.api.news]
         self.api.news.clear()
 
     def relist(self) -> None:

@@ -150,6 +150,7 @@ def _suspends(world: World, a: int, b: int) -> None:
 
 def _asks_for_a_restart(world: World, a: int, b: int) -> None:
     asks = ROTATE_ANNOTATION if b % 3 == 0 else RESTART_ANNOTATION
+    world.memory.restarts_asked += 1
     world.annotate(**{asks: "soon" if a == 0 else rfc3339(world.clock.wall())})
 
 

@@ -19,6 +19,8 @@ class Memory:
     edited: bool = False
     """Somebody else wrote into it after the operator did."""
     actions: int = 0
+    restarts_asked: int = 0
+    """How often somebody has asked for a restart."""
     damaged: dict[tuple[str, str], tuple[Json, int]] = field(default_factory=dict)
     """Children that somebody deleted or edited: as each was before, and the newest attempt then."""
     refused_for_good: bool = False

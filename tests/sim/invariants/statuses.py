@@ -36,8 +36,7 @@ def restarts_are_counted_once(world: World, old: Json, new: Json) -> str | None:
         forgiven = field_ != "restarts" and now == was - 1 and not last.get("counted") and before.get("counted")
         if not (was <= now <= was + 1 or fresh or (forgiven and last.get("attempt") == before.get("attempt"))):
             return f"{field_} {was} became {now}"
-    asks = ("restartRequestedAt", "keyRotationRequestedAt")
-    by_hand = sum(1 for ask in asks if new.get(ask))  # of a run that failed before its next attempt began
+    by_hand = world.memory.restarts_asked  # of a run that failed before its next attempt began
     if new.get("restarts", 0) > new.get("attempt", 0) + by_hand:
         return f"{new['restarts']} restarts of {new.get('attempt', 0)} attempts"
     return None
