@@ -69,6 +69,8 @@ class World(Surroundings):
         self.lives = 0
         self.rival: Process | None = None
         """Another operator of the same runs, as where two releases of the chart watch one namespace."""
+        self.rivals = 0
+        """How many there have been."""
         self._rival_news: list[tuple[float, str, Json]] = []
         self._rival_at = 0.0
         """When it was at work last."""
@@ -148,6 +150,7 @@ class World(Surroundings):
         self._take()
         self._rival_news.clear()
         self._rival_at = self.clock.steady()
+        self.rivals += 1
         self.rival = Process(self.api, self.clock, self._seed - self.lives, self._unexpected, release)
 
     def end_rival(self) -> None:

@@ -195,11 +195,15 @@ async def test_an_episode_that_ignores_its_end_is_given_up(
 async def test_a_reply_that_nobody_waits_for_is_cancelled_and_never_taken_for_the_next_one(
     living: IsolatedEnvironment,
 ) -> None:
-    model = Model()
-    played = await play(living, "gives_up", model)
+    while True:  # on a busy machine it may have given up before its question is read, and nobody is asked
+        model = Model()
+        played = await play(living, "gives_up", model)
+        assert played.episode.last_reply == "<gives_up>"
+        asked = [seen[0][-1]["content"] for seen in model.seen]
+        assert asked in (["gives_up"], ["slow", "gives_up"])
+        if "slow" in asked:
+            break
     assert model.cancelled == 1
-    assert [seen[0][-1]["content"] for seen in model.seen] == ["slow", "gives_up"]
-    assert played.episode.last_reply == "<gives_up>"
 
 
 @on_module_loop

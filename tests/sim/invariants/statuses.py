@@ -114,7 +114,7 @@ def every_wait_has_a_reason(world: World, old: Json, new: Json) -> str | None:
 def checkpoints_are_told_truly(world: World, old: Json, new: Json) -> str | None:
     volume, said, before = world.cluster.volume, new.get("checkpoint") or {}, old.get("checkpoint") or {}
     newest = said.get("latestCompleteStep") or 0
-    known = 0 if world.rival is not None else before.get("latestCompleteStep") or 0  # two tell what each has heard of
+    known = 0 if world.rivals else before.get("latestCompleteStep") or 0  # two tell what each has heard of
     if not known <= newest <= volume.complete:
         return f"latestCompleteStep {before.get('latestCompleteStep')} became {newest}; complete is {volume.complete}"
     resumed, attempt = said.get("resumedFromStep"), new.get("attempt", 0)
