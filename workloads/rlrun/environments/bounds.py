@@ -7,10 +7,10 @@ Everything here works on exact built-in types: whatever an object of the environ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
-from rlrun.environments.protocol import Episode, Score
+from rlrun.environments.protocol import Episode, Message, Score
 from rlrun.runtime.printable import printable
 
 MAX_REWARD = 1e9
@@ -74,10 +74,13 @@ def _text_of(error: BaseException) -> str:
         return f"(its text cannot be read: {type.__getattribute__(type(failure), '__name__')})"
 
 
-def name_of(owner: Any) -> str:
+_id = attrgetter("id")
+
+
+def name_of(owner: object) -> str:
     """`owner.id` as printable text, for any value."""
     try:
-        return clipped(str(owner.id), MAX_NAME_CHARACTERS)
+        return clipped(str(_id(owner)), MAX_NAME_CHARACTERS)
     except BaseException as error:
         return f"(its id cannot be read: {describe(error)})"
 
@@ -104,7 +107,7 @@ class _FaultError(Exception):
         self.path: list[str] = []
 
 
-def plain_json(value: object, where: str) -> Any:
+def plain_json(value: object, where: str) -> object:
     """A copy of a JSON value in plain dicts, lists, texts and numbers; tuples become lists.
 
     Raises:
@@ -116,7 +119,7 @@ def plain_json(value: object, where: str) -> Any:
         raise BoundsError(f"{where}{''.join(reversed(fault.path))} {fault}") from None
 
 
-def _plain(value: object, left: _Left, depth: int) -> Any:
+def _plain(value: object, left: _Left, depth: int) -> object:
     left.values -= 1
     if left.values < 0:
         raise _FaultError(f"holds more than {MAX_VALUES} values; bring fewer")
@@ -144,8 +147,8 @@ def _plain(value: object, left: _Left, depth: int) -> Any:
     raise _FaultError(f"is of type {name}, which is not JSON; bring texts, numbers, lists and dictionaries")
 
 
-def _plain_items(items: Any, left: _Left, depth: int) -> list[Any]:
-    found: list[Any] = []
+def _plain_items(items: Iterable[object], left: _Left, depth: int) -> list[object]:
+    found: list[object] = []
     for item in items:
         try:
             found.append(_plain(item, left, depth + 1))
@@ -214,7 +217,7 @@ def plain_episode(episode: Episode) -> Episode:
     return Episode(plain_messages(episode.messages), replies, plain_dict(episode.info, "info"))
 
 
-def plain_messages(messages: object) -> list[dict[str, Any]]:
+def plain_messages(messages: object) -> list[Message]:
     """A conversation within the bounds, in plain types.
 
     Raises:
@@ -225,14 +228,15 @@ def plain_messages(messages: object) -> list[dict[str, Any]]:
     count = list.__len__(messages) if isinstance(messages, list) else tuple.__len__(messages)  # type: ignore[arg-type]
     if count > MAX_MESSAGES:
         raise BoundsError(f"messages has {count} entries (at most {MAX_MESSAGES}); bring fewer")
-    found: list[dict[str, object]] = plain_json(messages, "messages")
+    found = plain_json(messages, "messages")
+    assert isinstance(found, list)
     for index, message in enumerate(found):
-        if type(message) is not dict or type(message.get("role")) is not str:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BoundsError(f"messages[{index}] must be a dictionary with a role, not {_shown(message)}")
     return found
 
 
-def plain_dict(value: object, where: str) -> dict[str, Any]:
+def plain_dict(value: object, where: str) -> dict[str, object]:
     """A dictionary of JSON values within the bounds.
 
     Raises:
@@ -240,7 +244,8 @@ def plain_dict(value: object, where: str) -> dict[str, Any]:
     """
     if not issubclass(type(value), dict):
         raise BoundsError(f"{where} must be a dictionary, not {_shown(value)}")
-    found: dict[str, object] = plain_json(value, where)
+    found = plain_json(value, where)
+    assert isinstance(found, dict)
     return found
 
 

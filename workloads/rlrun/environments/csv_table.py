@@ -8,7 +8,7 @@ import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 MAX_CELL_CHARACTERS = 16 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
@@ -52,7 +52,7 @@ class CsvTable:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def row(self, index: int) -> dict[str, Any]:
+    def row(self, index: int) -> dict[str, object]:
         assert self._columns is not None
         start = self._starts[index]
         end = self._starts[index + 1] if index + 1 < len(self._starts) else self._end
@@ -60,13 +60,15 @@ class CsvTable:
         cells = next(csv.reader(io.StringIO(text, newline=""), strict=True))
         if len(cells) != len(self._columns):
             raise ValueError(f"it has {len(cells)} values, and the first line names {len(self._columns)} columns")
-        row: dict[str, Any] = {}
+        row: dict[str, object] = {}
         for column, cell in zip(self._columns, cells, strict=True):
             *outer, name = column.split(".")
             if cell:
                 place = row
                 for part in outer:
-                    place = place.setdefault(part, {})
+                    inner = place.setdefault(part, {})
+                    assert isinstance(inner, dict)  # see `_header`
+                    place = inner
                 place[name] = cell
         return row
 

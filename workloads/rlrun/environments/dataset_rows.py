@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlrun.config.models.data import DataSetConfig
 from rlrun.environments.csv_table import CsvTable
@@ -34,7 +34,7 @@ class Table(Protocol):
 
     def __len__(self) -> int: ...
 
-    def row(self, index: int) -> dict[str, Any]:
+    def row(self, index: int) -> dict[str, object]:
         """Row `index`. Raises ValueError: it is no row."""
         ...
 
@@ -67,7 +67,7 @@ class JsonLines:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def row(self, index: int) -> dict[str, Any]:
+    def row(self, index: int) -> dict[str, object]:
         start = self._starts[index]
         end = self._starts[index + 1] if index + 1 < len(self._starts) else self._end
         try:
@@ -114,15 +114,15 @@ class ArrowTable:
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
-    def row(self, index: int) -> dict[str, Any]:
-        row: dict[str, Any] = _without_nulls(self._table.slice(index, 1).to_pylist()[0])
-        return row
+    def row(self, index: int) -> dict[str, object]:
+        row = self._table.slice(index, 1).to_pylist()[0]
+        return {name: _without_nulls(value) for name, value in row.items() if value is not None}
 
     def place(self, index: int) -> str:
         return f"row {index + 1}"
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> object:
     """Value without null fields: columnar files give every struct all fields, and those were never there."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
@@ -154,7 +154,7 @@ class Rows:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def row(self, index: int) -> dict[str, Any]:
+    def row(self, index: int) -> dict[str, object]:
         """Row `index`.
 
         Raises:

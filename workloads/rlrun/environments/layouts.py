@@ -10,10 +10,10 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 LayoutName = Literal["gsm8k", "math", "dapo", "deepscaler", "geometry3k"]
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Layout:
 
     columns: tuple[str, ...]
     """Columns that each row has."""
-    convert: Callable[[Row], dict[str, Any]]
+    convert: Callable[[Row], dict[str, object]]
     """A row in the format of `dataset`. Raises ValueError: it is none of the layout."""
     repeats: bool = False
     """True if the set holds its rows several times."""
 
 
-def convert(name: LayoutName, row: Row) -> dict[str, Any]:
+def convert(name: LayoutName, row: Row) -> dict[str, object]:
     """A row of a public set as one of `dataset`.
 
     Raises:
@@ -81,7 +81,7 @@ def final_answer(answer: str) -> str:
     return found[1].replace(",", "")
 
 
-def _row(source: str, question: object, truth: object, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _row(source: str, question: object, truth: object, extra: Mapping[str, object]) -> dict[str, object]:
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"the problem is no text: {str(question)[:80]!r}")
     return {
@@ -93,17 +93,17 @@ def _row(source: str, question: object, truth: object, extra: Mapping[str, Any])
     }
 
 
-def _with_own(row: Row, made: dict[str, Any]) -> dict[str, Any]:
+def _with_own(row: Row, made: dict[str, object]) -> dict[str, object]:
     """A converted row with the columns that it has already in this project's format."""
     return made | {name: row[name] for name in ("data_source", "ability", "uid") if row.get(name) is not None}
 
 
-def _gsm8k(row: Row) -> dict[str, Any]:
+def _gsm8k(row: Row) -> dict[str, object]:
     extra = {"question": row["question"], "answer": row["answer"]}
     return _with_own(row, _row("openai/gsm8k", row["question"], final_answer(str(row["answer"])), extra))
 
 
-def _math(row: Row) -> dict[str, Any]:
+def _math(row: Row) -> dict[str, object]:
     truth = row.get("answer") or boxed(str(row["solution"]))
     if truth is None:
         raise ValueError("the solution has no \\boxed{...}, and there is no column 'answer'")
@@ -111,7 +111,7 @@ def _math(row: Row) -> dict[str, Any]:
     return _with_own(row, _row("DigitalLearningGmbH/MATH-lighteval", row["problem"], truth, extra))
 
 
-def _dapo(row: Row) -> dict[str, Any]:
+def _dapo(row: Row) -> dict[str, object]:
     truth = row["reward_model"].get("ground_truth") if isinstance(row["reward_model"], Mapping) else None
     if truth is None:
         raise ValueError("reward_model has no field 'ground_truth'")
@@ -121,12 +121,12 @@ def _dapo(row: Row) -> dict[str, Any]:
     return index | dict(row)
 
 
-def _deepscaler(row: Row) -> dict[str, Any]:
+def _deepscaler(row: Row) -> dict[str, object]:
     extra = {"solution": row["solution"]} if row.get("solution") else {}
     return _with_own(row, _row("agentica-org/DeepScaleR-Preview-Dataset", row["problem"], row["answer"], extra))
 
 
-def _geometry3k(row: Row) -> dict[str, Any]:
+def _geometry3k(row: Row) -> dict[str, object]:
     question = re.sub(r"\s*<image>\s*", " ", str(row["problem"]))
     return _with_own(row, _row("hiyouga/geometry3k", question, row["answer"], {}))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 Message = dict[str, Any]
 """One chat message, shaped like OpenAI's: `role` and `content`; a reply may carry `tool_calls`, a tool result `tool_call_id` and `name`."""
@@ -19,6 +19,7 @@ Tool = dict[str, Any]
 """A function that the model may call, shaped like OpenAI's: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 Split = Literal["train", "eval"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 @dataclass(frozen=True)

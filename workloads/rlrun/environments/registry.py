@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, TypeVar, cast
+from typing import Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,7 +18,7 @@ from rlrun.environments.bundled.arithmetic import Arithmetic, ArithmeticArgs
 from rlrun.environments.bundled.calculator import Calculator, CalculatorArgs
 from rlrun.environments.bundled.dataset import Dataset, DatasetArgs, Gsm8k, Gsm8kArgs
 from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
-from rlrun.environments.protocol import Environment
+from rlrun.environments.protocol import SPLITS, Environment
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
@@ -29,27 +29,58 @@ class EnvironmentLoadError(ValueError):
     """Error for an environment that cannot be loaded; the message has its name, the attempts and the fix."""
 
 
+ArgsT = TypeVar("ArgsT", bound=BaseModel)
+
+
+class _Bundled(Protocol):
+    """A bundled environment, whatever its arguments are."""
+
+    @property
+    def args(self) -> type[BaseModel]: ...
+
+    @property
+    def title(self) -> str: ...
+
+    def load(self, id: str, args: Mapping[str, object]) -> Environment: ...
+
+
 @dataclass(frozen=True)
-class _Shipped:
-    args: type[BaseModel]
-    build: Callable[[Any], Environment]
+class _Shipped(Generic[ArgsT]):
+    args: type[ArgsT]
+    build: Callable[[ArgsT], Environment]
+
+    @property
+    def title(self) -> str:
+        """One line with its task and its reward."""
+        return (inspect.getdoc(self.build) or "").split("\n")[0]
+
+    def load(self, id: str, args: Mapping[str, object]) -> Environment:
+        """The environment with checked arguments, both splits of which have a task. Raises `EnvironmentLoadError`."""
+        checked = check_args(id, self.args, args)
+        try:
+            environment = self.build(checked)
+            for split in SPLITS:
+                environment.tasks(split)[0]
+        except (RoleError, ValueError, KeyError) as error:
+            raise EnvironmentLoadError(f"environment {id!r}: {error}") from _elsewhere(error)
+        return environment
 
 
-_SHIPPED: dict[str, _Shipped] = {
-    "reverse-text": _Shipped(ReverseTextArgs, ReverseText),
-    "arithmetic": _Shipped(ArithmeticArgs, Arithmetic),
-    "calculator": _Shipped(CalculatorArgs, Calculator),
-    "gsm8k": _Shipped(Gsm8kArgs, Gsm8k),
-    "dataset": _Shipped(DatasetArgs, Dataset),
+_SHIPPED: dict[str, _Bundled] = {
+    "reverse-text": _Shipped[ReverseTextArgs](ReverseTextArgs, ReverseText),
+    "arithmetic": _Shipped[ArithmeticArgs](ArithmeticArgs, Arithmetic),
+    "calculator": _Shipped[CalculatorArgs](CalculatorArgs, Calculator),
+    "gsm8k": _Shipped[Gsm8kArgs](Gsm8kArgs, Gsm8k),
+    "dataset": _Shipped[DatasetArgs](DatasetArgs, Dataset),
 }
 
 
 def known() -> dict[str, str]:
     """Bundled environments: id -> one line with its task and its reward."""
-    return {id: (inspect.getdoc(entry.build) or "").split("\n")[0] for id, entry in _SHIPPED.items()}
+    return {id: entry.title for id, entry in _SHIPPED.items()}
 
 
-def load(id: str, args: Mapping[str, Any]) -> Environment:
+def load(id: str, args: Mapping[str, object]) -> Environment:
     """The environment that `id` names, made with `args`.
 
     A shipped id; `package.module:function`, called as `function(**args)`; or `verifiers:<taskset id>`, run in process
@@ -65,14 +96,7 @@ def load(id: str, args: Mapping[str, Any]) -> Environment:
             f"unknown environment {id!r}{did_you_mean(id, _SHIPPED)}. Shipped: {', '.join(_SHIPPED)}. "
             "Others are named 'package.module:function' (your own) or 'verifiers:<taskset id>'"
         )
-    checked = check_args(id, entry.args, args)
-    try:
-        environment = entry.build(checked)
-        for split in ("train", "eval"):
-            environment.tasks(cast(Any, split))[0]
-    except (RoleError, ValueError, KeyError) as error:
-        raise EnvironmentLoadError(f"environment {id!r}: {error}") from _elsewhere(error)
-    return environment
+    return entry.load(id, args)
 
 
 def _elsewhere(error: Exception) -> BaseException | None:
@@ -85,10 +109,7 @@ def _elsewhere(error: Exception) -> BaseException | None:
     return error if data else None
 
 
-ArgsT = TypeVar("ArgsT", bound=BaseModel)
-
-
-def check_args(id: str, model: type[ArgsT], args: Mapping[str, Any]) -> ArgsT:
+def check_args(id: str, model: type[ArgsT], args: Mapping[str, object]) -> ArgsT:
     """`args` as the environment's argument model; `EnvironmentLoadError` names each bad one and the known ones."""
     try:
         return model.model_validate(dict(args))
@@ -105,7 +126,7 @@ def check_args(id: str, model: type[ArgsT], args: Mapping[str, Any]) -> ArgsT:
         ) from None
 
 
-def _load_function(id: str, args: Mapping[str, Any]) -> Environment:
+def _load_function(id: str, args: Mapping[str, object]) -> Environment:
     module_name, _, function_name = id.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -140,7 +161,7 @@ def _load_function(id: str, args: Mapping[str, Any]) -> Environment:
     return environment
 
 
-def _load_verifiers(id: str, args: Mapping[str, Any]) -> Environment:
+def _load_verifiers(id: str, args: Mapping[str, object]) -> Environment:
     """Load with the adapter for the generation of verifiers that is installed here."""
     name = id.removeprefix(VERIFIERS)
     try:

@@ -13,6 +13,7 @@ from rlrun.environments.bounds import describe, name_of
 from rlrun.environments.distinct import check_distinct, unproven
 from rlrun.environments.episode import EpisodeError, compare_group, run_episode
 from rlrun.environments.protocol import (
+    SPLITS,
     ComparesGroups,
     Environment,
     Episode,
@@ -122,7 +123,7 @@ class InProcessStage:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self._tasks = {split: environment.tasks(split) for split in _SPLITS}
+        self._tasks = {split: environment.tasks(split) for split in SPLITS}
         self._id = name_of(environment)
         self._played: dict[str, TaskRef] = {}
         """Tasks that were not at hand to be checked, by id."""
@@ -184,6 +185,3 @@ class InProcessStage:
 
     def metrics(self) -> dict[str, float]:
         return {}
-
-
-_SPLITS: tuple[Split, ...] = ("train", "eval")

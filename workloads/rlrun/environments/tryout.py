@@ -112,7 +112,7 @@ class ServedModel:
         """
         import aiohttp
 
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "model": self._model,
             "messages": list(messages),
             "max_tokens": max_tokens or self._max_tokens,

@@ -8,7 +8,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlrun.environments.protocol import Episode, ModelClient, Score, Split, Task
 
@@ -33,7 +33,7 @@ class AgentEnvironment(ABC):
     def tasks(self, split: Split) -> Sequence[Task]: ...
 
     @abstractmethod
-    async def agent(self, task: Task, endpoint: Endpoint) -> Any:
+    async def agent(self, task: Task, endpoint: Endpoint) -> object:
         """Play one episode; the result must be JSON. Its process has the endpoint for as long as this runs."""
 
     @abstractmethod
@@ -50,7 +50,8 @@ class AgentEnvironment(ABC):
         async with server.episode(model) as served:
             playing = asyncio.ensure_future(_contained(self.agent(task, served.endpoint)))
             try:
-                await asyncio.wait({playing, served.failed}, return_when=asyncio.FIRST_COMPLETED)
+                ends: set[asyncio.Future[object] | asyncio.Future[None]] = {playing, served.failed}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if served.failed.done():
                     served.failed.result()
                 result, error = await _outcome(playing, served.overflowed)
@@ -84,7 +85,7 @@ async def _start() -> ChatServer:
     return server
 
 
-async def _contained(playing: Awaitable[object]) -> Any:
+async def _contained(playing: Awaitable[object]) -> object:
     """Let a program that wants to end its process end only its own episode."""
     try:
         return await playing
@@ -92,7 +93,7 @@ async def _contained(playing: Awaitable[object]) -> Any:
         raise RuntimeError(f"the program raised {type(error).__name__}({error})") from None
 
 
-async def _outcome(playing: asyncio.Future[object], overflowed: bool) -> tuple[Any, str | None]:
+async def _outcome(playing: asyncio.Future[object], overflowed: bool) -> tuple[object, str | None]:
     """The program's return value, and its error or None. A failure for lack of room has played to the end: it is scored."""
     try:
         return await playing, None

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rlrun.environments.protocol import Message, Reply, Tool
 
@@ -35,7 +34,7 @@ class RequestError(Exception):
         super().__init__(message)
         self.message, self.param, self.code, self.status = message, param, code, status
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The answer's body."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
@@ -54,7 +53,7 @@ class Asked:
     model: str
 
 
-def read_request(body: Any) -> Asked:
+def read_request(body: object) -> Asked:
     """A request's body.
 
     Raises:
@@ -84,7 +83,7 @@ def read_request(body: Any) -> Asked:
     )
 
 
-def _refuse(body: Mapping[str, Any]) -> None:
+def _refuse(body: Mapping[str, object]) -> None:
     response_format = body.get("response_format") or {"type": "text"}
     wanted = {
         "n": (body.get("n") in (None, 1), "one choice is sampled; ask again for another"),
@@ -107,7 +106,7 @@ def _refuse(body: Mapping[str, Any]) -> None:
             raise RequestError(f"{name} ({body[name]!r}) is not served: {fix}", name, "unsupported_parameter")
 
 
-def _max_tokens(body: Mapping[str, Any]) -> int | None:
+def _max_tokens(body: Mapping[str, object]) -> int | None:
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     value = body.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -115,9 +114,8 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
     return value
 
 
-def _message(message: Any, where: str) -> Message:
-    role = _ROLES.get(str(message.get("role"))) if isinstance(message, dict) else None
-    if role is None:
+def _message(message: object, where: str) -> Message:
+    if not isinstance(message, dict) or (role := _ROLES.get(str(message.get("role")))) is None:
         raise RequestError(f"{where} must be an object whose role is one of {', '.join(_ROLES)}", where)
     read: Message = {"role": role, "content": _text(message.get("content"), where)}
     if calls := message.get("tool_calls"):
@@ -127,7 +125,7 @@ def _message(message: Any, where: str) -> Message:
     return read | {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
 
 
-def _text(content: Any, where: str) -> str:
+def _text(content: object, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -139,28 +137,29 @@ def _text(content: Any, where: str) -> str:
     return "".join(map(str, texts))
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: object, where: str) -> dict[str, object]:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where}.tool_calls must be calls of functions", where)
     written = {"name": function["name"], "arguments": function.get("arguments") or "{}"}
     return {"id": call.get("id"), "type": "function", "function": written}
 
 
-def _tools(tools: Any) -> list[Tool]:
-    if not isinstance(tools or [], list):
+def _tools(tools: object) -> list[Tool]:
+    offered = tools or []
+    if not isinstance(offered, list):
         raise RequestError("tools must be a list", "tools")
-    for tool in tools or []:
+    for tool in offered:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError("tools must be functions with a name", "tools")
-    return list(tools or [])
+    return list(offered)
 
 
 # ---- answers
 
 
-def completion(asked: Asked, reply: Reply, number: int) -> dict[str, Any]:
+def completion(asked: Asked, reply: Reply, number: int) -> dict[str, object]:
     """The answer to a request; `number` counts the episode's replies."""
     return {
         **_head(asked, number, "chat.completion"),
@@ -184,11 +183,11 @@ def chunks(asked: Asked, reply: Reply, number: int) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _head(asked: Asked, number: int, kind: str) -> dict[str, Any]:
+def _head(asked: Asked, number: int, kind: str) -> dict[str, object]:
     return {"id": f"reply-{number}", "object": kind, "created": int(time.time()), "model": asked.model}
 
 
-def _answer(reply: Reply) -> dict[str, Any]:
+def _answer(reply: Reply) -> Message:
     message = reply.message
     return message | {"content": message["content"] or None} if reply.tool_calls else message
 
@@ -207,5 +206,5 @@ def _usage(reply: Reply) -> dict[str, int]:
     }
 
 
-def _event(document: dict[str, Any]) -> str:
+def _event(document: dict[str, object]) -> str:
     return f"data: {json.dumps(document)}\n\n"

@@ -21,11 +21,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
 from itertools import islice
-from typing import Any
 
 import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from verifiers.v1.agent import Agent, Agents
+from verifiers.v1.agent import Agent, Agents, Interaction
 from verifiers.v1.clients import EvalClientConfig
 from verifiers.v1.configs.agent import AgentConfig, agent_config_fields, resolve_agent
 from verifiers.v1.configs.retries import RetryConfig
@@ -34,6 +33,7 @@ from verifiers.v1.envs.single_agent import SingleAgentEnv
 from verifiers.v1.episode import EnvInfo
 from verifiers.v1.episode import Episode as VerifiersEpisode
 from verifiers.v1.interception import Interception
+from verifiers.v1.runtimes import Runtime
 from verifiers.v1.session import RolloutSession
 from verifiers.v1.task import task_key
 from verifiers.v1.trace import Trace, TraceTask
@@ -48,15 +48,17 @@ from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Sp
 UNUSED_ENDPOINT = "http://127.0.0.1:9"
 """The discard port: what an agent's endpoint reads in traces. Nothing connects to it; our client makes every call."""
 
+OnTrace = Callable[[Trace], None]
+
 
 class VerifiersArgs(BaseModel):
     """Arguments of a `verifiers:` environment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    taskset: dict[str, Any] = Field(default_factory=dict)
+    taskset: dict[str, object] = Field(default_factory=dict)
     """The taskset's own configuration (verifiers' `--env.taskset.*`)."""
-    env: dict[str, Any] = Field(default_factory=dict)
+    env: dict[str, object] = Field(default_factory=dict)
     """The environment's own configuration (verifiers' `--env.*`): `id`, and what its `EnvConfig` declares."""
     limit: int | None = Field(default=None, ge=2)
     """Take only this many tasks from the taskset; needed for one that never ends."""
@@ -208,25 +210,29 @@ class _InProcessAgent(Agent):  # type: ignore[misc]
         self._traces = traces
         self._harnesses = harnesses
 
-    async def run(self, task: vf.Task, **options: Any) -> Trace:
-        return await super().run(_without_tool_servers(task), **self._watched(options))
+    async def run(self, task: vf.Task, *, on_trace: OnTrace | None = None, **options: object) -> Trace:
+        watched = self._watched(on_trace)
+        return await super().run(_without_tool_servers(task), **options | {"on_trace": watched, "tools": {}})
 
     @asynccontextmanager
-    async def interaction(self, task: vf.Task, **options: Any) -> AsyncIterator[Any]:
-        async with super().interaction(_without_tool_servers(task), **self._watched(options)) as interaction:
+    async def interaction(
+        self, task: vf.Task, *, on_trace: OnTrace | None = None, **options: object
+    ) -> AsyncIterator[Interaction]:
+        watched = options | {"on_trace": self._watched(on_trace), "tools": {}}
+        async with super().interaction(_without_tool_servers(task), **watched) as interaction:
             yield interaction
 
-    def _watched(self, options: dict[str, Any]) -> dict[str, Any]:
-        theirs: Callable[[Trace], None] | None = options.get("on_trace")
-
+    def _watched(self, theirs: OnTrace | None) -> OnTrace:
         def on_trace(trace: Trace) -> None:
             self._traces.append(trace)
             if theirs is not None:
                 theirs(trace)
 
-        return {**options, "on_trace": on_trace, "tools": {}}
+        return on_trace
 
-    def _rollout_params(self, task: vf.Task, runtime: Any, shared_tools: dict[str, Any]) -> dict[str, Any]:
+    def _rollout_params(
+        self, task: vf.Task, runtime: Runtime | None, shared_tools: dict[str, object]
+    ) -> dict[str, object]:
         params = super()._rollout_params(task, runtime, shared_tools)
         own = ToolBox(type(task).toolsets(task.config), shared=False)
         assert isinstance(self.interception, _DirectInterception)
@@ -266,7 +272,7 @@ def _without_tool_servers(task: vf.Task) -> vf.Task:
     return clone
 
 
-def _load_env(taskset_id: str, args: VerifiersArgs) -> vf.Env[Any]:
+def _load_env(taskset_id: str, args: VerifiersArgs) -> vf.Env:
     """The verifiers environment for a taskset with its one agent seat, whose harness and runtime are ours."""
     try:
         taskset_class(taskset_id)

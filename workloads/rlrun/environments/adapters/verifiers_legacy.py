@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import verifiers as vf
@@ -25,6 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
 from rlrun.environments.adapters.verifiers_legacy_playable import check_environment, check_row, own_sampling
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
+
+if TYPE_CHECKING:
+    from verifiers.clients import OpenAIChatCompletionsClient
 
 NAME = "policy"
 """Name of the model in requests."""
@@ -39,7 +42,7 @@ class LegacyArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Arguments of the environment's `load_environment`."""
     limit: int | None = Field(default=None, ge=2)
     """Take only this many rows of its data set."""
@@ -103,7 +106,7 @@ async def _complete(conversation: _Conversation, asked: Mapping[str, Any], path:
     }
 
 
-def _plain(message: Mapping[str, Any]) -> Message:
+def _plain(message: Message) -> Message:
     """A message with its text as a string, and its fields of calls; verifiers may send a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
@@ -130,9 +133,9 @@ class LegacyVerifiersEnvironment:
         if not hasattr(self._env, "run_rollout"):
             raise VerifiersLoadError(f"verifiers {vf.__version__} has no run_rollout; install 0.1.14")
         check_environment(self._env)
-        self._inputs: dict[str, dict[str, Any]] = {}
+        self._inputs: dict[str, dict[str, object]] = {}
         self._splits = self._divide(args)
-        self._client: Any = None
+        self._client: OpenAIChatCompletionsClient | None = None
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._splits[split]
@@ -176,7 +179,7 @@ class LegacyVerifiersEnvironment:
             "eval": [task for task in train if contents[task.id] in held_out],
         }
 
-    def _read(self, split: str, rows: Any, limit: int | None) -> list[Task]:
+    def _read(self, split: str, rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Task]:
         tasks = []
         for index in range(min(len(rows), limit or len(rows))):
             row = {name: value for name, value in rows[index].items() if value is not None}
@@ -192,7 +195,7 @@ class LegacyVerifiersEnvironment:
         return tasks
 
 
-def _client() -> Any:
+def _client() -> OpenAIChatCompletionsClient:
     from verifiers.clients import OpenAIChatCompletionsClient
 
     http = httpx.AsyncClient(transport=_Transport(), trust_env=False, timeout=None)
@@ -202,7 +205,7 @@ def _client() -> Any:
     )
 
 
-def _digest(row: dict[str, Any]) -> str:
+def _digest(row: dict[str, object]) -> str:
     """All that a row says, in short: an environment may find in any column what a task asks."""
     said = {name: value for name, value in row.items() if name != "example_id"}
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
+
+if TYPE_CHECKING:
+    import verifiers as vf
 
 _ELSEWHERE = {
     "SandboxMixin": "needs sandboxes of Prime",
@@ -18,11 +21,11 @@ _ELSEWHERE = {
 """Classes of verifiers whose rollouts do not happen in this process."""
 OWN_SAMPLING = ("max_tokens", "max_completion_tokens", "stop")
 """Sampling arguments of an environment that hold for its requests."""
-_NO_SAMPLING: dict[str, Any] = {"n": 1, "extra_body": {}}
+_NO_SAMPLING: dict[str, object] = {"n": 1, "extra_body": {}}
 """Sampling arguments that verifiers fills in by itself."""
 
 
-def check_environment(env: Any) -> None:
+def check_environment(env: vf.Environment) -> None:
     """Refuse an environment, or a member of an `EnvGroup`, that cannot be played.
 
     Raises:
@@ -35,7 +38,7 @@ def check_environment(env: Any) -> None:
             raise VerifiersLoadError(f"{name}{error}") from None
 
 
-def _members(env: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _members(env: vf.Environment, name: str) -> Iterator[tuple[str, vf.Environment]]:
     if not (inner := getattr(env, "env_map", None)):
         yield name, env
         return
@@ -43,7 +46,7 @@ def _members(env: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from _members(member, f"{name}{member_name}: ")
 
 
-def _check_member(env: Any) -> None:
+def _check_member(env: vf.Environment) -> None:
     name = type(env).__name__
     for base in type(env).__mro__:
         if base.__name__ in _ELSEWHERE and base.__module__.startswith("verifiers."):
@@ -71,7 +74,7 @@ def _check_member(env: Any) -> None:
         raise VerifiersLoadError("its rubric has no reward with a weight other than 0, so there is nothing to train on")
 
 
-def _rubrics(rubric: Any) -> Iterator[Any]:
+def _rubrics(rubric: vf.Rubric) -> Iterator[vf.Rubric]:
     if inner := getattr(rubric, "rubrics", None):
         for member in inner:
             yield from _rubrics(member)
@@ -84,7 +87,7 @@ def _own_bases(kind: type) -> Iterator[type]:
     return (base for base in kind.__mro__ if not base.__module__.startswith("verifiers."))
 
 
-def check_row(row: Mapping[str, Any]) -> None:
+def check_row(row: Mapping[str, object]) -> None:
     """Refuse a row whose task verifiers itself cannot read.
 
     Raises:
@@ -97,9 +100,10 @@ def check_row(row: Mapping[str, Any]) -> None:
         )
 
 
-def own_sampling(env: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+def own_sampling(env: vf.Environment, row: Mapping[str, object]) -> dict[str, object]:
     """Sampling arguments for a row's requests: those of its environment, or of its member of an `EnvGroup`."""
-    route = (row.get("info") or {}).get("env_id") if getattr(env, "env_map", None) else None
+    info = row.get("info")
+    route = info.get("env_id") if isinstance(info, Mapping) and getattr(env, "env_map", None) else None
     for name in [route] if isinstance(route, str) else route or ():
         env = env.env_map[name]
     return {key: env.sampling_args[key] for key in OWN_SAMPLING if env.sampling_args.get(key) is not None}

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1.agent import Agents, Segment
@@ -64,7 +63,7 @@ def check_seat(name: str, seat: AgentConfig) -> None:
         raise VerifiersLoadError(f"{at}.retries is set, and a failed episode begins from its prompt again: remove it")
 
 
-def check_toolsets(toolsets: Sequence[vf.Toolset[Any, Any]], at: str) -> None:
+def check_toolsets(toolsets: Sequence[vf.Toolset], at: str) -> None:
     """Refuse toolsets that are servers.
 
     Raises:
@@ -84,7 +83,7 @@ def check_toolsets(toolsets: Sequence[vf.Toolset[Any, Any]], at: str) -> None:
             )
 
 
-def check_tasks(env: vf.Env[Any], tasks: Sequence[vf.Task]) -> None:
+def check_tasks(env: vf.Env, tasks: Sequence[vf.Task]) -> None:
     """Refuse tasks that cannot be played.
 
     Raises:
@@ -99,7 +98,7 @@ def check_tasks(env: vf.Env[Any], tasks: Sequence[vf.Task]) -> None:
         _check_type(env, task)
 
 
-def _check_task(env: vf.Env[Any], task: vf.Task) -> None:
+def _check_task(env: vf.Env, task: vf.Task) -> None:
     data = task.data
     if data.prompt is None and type(env) is SingleAgentEnv:
         raise VerifiersLoadError("it has no prompt, and its environment plays no user who would begin: set prompt")
@@ -119,7 +118,7 @@ def _check_task(env: vf.Env[Any], task: vf.Task) -> None:
     check_toolsets(type(task).toolsets(task.config), type(task).__name__)
 
 
-def _check_type(env: vf.Env[Any], task: vf.Task) -> None:
+def _check_type(env: vf.Env, task: vf.Task) -> None:
     """Refuse what all tasks of a type have in common and cannot be played."""
     name = type(task).__name__
     try:
@@ -149,12 +148,12 @@ def _check_type(env: vf.Env[Any], task: vf.Task) -> None:
         )
 
 
-def rehearse(env: vf.Env[Any], task: vf.Task) -> int:
+def rehearse(env: vf.Env, task: vf.Task) -> int:
     """Number of conversations that `Env.run` begins for a task with silent agents; 1 where it fails before a second one."""
     begun: list[Trace] = []
 
     async def play() -> None:
-        agents: Any = Agents(env.config, lambda _, config: _Silent(config, begun))
+        agents = Agents(env.config, lambda _, config: _Silent(config, begun))
         async with asyncio.timeout(REHEARSAL_SECONDS):
             await env.setup(agents)
             await env.run(task, agents)
@@ -163,7 +162,7 @@ def rehearse(env: vf.Env[Any], task: vf.Task) -> int:
     return max(len(begun), 1)
 
 
-def _in_thread(play: Callable[[], Any]) -> None:
+def _in_thread(play: Callable[[], Coroutine[object, object, None]]) -> None:
     """Run a coroutine to its end beside the caller's event loop, whatever it raises."""
 
     def run() -> None:
@@ -184,11 +183,11 @@ class _Silent:
         self.config, self.trainable = config, True
         self._begun = begun
 
-    async def run(self, task: vf.Task, **_: Any) -> Trace:
+    async def run(self, task: vf.Task, **_: object) -> Trace:
         return self._trace(task)
 
     @asynccontextmanager
-    async def interaction(self, task: vf.Task, **_: Any) -> AsyncIterator[Any]:
+    async def interaction(self, task: vf.Task, **_: object) -> AsyncIterator[_SilentInteraction]:
         yield _SilentInteraction(self._trace(task))
 
     def _trace(self, task: vf.Task) -> Trace:
@@ -205,5 +204,5 @@ class _SilentInteraction:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
 
-    async def turn(self, *_: Any, **__: Any) -> Segment:
+    async def turn(self, *_: object, **__: object) -> Segment:
         return Segment(messages=[], terminated=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import ParamSpec
 
 from mcp.server.mcpserver import MCPServer
 from verifiers.v1.harnesses.utils.mcp import mcp_content_to_chat_content
@@ -20,6 +20,8 @@ from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 from verifiers.v1.types import Tool
 
+P = ParamSpec("P")
+
 
 class ToolBox:
     """Some toolsets as functions: a rollout's own, or (`shared`) the taskset's, set up once for all rollouts.
@@ -27,10 +29,10 @@ class ToolBox:
     `setup()` before anything else; `verifiers_playable.check_toolsets` has refused those that are servers somewhere else.
     """
 
-    def __init__(self, toolsets: list[Toolset[Any, Any]], *, shared: bool) -> None:
+    def __init__(self, toolsets: list[Toolset], *, shared: bool) -> None:
         self._toolsets = toolsets
         self._shared = shared
-        self._servers: dict[str, tuple[Toolset[Any, Any], MCPServer, str]] = {}
+        self._servers: dict[str, tuple[Toolset, MCPServer, str]] = {}
         self.tools: list[Tool] = []
 
     async def setup(self, task: TaskData | None = None) -> None:
@@ -53,7 +55,7 @@ class ToolBox:
     def __contains__(self, name: str) -> bool:
         return name in self._servers
 
-    async def call(self, name: str, arguments: dict[str, Any], trace: Trace) -> str:
+    async def call(self, name: str, arguments: dict[str, object], trace: Trace) -> str:
         """The tool's answer as text; a tool that raises answers with its error, as over MCP."""
         toolset, server, tool = self._servers[name]
         # A context variable, as verifiers itself uses: concurrent rollouts on one shared toolset each see their own.
@@ -73,12 +75,12 @@ class ToolBox:
             await toolset._exit_stack.aclose()
 
 
-def _in_place(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+def _in_place(fn: Callable[P, object]) -> Callable[P, Awaitable[object]]:
     """Replacement for the wrapper that fetches and returns state over HTTP around each call."""
 
     @functools.wraps(fn)
-    async def call(*args: Any, **kwargs: Any) -> Any:
+    async def call(*args: P.args, **kwargs: P.kwargs) -> object:
         result = fn(*args, **kwargs)
-        return await result if hasattr(result, "__await__") else result
+        return await result if isinstance(result, Awaitable) else result
 
     return call

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -54,7 +54,7 @@ class RowTasks(Sequence[Task]):
             raise ValueError(f"{self._rows.place(position)}: {error}") from error
         return task
 
-    def check(self, check: Callable[[Mapping[str, Any]], None], split: Split) -> None:
+    def check(self, check: Callable[[Mapping[str, object]], None], split: Split) -> None:
         """Hold the rows of this split (the first 200,000) against what the rewards need.
 
         Raises:
@@ -80,8 +80,8 @@ def _places(places: Sequence[str]) -> str:
     return shown if len(places) <= 3 else f"{shown} and {len(places) - 3} more"
 
 
-Make = Callable[[str, Mapping[str, Any]], Task]
-Problem = Callable[[Mapping[str, Any]], str]
+Make = Callable[[str, Mapping[str, object]], Task]
+Problem = Callable[[Mapping[str, object]], str]
 MAX_NAMED = 5
 """Rows that one message names."""
 
@@ -111,7 +111,7 @@ class DatasetArgs(BaseModel):
     """Rows whose prompt an earlier row has are left out. Default: for layouts whose set holds its rows several times."""
     reward: RewardEntries = Field(default="math", validate_default=True)
     """What a reply earns: a built-in reward, `package.module:function`, or a list of `{name, weight, args}`."""
-    reward_args: dict[str, Any] = Field(default_factory=dict)
+    reward_args: dict[str, object] = Field(default_factory=dict)
     """Options of a single reward."""
     reward_by_source: dict[str, RewardEntries] = Field(default_factory=dict)
     """Instead of `reward`: rewards by the column `data_source`; `*` is for all others."""
@@ -167,17 +167,17 @@ class Dataset(SingleTurnEnvironment):
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._tasks[split]
 
-    def _own(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _own(self, row: Mapping[str, object]) -> Mapping[str, object]:
         """A row of the files as one of this environment."""
         return row if self.args.layout is None else convert(self.args.layout, row)
 
-    def _problem(self, row: Mapping[str, Any]) -> str:
+    def _problem(self, row: Mapping[str, object]) -> str:
         own = self._own(row)
         if "prompt" not in own:
             raise ValueError(no_prompt(own))
         return json.dumps(own["prompt"], sort_keys=True)
 
-    def _task(self, id: str, row: Mapping[str, Any]) -> Task:
+    def _task(self, id: str, row: Mapping[str, object]) -> Task:
         own = self._own(row)
         prompt = messages_of(own["prompt"])
         if self.args.system_prompt is not None and prompt[0]["role"] != "system":
@@ -195,7 +195,7 @@ class Dataset(SingleTurnEnvironment):
         return await self._rewards.compare(task, [episode.last_reply for episode in episodes], scores)
 
 
-def truth_of(row: Mapping[str, Any]) -> Any:
+def truth_of(row: Mapping[str, object]) -> object:
     """The ground truth of a row: `reward_model.ground_truth`, or the column `ground_truth`. Raises ValueError: it has neither."""
     rewarded = row.get("reward_model", row)
     if isinstance(rewarded, Mapping) and "ground_truth" in rewarded:
@@ -322,7 +322,7 @@ class Gsm8kArgs(BaseModel):
     """Instead of the hub: the folder with its parquet files."""
     instruction: str = "Reason step by step, and put the final answer within \\boxed{}."
     """Text that follows each question."""
-    math: dict[str, Any] = Field(default_factory=dict)
+    math: dict[str, object] = Field(default_factory=dict)
     """Options of the comparison: `processes`, `timeout_seconds`."""
 
 
@@ -355,9 +355,12 @@ class Gsm8k(SingleTurnEnvironment):
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._tasks[split]
 
-    def _task(self, id: str, row: Mapping[str, Any]) -> Task:
-        prompt = f"{row['question'].strip()}\n\n{self.args.instruction}".strip()
-        return Task(id, [{"role": "user", "content": prompt}], answer=final_answer(row["answer"]))
+    def _task(self, id: str, row: Mapping[str, object]) -> Task:
+        question = row["question"]
+        if not isinstance(question, str):
+            raise ValueError(f"the question is no text: {str(question)[:80]!r}")
+        prompt = f"{question.strip()}\n\n{self.args.instruction}".strip()
+        return Task(id, [{"role": "user", "content": prompt}], answer=final_answer(str(row["answer"])))
 
     async def score(self, task: Task, episode: Episode) -> Score:
         right = await self._score(task, episode.last_reply)

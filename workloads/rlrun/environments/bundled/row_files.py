@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rlrun.environments.bundled.dataset import messages_of, truth_of, with_instruction
 from rlrun.environments.dataset_rows import Rows
@@ -20,14 +19,14 @@ UID_CHARACTERS = 16
 class Converted:
     """Rows in the format of `dataset`."""
 
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, object]]
     made: int = 0
     """Rows that got a uid."""
     left_out: int = 0
     """Rows that ask what an earlier one asks."""
 
 
-def uid_of(row: Mapping[str, Any]) -> str:
+def uid_of(row: Mapping[str, object]) -> str:
     """16 hex digits that follow from what a row asks and its ground truth alone."""
     said = json.dumps([messages_of(row["prompt"]), truth_of(row)], sort_keys=True)
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:UID_CHARACTERS]
@@ -74,7 +73,7 @@ def converted(rows: Rows, layout: LayoutName | None, *, instruction: str | None,
     return found
 
 
-def _rows(rows: Rows, layout: LayoutName | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(rows: Rows, layout: LayoutName | None) -> Iterator[tuple[str, dict[str, object]]]:
     for index in range(len(rows)):
         place, row = rows.place(index), rows.row(index)
         try:

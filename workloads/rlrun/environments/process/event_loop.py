@@ -72,7 +72,7 @@ _Task = asyncio.Task
 _unregister = asyncio.tasks._unregister_task
 
 
-class Stepped(Coroutine[Any, Any, T]):
+class Stepped(Coroutine[object, object, T]):
     """A coroutine with a call before and after each of its steps.
 
     Args:
@@ -89,14 +89,14 @@ class Stepped(Coroutine[Any, Any, T]):
     def __await__(self) -> Generator[object, object, T]:
         return (yield from self._work.__await__())
 
-    def send(self, value: object) -> Any:
+    def send(self, value: object) -> object:
         self._before()
         try:
             return self._work.send(value)
         finally:
             self._after()
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: Any) -> object:
         self._before()
         try:
             return self._work.throw(*error)

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rlrun.environments.process import worker
 from rlrun.environments.process.containment.keeper import STACKS
@@ -67,7 +67,7 @@ class Command:
     """
 
     id: str
-    args: Mapping[str, Any]
+    args: Mapping[str, object]
     python: str | None = None
     kind: Literal["environment", "loss", "advantage", "check"] = "environment"
     variables: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ class Life(Talk):
             self._wire.send(
                 {"op": "load", "kind": self.command.kind, "id": self.command.id, "args": dict(self.command.args)}
             )
-            waiting: set[asyncio.Future[Any]] = {self._ready, self.ended}
+            waiting: set[asyncio.Future[Ready] | asyncio.Future[Death]] = {self._ready, self.ended}
             await asyncio.wait(waiting, timeout=self.limits.start_seconds, return_when=asyncio.FIRST_COMPLETED)
             if self._ready.done():
                 ready = self._ready.result()

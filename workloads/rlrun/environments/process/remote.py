@@ -56,7 +56,7 @@ class Remote(Talk):
             await asyncio.sleep(KNOCK_SECONDS)
         asked = {"id": self._command.id, "args": dict(self._command.args), "limits": asdict(self._limits)}
         self._wire.send({"op": "load", "python": self._command.python, **asked})
-        waiting: set[asyncio.Future[object]] = {self._ready, self.ended}  # type: ignore[arg-type]
+        waiting: set[asyncio.Future[Ready] | asyncio.Future[Death]] = {self._ready, self.ended}
         limit = self._limits.start_seconds + LOAD_MARGIN_SECONDS
         await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():

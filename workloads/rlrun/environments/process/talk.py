@@ -7,7 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from rlrun.environments.bounds import BoundsError, clipped, describe, plain_score
 from rlrun.environments.episode import EpisodeError, ErrorKind
@@ -52,8 +52,8 @@ class StartError(Exception):
 class _Rollout:
     task: TaskRef
     model: ModelClient
-    result: asyncio.Future[Any]
-    """A `Played`, or the scores of a group."""
+    result: asyncio.Future[Played | list[Score]]
+    """Scores: of a group that is compared."""
     members: int = 0
     """Episodes that are compared; 0: one is played."""
     asking: asyncio.Task[None] | None = None
@@ -156,7 +156,8 @@ class Talk(ABC):
             number: by which the process knows the rollout; 0: a new one.
         """
         rollout = _Rollout(task, model, asyncio.get_running_loop().create_future())
-        played: Played = await self._answer(rollout, {"op": "play"}, timeout_seconds, reward_seconds, number)
+        played = await self._answer(rollout, {"op": "play"}, timeout_seconds, reward_seconds, number)
+        assert isinstance(played, Played)  # see `_finished`
         return played
 
     async def compare(
@@ -172,12 +173,13 @@ class Talk(ABC):
         ]
         rollout = _Rollout(task, _NoModel(), asyncio.get_running_loop().create_future(), len(members))
         asked = {"op": "compare", "members": members}
-        scores: list[Score] = await self._answer(rollout, asked, timeout_seconds, reward_seconds, number)
+        scores = await self._answer(rollout, asked, timeout_seconds, reward_seconds, number)
+        assert isinstance(scores, list)  # see `_finished`
         return scores
 
     async def _answer(
         self, rollout: _Rollout, asked: Document, timeout_seconds: float, reward_seconds: float, number: int
-    ) -> Any:
+    ) -> Played | list[Score]:
         """Have the process play or compare, and wait for what comes of it."""
         task = rollout.task
         number = number or secrets.randbelow(1 << 62) + 1  # no episode guesses that of another, to answer in its name

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Literal
 
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
@@ -61,7 +61,7 @@ async def _check(subjects: Sequence[tuple[Command, Limits]], stopped: asyncio.Ev
 
     loading = asyncio.gather(*(one(command, limits) for command, limits in subjects))
     stopping = asyncio.ensure_future(stopped.wait())
-    waiting: set[asyncio.Future[Any]] = {loading, stopping}
+    waiting: set[asyncio.Future[list[Refusal | None]] | asyncio.Future[Literal[True]]] = {loading, stopping}
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         loading.cancel()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 from rlrun.config.formats import RESERVED_VARIABLES
 from rlrun.diagnostics.stacks import FILE_VARIABLE
@@ -71,7 +70,7 @@ def _matches(name: str, pattern: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
-def named_by(id: str, args: Mapping[str, Any]) -> tuple[str, ...]:
+def named_by(id: str, args: Mapping[str, object]) -> tuple[str, ...]:
     """Names that an environment's arguments add: those of a judge's key, and the hub's token for shipped ones that read the hub.
 
     Args:
@@ -86,7 +85,7 @@ def named_by(id: str, args: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _values(value: Any, key: str) -> Iterator[str]:
+def _values(value: object, key: str) -> Iterator[str]:
     """Texts that stand under a key, at any depth of JSON."""
     if isinstance(value, Mapping):
         if isinstance(found := value.get(key), str):
@@ -98,7 +97,7 @@ def _values(value: Any, key: str) -> Iterator[str]:
             yield from _values(part, key)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """Texts in JSON, at any depth."""
     if isinstance(value, str):
         yield value
