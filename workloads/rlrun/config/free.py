@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, JsonValue
 
@@ -17,17 +16,13 @@ CHARACTERS_MAX = 131_072
 def levels(value: object) -> int:
     """Number of lists and mappings inside each other, `value` included; 0 for a scalar. Without recursion."""
     depth, layer = 0, [value]
-    while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
+    while holders := [inner for inner in layer if isinstance(inner, dict | list)]:
         depth += 1
-        layer = [child for inner in layer for child in _children(inner)]
+        layer = [child for inner in holders for child in (inner.values() if isinstance(inner, dict) else inner)]
     return depth
 
 
-def _children(value: Any) -> Iterator[Any]:
-    return iter(value.values() if isinstance(value, dict) else value)
-
-
-def _not_too_deep(value: Any) -> Any:
+def _not_too_deep(value: object) -> object:
     if (depth := levels(value)) > LEVELS_MAX:
         raise ValueError(
             f"nested {depth} levels deep, at most {LEVELS_MAX} are allowed: flatten it, or put it into a file that the value names"

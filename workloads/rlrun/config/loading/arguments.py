@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 from pydantic import BaseModel
 
@@ -31,6 +31,7 @@ PREFIXES = ("PRIME_", OURS)
 """Prefixes of variables; the last one wins."""
 _OF_SERVICES = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
 """Ends of variables that Kubernetes makes of a Service, whose name may begin as ours do."""
+_NUMBERS = (Shape("int"), Shape("float"))
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -70,7 +71,7 @@ class OtherNames(Protocol):
         """True if these dotted words are the other project's."""
         ...
 
-    def option(self, words: Sequence[str], value: Any, shown: str) -> Translated | None:
+    def option(self, words: Sequence[str], value: object, shown: str) -> Translated | None:
         """Meaning of the option; `shown` is how the user wrote its name."""
         ...
 
@@ -143,7 +144,7 @@ def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others:
     return result
 
 
-def parse_value(text: str, shape: Shape) -> Any:
+def parse_value(text: str, shape: Shape) -> object:
     """The value that `text` spells for a field of this shape; the text itself when it spells none, for the model to refuse."""
     word = text.lower()
     if shape.nullable and (word == "null" or (word == "none" and shape.kind != "str")):
@@ -229,14 +230,14 @@ def _translate(result: Arguments, reader: Reader, words: Sequence[str], shown: s
     result.layer.hints |= translated.layer.hints
 
 
-def _plain(text: str) -> Any:
+def _plain(text: str) -> object:
     """The value that a text spells by itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if text in ("None", "none", "null"):
         return None
-    for kind in ("int", "float"):
-        if not isinstance(value := parse_value(text, Shape(cast(Any, kind))), str):
+    for shape in _NUMBERS:
+        if not isinstance(value := parse_value(text, shape), str):
             return value
     return parse_value(text, Shape("any")) if text[:1] in ("[", "{", '"') else text
 
@@ -319,7 +320,7 @@ def _instead(reader: Reader, words: Sequence[str], depth: int, model: type[BaseM
     return f" (did you mean {reader.prefix}{'__'.join((*words[:depth], close, *words[depth + 1 :])).upper()}?)"
 
 
-def _add(result: Arguments, reader: Reader, key: Key, shape: Shape, shown: str, value: Any) -> None:
+def _add(result: Arguments, reader: Reader, key: Key, shape: Shape, shown: str, value: object) -> None:
     value = reader.value(value, shape, key, shown, (), result.layer)
     result.assignments.append(Assignment(key, value, Origin(reader.source, shown, None, reader.style)))
 

@@ -98,7 +98,7 @@ def _replace(values: dict[str, object], fault: Fault, root: Shape, replaced: set
     return False
 
 
-def _replace_one(values: dict[str, Any], key: Key, root: Shape, *, again: bool) -> bool:
+def _replace_one(values: dict[str, object], key: Key, root: Shape, *, again: bool) -> bool:
     parent: Any = values
     shape = root
     for part in key[:-1]:

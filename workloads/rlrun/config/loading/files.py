@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.toml_lines import toml_lines
@@ -69,7 +69,7 @@ def read_document(path: Path) -> Document:
     return document
 
 
-def _toml(text: str, path: Path) -> Any:
+def _toml(text: str, path: Path) -> object:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -83,7 +83,7 @@ def _toml(text: str, path: Path) -> Any:
         raise ConfigError([Problem(str(path), "", f"not TOML: {said}", line)]) from None
 
 
-def _json(text: str, path: Path) -> Any:
+def _json(text: str, path: Path) -> object:
     if not text.strip():
         _refuse(path, "holds nothing, expected a mapping of fields")
     try:
@@ -98,7 +98,7 @@ def _reason(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) < len(pairs):
         keys = [key for key, _ in pairs]

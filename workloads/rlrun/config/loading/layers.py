@@ -13,6 +13,9 @@ from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.schema import Shape, Style, child, fields, find_field, snake, spelled, suggestion
 from rlrun.config.loading.yaml_text import Key
 
+Place = dict[Any, Any] | list[Any]
+"""A mapping or a list of a source's document."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -71,13 +74,13 @@ class Reader:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of fields of the root model."""
 
-    def read(self, document: Mapping[str, Any], *, line: int | None = None) -> Layer:
+    def read(self, document: Mapping[str, object], *, line: int | None = None) -> Layer:
         """The whole document as a layer of the root model."""
         layer = Layer(origins={(): Origin(self.source, "", line, self.style)})
         layer.values = self.value(document, Shape("model", model=self.model), (), "", (), layer)
         return layer
 
-    def value(self, value: Any, shape: Shape, key: Key, path: str, raw: Key, layer: Layer) -> Any:
+    def value(self, value: object, shape: Shape, key: Key, path: str, raw: Key, layer: Layer) -> Any:
         """`value` of `shape` at `key` with its keys as Python names; origins and unknown keys go into `layer`.
 
         Args:
@@ -104,9 +107,9 @@ class Reader:
         return value
 
     def _fields(
-        self, document: dict[str, Any], model: type[BaseModel], key: Key, path: str, raw: Key, layer: Layer
-    ) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+        self, document: dict[str, object], model: type[BaseModel], key: Key, path: str, raw: Key, layer: Layer
+    ) -> dict[str, object]:
+        result: dict[str, object] = {}
         for name, value in document.items():
             here = f"{path}.{name}" if path else name
             line = self.lines.get((*raw, name))
@@ -132,24 +135,30 @@ def merge(layers: Sequence[Layer]) -> Layer:
         result.problems += layer.problems
         result.notices += layer.notices
         result.hints |= layer.hints
-        result.values = _merge(result, layer, result.values, layer.values, ())
+        result.values = _merge_mappings(result, layer, result.values, layer.values, ())
         if () in layer.origins:
             result.origins[()] = layer.origins[()]
     return result
 
 
-def _merge(result: Layer, layer: Layer, below: Any, above: Any, key: Key) -> Any:
+def _merge(result: Layer, layer: Layer, below: object, above: object, key: Key) -> object:
     if isinstance(below, dict) and isinstance(above, dict):
-        merged = dict(below)
-        for name, value in above.items():
-            merged[name] = _merge(result, layer, below[name], value, (*key, name)) if name in below else value
-            if name not in below:
-                _take_origins(result, layer, (*key, name))
-        if key in layer.origins:
-            result.origins[key] = layer.origins[key]
-        return merged
+        return _merge_mappings(result, layer, below, above, key)
     _take_origins(result, layer, key)
     return copy.deepcopy(above)
+
+
+def _merge_mappings(
+    result: Layer, layer: Layer, below: Mapping[str, object], above: Mapping[str, object], key: Key
+) -> dict[str, object]:
+    merged = dict(below)
+    for name, value in above.items():
+        merged[name] = _merge(result, layer, below[name], value, (*key, name)) if name in below else value
+        if name not in below:
+            _take_origins(result, layer, (*key, name))
+    if key in layer.origins:
+        result.origins[key] = layer.origins[key]
+    return merged
 
 
 def _take_origins(result: Layer, layer: Layer, key: Key) -> None:
@@ -173,7 +182,7 @@ def assign(layer: Layer, model: type[BaseModel], assignments: Sequence[Assignmen
     for assignment in assignments:
         *parents, last = assignment.key
         shape = Shape("model", model=model)
-        place: Any = layer.values
+        place: Place = layer.values
         ok = True
         for depth, part in enumerate(parents):
             ok = ok and _has_index(layer, place, part, assignment)
@@ -182,29 +191,30 @@ def assign(layer: Layer, model: type[BaseModel], assignments: Sequence[Assignmen
             shape = child(shape, part)
             inside = _inside(place, part)
             if not isinstance(inside, dict | list):
-                inside = [] if shape.kind == "list" else {}
-                _put(place, part, inside)
+                made: Place = [] if shape.kind == "list" else {}
+                _put(place, part, made)
                 layer.origins.setdefault(assignment.key[: depth + 1], assignment.origin)
+                inside = made
             place = inside
         if ok and _has_index(layer, place, last, assignment):
             _put(place, last, _merged(place, last, assignment.value))
             layer.origins[assignment.key] = assignment.origin
 
 
-def _merged(place: Any, part: Any, value: Any) -> Any:
+def _merged(place: Place, part: str | int, value: object) -> object:
     old = _inside(place, part)
     if isinstance(old, dict) and isinstance(value, dict):
         return {**old, **{name: _merged(old, name, new) for name, new in value.items()}}
     return value
 
 
-def _inside(place: Any, part: Any) -> Any:
+def _inside(place: Place, part: str | int) -> object:
     if isinstance(place, dict):
         return place.get(part)
-    return place[part] if part < len(place) else None
+    return place[part] if isinstance(part, int) and part < len(place) else None
 
 
-def _has_index(layer: Layer, place: Any, part: str | int, assignment: Assignment) -> bool:
+def _has_index(layer: Layer, place: Place, part: str | int, assignment: Assignment) -> bool:
     if isinstance(place, dict) or (isinstance(part, int) and part <= len(place)):
         return True
     origin = assignment.origin
@@ -216,10 +226,12 @@ def _has_index(layer: Layer, place: Any, part: str | int, assignment: Assignment
     return False
 
 
-def _put(place: Any, part: Any, value: Any) -> None:
-    if isinstance(place, list) and part == len(place):
+def _put(place: Place, part: str | int, value: object) -> None:
+    if isinstance(place, dict):
+        place[part] = value
+    elif part == len(place):
         place.append(value)
-    else:
+    elif isinstance(part, int):
         place[part] = value
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel
 
@@ -24,7 +24,7 @@ from rlrun.config.loading.schema import Style
 __all__ = ["ConfigError", "Problem", "combine", "combined", "file_layer", "load", "load_file"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-Complete = Callable[[type[Any], Layer], None]
+Complete = Callable[[type[ModelT], Layer], None]
 """Fills in a layer what follows from what it says."""
 
 
@@ -35,8 +35,8 @@ def load(
     env: Mapping[str, str],
     prog: str,
     section: str | None = None,
-    defaults: Mapping[str, Any] | None = None,
-    complete: Complete | None = None,
+    defaults: Mapping[str, object] | None = None,
+    complete: Complete[ModelT] | None = None,
 ) -> ModelT:
     """Load `model`; `--help` and `--dry-run` print and end the process with code 0.
 
@@ -67,7 +67,7 @@ def load(
 
 
 def load_file(
-    model: type[ModelT], path: Path, *, section: str | None = None, complete: Complete | None = None
+    model: type[ModelT], path: Path, *, section: str | None = None, complete: Complete[ModelT] | None = None
 ) -> ModelT:
     """Load `model` from one file alone: what a role's process does with the file that its launcher wrote.
 
@@ -87,7 +87,7 @@ def combine(
     below: Sequence[Layer] = (),
     files: Sequence[Path | Layer] = (),
     section: str | None = None,
-    complete: Complete | None = None,
+    complete: Complete[ModelT] | None = None,
 ) -> ModelT:
     """The model of all sources.
 

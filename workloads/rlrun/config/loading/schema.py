@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ from rlrun.config.suggest import did_you_mean
 
 Kind = Literal["model", "list", "mapping", "union", "choice", "bool", "int", "float", "str", "any"]
 Style = Literal["camel", "snake", "kebab"]
-_SCALARS: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+_SCALARS: dict[object, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Shape:
     model: type[BaseModel] | None = None
     parts: tuple[Shape, ...] = ()
     """Item of a list or mapping; members of a union."""
-    choices: tuple[Any, ...] = ()
-    bounds: tuple[tuple[str, Any], ...] = ()
+    choices: tuple[object, ...] = ()
+    bounds: tuple[tuple[str, float], ...] = ()
     """(gt | ge | lt | le | multiple_of | min_length | max_length, value)."""
 
 
-def shape_of(annotation: Any, metadata: typing.Iterable[Any] = ()) -> Shape:
+def shape_of(annotation: object, metadata: Iterable[object] = ()) -> Shape:
     """The shape of an annotation with its `Annotated` metadata."""
     bounds = tuple(_bounds(metadata))
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
@@ -200,14 +200,14 @@ def type_name(shape: Shape) -> str:
     ]
 
 
-def _range(bounds: dict[str, Any]) -> str:
+def _range(bounds: Mapping[str, float]) -> str:
     low, high = bounds.get("min_length", 0), bounds.get("max_length")
     if high is None:
         return f"at least {low}"
     return f"{low} to {high}" if low else f"at most {high}"
 
 
-def _number(value: Any) -> str:
+def _number(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -215,7 +215,7 @@ def _either(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _bounds(metadata: typing.Iterable[Any]) -> Iterator[tuple[str, Any]]:
+def _bounds(metadata: Iterable[object]) -> Iterator[tuple[str, float]]:
     for item in metadata:
         if isinstance(item, FieldInfo):
             yield from _bounds(item.metadata)

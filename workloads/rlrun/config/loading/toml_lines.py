@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import Any
+from collections.abc import Iterable
 
 from rlrun.config.loading.yaml_text import Key
 
@@ -48,7 +48,7 @@ def toml_lines(text: str) -> dict[Key, int]:
     return lines
 
 
-def _value(text: str) -> dict[str, Any] | None:
+def _value(text: str) -> dict[str, object] | None:
     try:
         return tomllib.loads(f"x ={text}")
     except (ValueError, RecursionError):
@@ -57,7 +57,7 @@ def _value(text: str) -> dict[str, Any] | None:
 
 def _parts(key: str) -> tuple[str, ...]:
     try:
-        found: Any = tomllib.loads(f"{key} = 0")
+        found: object = tomllib.loads(f"{key} = 0")
     except (ValueError, RecursionError):
         return (key,)
     parts: list[str] = []
@@ -82,8 +82,10 @@ def _mark(lines: dict[Key, int], key: Key, number: int) -> None:
         lines.setdefault(key[:depth], number)
 
 
-def _inside(lines: dict[Key, int], key: Key, value: Any, number: int) -> None:
-    items = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+def _inside(lines: dict[Key, int], key: Key, value: object, number: int) -> None:
+    items: Iterable[tuple[str | int, object]] = (
+        enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+    )
     for name, one in items:
         lines.setdefault((*key, name), number)
         _inside(lines, (*key, name), one, number)

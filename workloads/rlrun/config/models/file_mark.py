@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
 
 VARIABLE = "RLRUN_CONFIG_MARK"
 NOT_READ_BY_ENGINES = frozenset({"replicas", "max_steps"})
 """Fields of an engine's section that no engine acts on: they are edited while engines live."""
 
 
-def file_mark(document: Mapping[str, Any], role: str) -> str:
+def file_mark(document: Mapping[str, object], role: str) -> str:
     """16 hex digits over what a pod of `role` acts on in the file.
 
     Engines outlive attempts, hence for `inference` this is the engines' section alone. Their number, which may change while an attempt
@@ -24,10 +23,15 @@ def file_mark(document: Mapping[str, Any], role: str) -> str:
     Args:
         document: the file, parsed.
         role: of the pod.
+
+    Raises:
+        ValueError: the engines' section is no mapping.
     """
     section = document.get("inference") or {}
+    if not isinstance(section, Mapping):
+        raise ValueError(f"inference is {type(section).__name__}, not a mapping")
     if role == "inference":
-        read: Any = {name: value for name, value in section.items() if name not in NOT_READ_BY_ENGINES}
+        read = {name: value for name, value in section.items() if name not in NOT_READ_BY_ENGINES}
     else:
         read = {**document, "inference": {name: value for name, value in section.items() if name != "replicas"}}
     return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()[:16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -107,7 +107,7 @@ class Sampling(Config):
                 raise ValueError(f"chatTemplateArguments has {name}, which the orchestrator sets itself; remove it")
         return self
 
-    def engine_parameters(self, seed: int | None = None) -> dict[str, Any]:
+    def engine_parameters(self, seed: int | None = None) -> dict[str, object]:
         """Sampling parameters of the engine beyond temperature and length, by vLLM's names: those that differ from its defaults.
 
         Args:
@@ -194,7 +194,7 @@ class CompleteSampling(Sampling):
         """Seed of a task's sample, by its number from 0; each has its own."""
         return None if self.seed is None else (self.seed + sample) % 2**31
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """All that answers depend on, as JSON; fields at their defaults are left out, so that a new field leaves old answers valid."""
         return self.model_dump(mode="json", exclude_defaults=True)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Literal
 
 from rlrun.config.base import Config
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.config.models.tracking import TrackingConfig
 
 # Where a role listens, where an attempt starts, and how many replicas share the work may change without changing what the run computes.
-_NOT_HASHED: dict[str, Any] = {
+_NOT_HASHED: dict[str, bool | dict[str, bool]] = {
     "port": True,
     "host": True,
     "trainer_url": True,
