@@ -9,25 +9,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlrun.config.algorithm.names import Kind, Option, complete_options, entry, is_import_path, unknown_option
+from rlrun.config.algorithm.names import Kind, Option, Options, complete_options, entry, is_import_path, unknown_option
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """A built-in function and its options (name -> default, bounds, summary)."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     options: Mapping[str, Option]
 
 
-def builtins(kind: Kind, functions: Mapping[str, Callable[..., Any]]) -> dict[str, Algorithm]:
+def builtins(kind: Kind, functions: Mapping[str, Callable[..., object]]) -> dict[str, Algorithm]:
     """Join functions with their entries in the table of names."""
     return {name: Algorithm(function, entry(kind, name).options) for name, function in functions.items()}
 
 
 def bind(
-    kind: Kind, name: str, table: Mapping[str, Algorithm], options: Mapping[str, Any]
-) -> tuple[Callable[..., Any], dict[str, Any]]:
+    kind: Kind, name: str, table: Mapping[str, Algorithm], options: Options
+) -> tuple[Callable[..., object], Options]:
     """The function called `name` and the complete options to call it with.
 
     Raises ValueError for an unknown name or option, a value out of range, and an import path that leads nowhere.
@@ -73,7 +73,7 @@ def imported(kind: str, path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _keywords(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+def _keywords(function: Callable[..., object]) -> tuple[dict[str, bool], bool]:
     """The options of a function (name -> has no default), all after its first parameter; and if it has `**options`."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

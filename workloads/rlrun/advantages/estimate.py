@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlrun.advantages.estimators import ADVANTAGES, RewardGroups
 from rlrun.advantages.levels import STD_FLOOR, Floats, Integers, normalized
-from rlrun.config.algorithm.names import is_import_path
+from rlrun.config.algorithm.names import Options, is_import_path
 from rlrun.custom import bind
 
 SHARED_OPTIONS = ("turn_discount", "length_penalty", "global_std", "gamma", "adv_mean", "adv_std", "neg_clipped")
@@ -25,7 +23,7 @@ class _Estimated:
     name: str
     values: Floats
     groups: RewardGroups
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     """Options of the estimator that are in `SHARED_OPTIONS`."""
 
     @property
@@ -56,7 +54,7 @@ def advantages(
     group_ids: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
     turns: npt.ArrayLike | None = None,
-    **options: Any,
+    **options: object,
 ) -> npt.NDArray[np.float32]:
     """One advantage per rollout, `[N]` fp32.
 
@@ -145,13 +143,14 @@ def _estimate(
     group_ids: npt.ArrayLike | None,
     lengths: npt.ArrayLike | None,
     turns: npt.ArrayLike | None,
-    options: Mapping[str, object],
+    options: Options,
 ) -> _Estimated:
-    function, complete = bind("advantage", name, ADVANTAGES, options)
+    function, bound = bind("advantage", name, ADVANTAGES, options)
+    complete = dict(bound)
     values = _vector("rewards", rewards)
     ids, num_groups = _groups(len(values), group_size, group_ids)
     weights, steps = _counts("lengths", lengths, values, least=0), _counts("turns", turns, values, least=1)
-    shared: dict[str, object] = {}
+    shared: Options = {}
     if not is_import_path(name):
         shared = {option: complete.pop(option) for option in SHARED_OPTIONS if option in complete}
         values = _shaped(values, weights, steps, shared)
@@ -162,7 +161,7 @@ def _estimate(
     return _Estimated(name, found, groups, shared)
 
 
-def _shaped(rewards: Floats, lengths: Floats | None, turns: Floats | None, options: Mapping[str, Any]) -> Floats:
+def _shaped(rewards: Floats, lengths: Floats | None, turns: Floats | None, options: Options) -> Floats:
     """R·turn_discount^(turns - 1) - length_penalty·L."""
     if turns is not None:
         rewards = np.multiply(rewards, options.get("turn_discount", 1.0) ** (turns - 1))

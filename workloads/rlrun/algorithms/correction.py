@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlrun.algorithms.inputs import LossInputs, checked_lengths, prepare
 from rlrun.algorithms.kl import bounded_exp
-from rlrun.config.algorithm.names import complete_correction
+from rlrun.config.algorithm.names import Options, complete_correction
 
 
 class Corrected(NamedTuple):
@@ -60,7 +60,7 @@ def correct_mismatch(
     return corrected(inputs, complete)
 
 
-def corrected(inputs: LossInputs, options: Mapping[str, Any]) -> Corrected:
+def corrected(inputs: LossInputs, options: Options) -> Corrected:
     """`correct_mismatch` on checked inputs and complete options; o - i where proximal log-probs are given, else t - i."""
     trained = inputs.logprobs.detach() if inputs.proximal_logprobs is None else inputs.proximal_logprobs
     log_ratio = trained - inputs.inference_logprobs
@@ -76,7 +76,7 @@ def corrected(inputs: LossInputs, options: Mapping[str, Any]) -> Corrected:
     return Corrected(torch.where(inputs.mask, weights, 0), outside)
 
 
-def _kept_weights(inputs: LossInputs, log_ratio: Tensor, options: Mapping[str, object]) -> Tensor:
+def _kept_weights(inputs: LossInputs, log_ratio: Tensor, options: Options) -> Tensor:
     """`[T]`, what `mask` multiplies a token by that it keeps."""
     level, cap = options["weight"], options["cap"]
     if level == "none":
@@ -99,7 +99,7 @@ def _measure(log_ratio: Tensor, kind: str) -> Tensor:
     return bounded_exp(log_ratio) - 1.0 - log_ratio
 
 
-def _of_sequence(inputs: LossInputs, log_ratio: Tensor, measure: Tensor, options: Mapping[str, object]) -> Tensor:
+def _of_sequence(inputs: LossInputs, log_ratio: Tensor, measure: Tensor, options: Options) -> Tensor:
     """`[num_sequences]`; the mean and the sum of ratios are taken of their logarithms."""
     if options["reduce"] == "max":
         lowest = torch.where(inputs.mask, measure, -torch.inf)

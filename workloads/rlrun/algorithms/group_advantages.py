@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -39,9 +39,10 @@ def advantages(
     return torch.from_numpy(values).to(rewards.device if isinstance(rewards, Tensor) else "cpu")
 
 
-def _array(values: Tensor | Sequence[float]) -> Any:
+def _array(values: Tensor | Sequence[float]) -> npt.NDArray[np.generic]:
     """The values as numpy reads them, which knows neither bf16 nor other devices."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
     plain = values.detach().cpu()
-    return (plain.double() if plain.is_floating_point() else plain).numpy()
+    array: npt.NDArray[np.generic] = (plain.double() if plain.is_floating_point() else plain).numpy()
+    return array

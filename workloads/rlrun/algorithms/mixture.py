@@ -14,16 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from rlrun.algorithms.metrics import joint_means, merge_metrics
 from rlrun.algorithms.objective import LossOutput, Objective
+from rlrun.config.algorithm.names import Options
 
 PREFIX = "objective"
 """Metrics of one environment are `objective/<environment>/<name>`."""
+
+
+class PolicyInputs(TypedDict, total=False):
+    """Arguments of `Objective` that are the same for all objectives of a mixture."""
+
+    inference_logprobs: Required[Tensor]
+    advantages: Required[Tensor]
+    reference_logprobs: Tensor | None
+    versions: Tensor | None
+    policy_version: int | None
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,7 @@ class Mixture:
 
     own: Objective
     environments: Mapping[str, Objective] = field(default_factory=dict)
-    gae: Mapping[str, Any] | None = None
+    gae: Options | None = None
     """`gamma`, `lam`, `adv_mean` and `adv_std`, where a critic makes the advantages of all samples."""
 
     @property
@@ -88,7 +99,7 @@ class Mixture:
         divisors: Divisors,
         entropy: Tensor,
         proximal_logprobs: Tensor | None = None,
-        **inputs: Any,
+        **inputs: Unpack[PolicyInputs],
     ) -> LossOutput:
         """The loss of one micro-batch.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from rlrun.algorithms.regularizers import Regularizers
 from rlrun.config.algorithm.names import (
     DEFAULT_LOSS,
     LOSS_ENTRIES,
+    Options,
     complete_correction,
     correction_problem,
     default_aggregation,
@@ -52,7 +53,7 @@ class Objective:
 
     loss: str = DEFAULT_LOSS
     """A key of `LOSSES`, or `package.module:function`, called as `function(LossInputs, **options)` and returning a `TokenLoss`."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     """Options of the loss, see `LOSSES[loss].options`; those not given get their default."""
     aggregation: str | None = None
     """A key of `AGGREGATIONS`; None becomes that of the loss, see `default_aggregation`."""
@@ -60,7 +61,7 @@ class Objective:
     """Tokens, for `constant_length`."""
     regularizers: Regularizers = field(default_factory=Regularizers)
     """Terms that are added to the loss of each token before the aggregation."""
-    correction: Mapping[str, Any] | None = None
+    correction: Options | None = None
     """Options of `correct_mismatch`, whose weights multiply the loss of each token (not the regularisers)."""
     proximal: str = "inference"
     """A key of `PROXIMAL_METHODS`."""
@@ -70,9 +71,9 @@ class Objective:
 
     def __post_init__(self) -> None:
         function, options = bind("loss", self.loss, LOSSES, self.options)
-        bound: dict[str, Any] = {"_function": function, "options": options}
-        bound["aggregation"] = self.aggregation or default_aggregation(self.loss, options)
-        check_aggregation(bound["aggregation"], self.aggregation_length)
+        aggregation = self.aggregation or default_aggregation(self.loss, options)
+        check_aggregation(aggregation, self.aggregation_length)
+        bound: dict[str, object] = {"_function": function, "options": options, "aggregation": aggregation}
         if self.correction is not None:
             correction = bound["correction"] = complete_correction(self.correction)
             if problem := correction_problem(correction, self.loss, has_proximal=True):

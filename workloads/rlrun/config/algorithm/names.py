@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from rlrun.config.algorithm.options import Entry, Kind, Need, Option, OptionValue
+from rlrun.config.algorithm.options import Entry, Kind, Need, Option, Options, OptionValue
 from rlrun.config.algorithm.presets import DEFAULT_ADVANTAGE, DEFAULT_LOSS, DEFAULT_PRESET, PRESETS, Preset
 from rlrun.config.algorithm.tables import (
     ADVANTAGE_ENTRIES,
@@ -38,6 +37,7 @@ __all__ = [
     "Need",
     "Option",
     "OptionValue",
+    "Options",
     "Preset",
     "complete_correction",
     "complete_options",
@@ -75,7 +75,7 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-def complete_options(kind: Kind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def complete_options(kind: Kind, name: str, given: Options) -> Options:
     """`given` with the defaults of the algorithm filled in.
 
     Options of an import path are returned as they are: only its function knows them.
@@ -89,7 +89,7 @@ def complete_options(kind: Kind, name: str, given: Mapping[str, Any]) -> dict[st
             raise unknown_option(kind, name, option, algorithm.options)
         if problem := algorithm.options[option].problem(value):
             raise ValueError(f"{kind} {name}: {option} {problem}")
-    options: dict[str, Any] = {option: spec.default for option, spec in algorithm.options.items()} | dict(given)
+    options: Options = {option: spec.default for option, spec in algorithm.options.items()} | dict(given)
     for low, high in algorithm.ordered:
         if options[low] > options[high]:
             raise ValueError(f"{kind} {name}: {low} ({options[low]}) must not exceed {high} ({options[high]})")
@@ -110,7 +110,7 @@ def known(what: str, name: str, table: Iterable[str]) -> str:
     return name
 
 
-def needs(kind: Kind, name: str, options: Mapping[str, Any]) -> dict[Need, str]:
+def needs(kind: Kind, name: str, options: Options) -> dict[Need, str]:
     """Inputs of an algorithm besides the policy, each with the part that needs it: `{"reference": "loss distill"}`."""
     if is_import_path(name):
         return {}
@@ -149,16 +149,16 @@ def correction_problem(correction: Mapping[str, object], loss: str, *, has_proxi
     return f"correction: {what} would weigh twice by the ratio of trainer and engine: loss {loss} does so already{without}; {fix}"
 
 
-def complete_correction(given: Mapping[str, Any]) -> dict[str, Any]:
+def complete_correction(given: Options) -> Options:
     """`given` with the defaults of a correction filled in. Raises ValueError that names the option, its value and what is allowed."""
     for option, value in given.items():
         if option not in CORRECTION_OPTIONS:
             raise ValueError(unknown_name("option of a correction", option, CORRECTION_OPTIONS))
         if problem := CORRECTION_OPTIONS[option].problem(value):
             raise ValueError(f"correction: {option} {problem}")
-    options: dict[str, Any] = {name: spec.default for name, spec in CORRECTION_OPTIONS.items()} | dict(given)
+    options: Options = {name: spec.default for name, spec in CORRECTION_OPTIONS.items()} | dict(given)
     if options["measure"] == "k1" and "low" not in given:
-        options["low"] = -options["high"]
+        options = {**options, "low": -options["high"]}
     if options["low"] > options["high"]:
         raise ValueError(f"correction: low ({options['low']}) must not exceed high ({options['high']})")
     if options["measure"] == "ratio" and options["low"] < 0:

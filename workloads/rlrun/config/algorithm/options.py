@@ -6,9 +6,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 OptionValue = bool | int | float | str | None
+Options = Mapping[str, Any]
+"""Keywords of an algorithm's function: a built-in one's are those of its `Entry`, of a user's own each may be any JSON value."""
 Kind = Literal["advantage", "loss"]
 Need = Literal["reference", "critic"]
 """Input that an objective may need besides the policy: log-probs of a reference or teacher model, values of a critic."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from rlrun.config.algorithm.names import (
     LOSS_ENTRIES,
     PRESETS,
     Need,
+    Options,
     complete_correction,
     complete_options,
     correction_problem,
@@ -130,7 +131,7 @@ class CorrectionConfig(Config):
         return self
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Options:
         """The options as `rlrun.algorithms` takes them."""
         return self.model_dump(exclude_none=True)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlrun.advantages import token_advantages
+from rlrun.config.algorithm.names import Options
 from rlrun.config.models.learning import AdvantageConfig
 from rlrun.orchestrator.batches.filters import Rules, is_trained_on, shaped_reward
 from rlrun.orchestrator.rollouts.conversation import Recorded
@@ -134,7 +134,7 @@ def _estimated(
 ) -> list[Values]:
     if advantage.name == PER_TOKEN:
         return [np.full(count, reward, np.float32) for count, reward in zip(lengths, rewards, strict=True)]
-    options: dict[str, Any] = dict(advantage.options)
+    options: Options = advantage.options
     return token_advantages(
         advantage.name, rewards, group_ids=group_ids, lengths=lengths, turns=turns, trained=trained, **options
     )
