@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -355,7 +355,7 @@ def is_reserved(variable: str) -> bool:
     return variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIX)
 
 
-def reserved_variable(template: Any) -> tuple[str, str] | None:
+def reserved_variable(template: object) -> tuple[str, str] | None:
     """Place and name of the first reserved variable that a pod template sets in a container of RLRun's. Total: any JSON is taken."""
     spec = template.get("spec") if isinstance(template, dict) else None
     for kind in ("containers", "initContainers"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rlrun.api.resource import API_VERSION, KIND, RLRun
 from rlrun.api.variation import Variation
@@ -76,7 +76,7 @@ def _the_run(documents: list[Document], source: str) -> Document:
     raise ConfigError([Problem(source, "", f"holds {what if documents else 'nothing'}, expected exactly one {KIND}")])
 
 
-def is_manifest(document: dict[str, Any]) -> bool:
+def is_manifest(document: Mapping[str, object]) -> bool:
     """True for a document that is an RLRun, as far as its kind or its apiVersion says."""
     kind, version = document.get("kind"), document.get("apiVersion")
     is_kind = isinstance(kind, str) and kind.lower() in (KIND.lower(), KIND.lower() + "s")

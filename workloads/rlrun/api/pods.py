@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -27,7 +27,7 @@ from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSp
 from rlrun.config.rule import Rule
 
 
-def _without_reserved(template: Any) -> Any:
+def _without_reserved(template: object) -> object:
     if (found := reserved_variable(template)) is not None:
         where, name = found
         raise ValueError(f"spec.{where} ({name}) is reserved: RLRun sets it itself; remove it")

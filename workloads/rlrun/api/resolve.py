@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.task_parts import SFT_ALGORITHM_FIELDS
-from rlrun.config.base import Config
+from rlrun.config.base import Config, Fields
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.roles import (
     InferenceConfig,
@@ -86,13 +84,13 @@ def _algorithm(spec: RLRunSpec) -> AlgorithmConfig:
     return AlgorithmConfig(**parts | {"preset": "sft"})
 
 
-def _trainer(spec: RLRunSpec) -> dict[str, Any]:
+def _trainer(spec: RLRunSpec) -> Fields:
     block = _computing(spec.trainer, TrainerSpec)
     block["micro_batch_tokens"] = spec.trainer.micro_batch_tokens or micro_batch_tokens(spec.seq_len)
     return block
 
 
-def _inference(spec: RLRunSpec) -> dict[str, Any]:
+def _inference(spec: RLRunSpec) -> Fields:
     block = _computing(spec.inference, InferenceSpec)
     block["max_model_len"] = spec.inference.max_model_len or spec.seq_len
     if spec.placement.colocate:
@@ -105,6 +103,6 @@ def _serves(spec: RLRunSpec) -> bool:
     return spec.task != "SFT" and spec.trainer.shared_with is None
 
 
-def _computing(block: Config, spec: type[Config]) -> dict[str, Any]:
+def _computing(block: Config, spec: type[Config]) -> Fields:
     """The fields of a role's block that say what it computes; the others are about its pods."""
     return {name: getattr(block, name) for name in spec.model_fields}

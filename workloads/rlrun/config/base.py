@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from rlrun.config.rule import Rule
+
+Fields = dict[str, Any]
+"""Fields of a block by their Python names, as its model takes them."""
 
 
 class Config(BaseModel):

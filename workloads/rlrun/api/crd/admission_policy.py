@@ -10,15 +10,14 @@ for an item of a list, whose index macros do not give.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from rlrun.api.crd.definition import GROUP, KEYS_KEY, PLURAL, RULES_KEY, VERSION, spec_schema
 from rlrun.api.crd.frozen import TRANSITION_RULES
 from rlrun.api.resource import RLRun
 from rlrun.config.free import LEVELS_MAX
 from rlrun.config.rule import Rule, compact, quoted
+from rlrun.runtime.json_types import Json
 
-Json = dict[str, Any]
 NAME = f"{PLURAL}.{GROUP}"
 SPEC_LEVELS_MAX = LEVELS_MAX + 4
 """Lists and mappings inside each other, of a whole specification: `spec.environments[0].args` is four levels deep."""

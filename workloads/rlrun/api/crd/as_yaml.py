@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import yaml
 
@@ -10,14 +10,14 @@ import yaml
 class _Dumper(yaml.SafeDumper):
     """Dumper without anchors: equal values are written out each time."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 
-def as_yaml(*documents: dict[str, Any]) -> str:
+def as_yaml(*documents: Mapping[str, object]) -> str:
     """The documents in their order, with `---` between them."""
     return "---\n".join(_text(document) for document in documents)
 
 
-def _text(document: dict[str, Any]) -> str:
+def _text(document: Mapping[str, object]) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

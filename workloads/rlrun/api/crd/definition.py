@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -25,8 +25,8 @@ from rlrun.config.loading.schema import shape_of
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig
 from rlrun.config.rule import Rule, quoted
+from rlrun.runtime.json_types import Json
 
-Json = dict[str, Any]
 _ANY: Json = {"x-kubernetes-preserve-unknown-fields": True}
 
 PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES = "rlruns", "rlrun", ["rlr"], ["all", "rl"]
@@ -184,7 +184,7 @@ class _Writer:
             schema["nullable"] = True
         return schema
 
-    def _type(self, annotation: Any, metadata: Iterable[Any] = ()) -> Json:
+    def _type(self, annotation: object, metadata: Iterable[object] = ()) -> Json:
         """The schema of an annotation; `metadata` is what `Annotated` and `Field` say about it."""
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is Annotated:
@@ -195,7 +195,8 @@ class _Writer:
         bounds = dict(shape.bounds)
         match shape.kind:
             case "model":
-                return self.model(annotation, _words(annotation.__doc__))
+                assert shape.model is not None
+                return self.model(shape.model, _words(shape.model.__doc__))
             case "choice":
                 return {"type": "string", "enum": list(shape.choices)}
             case "bool":
@@ -217,7 +218,7 @@ class _Writer:
             case _:
                 return dict(_ANY)
 
-    def _union(self, members: list[Any], metadata: Iterable[Any]) -> Json:
+    def _union(self, members: list[object], metadata: Iterable[object]) -> Json:
         if len(members) == 1:
             return self._type(members[0], metadata)
         schemas = [self._type(member) for member in members]
@@ -229,7 +230,7 @@ class _Writer:
             schema[RULES_KEY] = [replace(rule, holds=f"type(self) == int || {rule.holds}") for rule in text[RULES_KEY]]
         return schema
 
-    def _number(self, kind: str, bounds: dict[str, Any]) -> Json:
+    def _number(self, kind: str, bounds: Mapping[str, float]) -> Json:
         schema: Json = {"type": "integer"} if kind == "int" else {"type": "number"}
         for low in ("ge", "gt"):
             if low in bounds:
@@ -247,14 +248,14 @@ class _Writer:
             schema.setdefault("maximum", INTEGER_MAX)
         return schema
 
-    def _string(self, bounds: dict[str, Any], metadata: Iterable[Any]) -> Json:
+    def _string(self, bounds: Mapping[str, float], metadata: Iterable[object]) -> Json:
         schema: Json = {"type": "string"} | self._sizes("str", bounds, {"maxLength": STRING_MAX})
         formats = [item for item in metadata if isinstance(item, Format)]
         if self._ruled and formats:
             schema[RULES_KEY] = [_format_rule(item) for item in formats]
         return schema
 
-    def _sizes(self, kind: str, bounds: dict[str, Any], otherwise: Json) -> Json:
+    def _sizes(self, kind: str, bounds: Mapping[str, float], otherwise: Json) -> Json:
         sizes = {_BOUNDS[kind][key]: value for key, value in bounds.items() if key in _BOUNDS[kind]}
         return otherwise | sizes if self._spec else sizes
 
@@ -268,7 +269,7 @@ def _format_rule(item: Format) -> Rule:
     return Rule(f"self.matches({quoted(f'^({item.pattern})$')})", f'got "{{self}}", expected {item.words}')
 
 
-def _list_type(metadata: Iterable[Any]) -> Json:
+def _list_type(metadata: Iterable[object]) -> Json:
     """Kind of list for server-side apply, a map or a set; else it is atomic, as where the order of the items means something."""
     for item in metadata:
         if isinstance(item, Distinct):

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -99,7 +98,7 @@ def _block(root: str, model: type[BaseModel], depth: int, left_out: frozenset[st
     return f"[{','.join(f'dyn({cel})' for _, cel in canonical(root, model, depth=depth, left_out=left_out))}]"
 
 
-def default_of(info: FieldInfo) -> Any:
+def default_of(info: FieldInfo) -> object:
     """A field's default as plain data; None: unset means something of its own, or the field is a block."""
     if info.is_required():
         return None
@@ -107,7 +106,7 @@ def default_of(info: FieldInfo) -> Any:
     return None if value is PydanticUndefined or isinstance(value, BaseModel) else value
 
 
-def literal(value: Any) -> str:
+def literal(value: object) -> str:
     """Plain data as a CEL literal."""
     if isinstance(value, str):
         return quoted(value)
