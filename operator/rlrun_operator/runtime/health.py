@@ -79,6 +79,6 @@ async def serve(health: Health, registry: CollectorRegistry, port: int) -> Site:
 
     app = web.Application()
     app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    site = Site(app, handle_signals=False)
+    site = Site(app)
     await site.start(None, port)
     return site

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-from typing import Any
 
 GROWTH_BYTES = 2 * 1024**3
 """More resident memory than after the last collection that visited everything, before the next one does."""
@@ -63,7 +62,7 @@ class Slices:
         assert self._statm is not None
         return int(os.pread(self._statm, 128, 0).split()[1]) * resource.getpagesize()
 
-    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
         if phase != "stop" or info["generation"] != _FULL:
             return
         if self._visits_all:

@@ -26,9 +26,11 @@ from rlrun.protocol.messages.endpoints import (
     ENGINE_UPDATE_WEIGHTS,
 )
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Event = MutableMapping[str, Any]
+"""A request, or an event of one, as ASGI has them."""
+Scope = Event
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 READ = frozenset({"GET", "HEAD"})

@@ -12,7 +12,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from loguru import logger
 from pydantic import ValidationError
@@ -29,6 +29,10 @@ from rlrun.inference.weights.receive import Receiver
 from rlrun.inference.weights.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.runtime import exit_codes
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from vllm.engine.protocol import EngineClient
 
 TERMINATED = 128 + signal.SIGTERM
 WARM_UP_TOKENS = 4
@@ -172,23 +176,26 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
     return exit_codes.FAILURE if died else exit_codes.OK
 
 
-def _handover(engine: Any, app: Any, settings: InferenceSettings, expected: Shapes | None) -> Handover:
+def _handover(engine: EngineClient, app: FastAPI, settings: InferenceSettings, expected: Shapes | None) -> Handover:
     """Hand-over of whole weights, or of adapters where the engine was started for them."""
-    common: dict[str, Any] = {
-        "base_model": settings.model_path,
-        "weights_dir": settings.weights_dir,
-        "expected": expected,
-        "timeout": settings.update_timeout,
-        "on_broken": _stop_soon,
-    }
+    sleeper = receiver = None
     if settings.receives:
         workers = settings.tensor_parallel * settings.data_parallel
-        common["receiver"] = Receiver(engine, workers=workers, api_key=settings.api_key, expected=expected)
+        receiver = Receiver(engine, workers=workers, api_key=settings.api_key, expected=expected)
     if settings.colocated:
         level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
-        common["sleeper"] = Sleeper(engine, level=level)
+        sleeper = Sleeper(engine, level=level)
     if settings.max_lora_rank is None:
-        return Handover(engine, **common)
+        return Handover(
+            engine,
+            base_model=settings.model_path,
+            weights_dir=settings.weights_dir,
+            expected=expected,
+            timeout=settings.update_timeout,
+            on_broken=_stop_soon,
+            receiver=receiver,
+            sleeper=sleeper,
+        )
     from vllm.lora.request import LoRARequest
 
     def in_use() -> set[str]:
@@ -204,11 +211,16 @@ def _handover(engine: Any, app: Any, settings: InferenceSettings, expected: Shap
             max_rank=settings.max_lora_rank,
             runs=settings.lora_runs,
         ),
-        **common,
+        base_model=settings.model_path,
+        weights_dir=settings.weights_dir,
+        expected=expected,
+        timeout=settings.update_timeout,
+        on_broken=_stop_soon,
+        sleeper=sleeper,
     )
 
 
-def _shutdown_event(engine: Any) -> threading.Event:
+def _shutdown_event(engine: EngineClient) -> threading.Event:
     """Set when vLLM's signal handler shuts the engine down; an engine that died looks the same afterwards."""
     asked, shutdown = threading.Event(), engine.shutdown
 
@@ -242,7 +254,7 @@ async def _running(heartbeat: Heartbeat) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def _warm_up(engine: Any) -> None:
+async def _warm_up(engine: EngineClient) -> None:
     """One request through every part of sampling, so that no rollout pays for what is compiled at first use."""
     from vllm import SamplingParams
     from vllm.inputs.engine import tokens_input

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
 
 MAX_SILENT = 512
 """Connections without a request under way; one more costs the one that has been silent for longest."""
@@ -28,17 +28,31 @@ class Site:
     Args:
         application: what answers.
         most_silent: connections without a request under way that are kept.
-        runner: further arguments of aiohttp's `AppRunner`.
+        shutdown_timeout: seconds that requests under way have when it closes.
+        handler_cancellation: whether a request whose client has gone is cancelled.
     """
 
-    def __init__(self, application: web.Application, *, most_silent: int = MAX_SILENT, **runner: Any) -> None:
+    def __init__(
+        self,
+        application: web.Application,
+        *,
+        most_silent: int = MAX_SILENT,
+        shutdown_timeout: float = 1.0,
+        handler_cancellation: bool = False,
+    ) -> None:
         self._most_silent = most_silent
         self._busy: dict[asyncio.BaseProtocol, int] = {}
         """Requests under way on a connection."""
         self._silent_since: dict[asyncio.BaseProtocol, float] = {}
         """Start of silence, on the monotonic clock, of connections without a request under way."""
         application.middlewares.insert(0, self._middleware())
-        self._runner = web.AppRunner(application, access_log=None, logger=log, **{"shutdown_timeout": 1.0} | runner)
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            logger=log,
+            shutdown_timeout=shutdown_timeout,
+            handler_cancellation=handler_cancellation,
+        )
         self._closing: asyncio.Task[None] | None = None
         self.port = 0
 
@@ -67,7 +81,7 @@ class Site:
             self._closing.cancel()
         await self._runner.cleanup()
 
-    def _middleware(self) -> Any:
+    def _middleware(self) -> Middleware:
         @web.middleware
         async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             connection = request.protocol

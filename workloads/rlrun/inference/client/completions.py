@@ -19,6 +19,9 @@ from rlrun.protocol.messages.packed import FLOATS, INTEGERS, PackedError, Reader
 LOWEST_LOGPROB, HIGHEST_LOGPROB = -9999.0, 1e-3
 """-9999 stands for minus infinity in vLLM's answers: a token that could not have been sampled. Above 0 is rounding."""
 
+Span = Mapping[str, Any]
+"""Tokens of one policy version, `{version, start, end}`, as an engine wrote it."""
+
 
 class EngineError(Exception):
     """The server refused, failed, or answered something that must not be trained on."""
@@ -145,7 +148,7 @@ def _stock(choice: _Choice, adapter: Adapter | None) -> Completion:
 def _checked(
     token_ids: array[int],
     logprobs: array[float],
-    spans: Sequence[Mapping[str, Any]],
+    spans: Sequence[Span],
     finish: object,
     adapter: Adapter | None,
 ) -> Completion:
@@ -161,7 +164,7 @@ def _checked(
     return Completion(token_ids, logprobs, expand_versions(spans, len(token_ids)), finish)
 
 
-def expand_versions(spans: Sequence[Mapping[str, Any]], length: int) -> array[int]:
+def expand_versions(spans: Sequence[Span], length: int) -> array[int]:
     """One version per token from spans `{version, start, end}` that cover `[0, length)` without gap or overlap."""
     versions = integers([])
     try:

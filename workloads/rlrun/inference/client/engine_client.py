@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import aiohttp
 from yarl import URL
@@ -42,6 +42,7 @@ from rlrun.protocol.messages.endpoints import (
 from rlrun.protocol.messages.engine_protocol import HEADER, OWN
 from rlrun.protocol.messages.packed import MEDIA_TYPE, integers, pack
 from rlrun.runtime.compute import compute
+from rlrun.runtime.json_types import Json
 
 __all__ = ["Adapter", "Completion", "EngineClient", "EngineError", "EngineUnavailableError"]
 
@@ -69,6 +70,15 @@ class Readiness:
     ready: bool
     reason: str | None
     weight_version: int | None
+
+
+class _Head(TypedDict, total=False):
+    """A request for tokens without its prompt."""
+
+    cache_salt: str
+    model: str
+    request_id: str
+    sampling_params: Json
 
 
 class _NoRouteError(Exception):
@@ -127,7 +137,7 @@ class EngineClient:
         seed: int | None = None,
         request_id: str | None = None,
         ignore_eos: bool = False,
-        parameters: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, object] | None = None,
     ) -> list[Completion]:
         """Sample `n` continuations of a prompt.
 
@@ -138,15 +148,18 @@ class EngineClient:
         What one answer could hold of so many long continuations is bounded: more of them are asked for in several requests at once.
         Raises `EngineError`, also for an answer without a log-prob or an integer version for each token.
         """
-        sampling: dict[str, Any] = {
+        sampling: Json = {
             "max_tokens": max_tokens,
             "temperature": temperature,
             "top_p": top_p,
             "stop_token_ids": list(stop_token_ids),
             "ignore_eos": ignore_eos,
         }
-        named = {"cache_salt": cache_salt, "model": self._adapters.get(cache_salt or "")}
-        head: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        head: _Head = {}
+        if cache_salt is not None:
+            head["cache_salt"] = cache_salt
+        if (model := self._adapters.get(cache_salt or "")) is not None:
+            head["model"] = model
         if seed is not None:
             sampling["seed"] = seed
         if parameters:
@@ -165,9 +178,7 @@ class EngineClient:
                 self._packs = False
         return await self._in_parts(prompt, head, n, max(1, STOCK_TOKENS // max_tokens), packed=False)
 
-    async def _in_parts(
-        self, prompt: array[int], head: dict[str, Any], n: int, most: int, *, packed: bool
-    ) -> list[Completion]:
+    async def _in_parts(self, prompt: array[int], head: _Head, n: int, most: int, *, packed: bool) -> list[Completion]:
         """`n` continuations, at most so many of them in one request."""
         if n <= most:
             return await self._generate(prompt, _part(head, 0, n), packed=packed)
@@ -185,7 +196,7 @@ class EngineClient:
             error = error.exceptions[0]
         raise error
 
-    async def _generate(self, prompt: array[int], head: dict[str, Any], *, packed: bool) -> list[Completion]:
+    async def _generate(self, prompt: array[int], head: _Head, *, packed: bool) -> list[Completion]:
         """One request, packed or as vLLM's own route takes it.
 
         Raises:
@@ -214,8 +225,8 @@ class EngineClient:
     async def parse(
         self,
         token_ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]],
-        template_arguments: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]],
+        template_arguments: Mapping[str, object] | None = None,
     ) -> tuple[str, list[tuple[str, str]]]:
         """A reply taken apart by the engine's parser: the text without calls, and (name, arguments as JSON) of each call.
 
@@ -262,7 +273,7 @@ class EngineClient:
             raise EngineError(f"{self.base_url}{ENGINE_READY} answered something else than readiness", 503)
         return Readiness(answer["ready"], answer.get("reason"), answer.get("weight_version"))
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, object]:
         """Weight version, path, liveness and fault, as the server reports them."""
         answer = await self._json("GET", ENGINE_STATUS, self._control_timeout)
         if not isinstance(answer, dict):
@@ -274,7 +285,7 @@ class EngineClient:
         _, data = await self._request("GET", ENGINE_METRICS, self._control_timeout)
         return parse_metrics(data.decode(errors="replace"))
 
-    async def _change(self, path: str, version: int, body: Mapping[str, Any]) -> dict[str, float]:
+    async def _change(self, path: str, version: int, body: Mapping[str, object]) -> dict[str, float]:
         answer = await self._json("POST", path, self._update_timeout, body)
         if not isinstance(answer, dict) or not isinstance(answer.get("seconds"), dict):
             raise EngineError(f"{self.base_url}{path} answered something else than an update")
@@ -291,7 +302,7 @@ class EngineClient:
         method: str,
         path: str,
         timeout: float,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         accept: Sequence[int] = (200,),
     ) -> Any:
         sent = None if body is None else json.dumps(body).encode()
@@ -352,14 +363,14 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
     return await compute(sum(map(len, blocks)) // _COPIED, partial(b"".join, blocks))
 
 
-def _stock_body(prompt: array[int], head: Mapping[str, Any]) -> bytes:
+def _stock_body(prompt: array[int], head: _Head) -> bytes:
     sampling = head["sampling_params"] | {"logprobs": 0, "detokenize": bool(head["sampling_params"].get("stop"))}
     return json.dumps({**head, "token_ids": prompt.tolist(), "sampling_params": sampling}).encode()
 
 
-def _part(head: Mapping[str, Any], first: int, n: int) -> dict[str, Any]:
+def _part(head: _Head, first: int, n: int) -> _Head:
     """The request for `n` continuations of a group, from the one of this index on; each part has a seed and a name of its own."""
-    part = dict(head) | {"sampling_params": head["sampling_params"] | {"n": n}}
+    part: _Head = {**head, "sampling_params": head["sampling_params"] | {"n": n}}
     if "seed" in part["sampling_params"]:
         part["sampling_params"]["seed"] += first
     if "request_id" in part and first:

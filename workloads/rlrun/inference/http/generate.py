@@ -9,7 +9,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlrun.inference.guard import GUEST
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE_PACKED
-from rlrun.protocol.messages.packed import INTEGERS, MEDIA_TYPE, PackedError, Reader, pack
+from rlrun.protocol.messages.packed import INTEGERS, MEDIA_TYPE, Column, PackedError, Reader, pack
 
 CLIENT_GONE = 499
 GONE = 410
@@ -152,11 +152,11 @@ def _packed(model: str, sampled: Sequence[SampledTokens]) -> bytes:
         }
         for one in sampled
     ]
-    columns: list[array[Any]] = [column for one in sampled for column in (one.token_ids, one.logprobs)]
+    columns: list[Column] = [column for one in sampled for column in (one.token_ids, one.logprobs)]
     return pack({"model": model, "choices": choices}, columns)
 
 
-async def unless_gone(request: Request, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T | None:
+async def unless_gone(request: Request, work: Callable[[], Coroutine[object, object, _T]]) -> _T | None:
     """The result of `work`, which is cancelled when the client goes away; None then. Call after the body was read."""
 
     async def gone() -> None:

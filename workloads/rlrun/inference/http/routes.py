@@ -6,7 +6,6 @@ Weights are changed only for an orchestrator that speaks the same version of thi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -113,7 +112,7 @@ async def status(request: Request) -> JSONResponse:
     """State of the engine without a call to the engine, so it answers even when that hangs."""
     control = _control(request)
     served = control.handover.served
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "protocol": OWN.protocol,
         "release": OWN.release,
         "weight_version": _version(control.handover),

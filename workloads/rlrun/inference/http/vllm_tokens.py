@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rlrun.inference.http.generate import GONE, GenerateError, Head, SampledTokens
 from rlrun.protocol.messages.packed import FLOATS, integers
+
+if TYPE_CHECKING:
+    from vllm.engine.protocol import EngineClient
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import CompletionOutput
 
 
 class VLLMTokens:
@@ -18,7 +24,7 @@ class VLLMTokens:
         adapters: adapters by name, as vLLM's registry holds them.
     """
 
-    def __init__(self, engine: Any, *, served_model: str, adapters: Any) -> None:
+    def __init__(self, engine: EngineClient, *, served_model: str, adapters: Mapping[str, LoRARequest]) -> None:
         self._engine, self._served_model, self._adapters = engine, served_model, adapters
 
     async def sample(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
@@ -55,7 +61,7 @@ class VLLMTokens:
         return head.model or self._served_model, [_of_vllm(output) for output in outputs]
 
 
-def _of_vllm(output: Any) -> SampledTokens:
+def _of_vllm(output: CompletionOutput) -> SampledTokens:
     token_ids, logprobs = integers(list(output.token_ids)), array(FLOATS, output.logprobs.logprobs)
     if list(output.logprobs.token_ids) != token_ids.tolist():
         raise GenerateError("the engine's log-probs belong to other tokens than those sampled", 500)

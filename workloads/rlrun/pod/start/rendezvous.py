@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rlrun.protocol.files.failures import RoleError
@@ -105,30 +104,35 @@ class PodServer:
         self._server.server_close()
 
 
+_Request = socket.socket | tuple[bytes, socket.socket]
+"""A connection, as `socketserver` has it; the tuple is a datagram's."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._open: dict[object, None] = {}
+        self._open: dict[_Request, None] = {}
         """Connections that are answered, each by a thread, the oldest first."""
         super().__init__(address, handler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: _Request, client_address: object) -> None:
         """Answer in a thread; of too many connections the oldest is closed, for an honest one takes milliseconds."""
         if len(self._open) >= MAX_CONNECTIONS:
             with suppress(OSError, StopIteration, RuntimeError, KeyError):  # answered meanwhile
-                oldest: Any = next(iter(self._open))
+                oldest = next(iter(self._open))
                 del self._open[oldest]
-                oldest.shutdown(socket.SHUT_RDWR)
+                if isinstance(oldest, socket.socket):
+                    oldest.shutdown(socket.SHUT_RDWR)
         self._open[request] = None
         super().process_request(request, client_address)
 
-    def shutdown_request(self, request: Any) -> None:
+    def shutdown_request(self, request: _Request) -> None:
         self._open.pop(request, None)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: _Request, client_address: object) -> None:
         """A client that breaks off or sends no HTTP is no news."""
 
 

@@ -14,11 +14,14 @@ import struct
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias, overload
 
 MEDIA_TYPE = "application/vnd.rlrun.packed"
-INTEGERS, FLOATS = "i", "f"
-"""Type codes of `array`: 32-bit integers and 32-bit floats."""
+INTEGERS: Final = "i"
+"""Type code of an `array` of 32-bit integers."""
+FLOATS: Final = "f"
+"""Type code of an `array` of 32-bit floats."""
+Column: TypeAlias = "array[int] | array[float]"
 _LENGTH = struct.Struct("<I")
 _ITEM = 4
 
@@ -37,7 +40,7 @@ def integers(values: Sequence[int]) -> array[int]:
     return values if isinstance(values, array) and values.typecode == INTEGERS else array(INTEGERS, values)
 
 
-def pack(head: Mapping[str, Any], columns: Sequence[array[Any]]) -> bytes:
+def pack(head: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
     """A document; `columns` are of the types above."""
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ITEM)
@@ -70,7 +73,11 @@ class Reader:
             raise PackedError("the head is no JSON object")
         self.head: dict[str, Any] = head
 
-    def column(self, kind: str, count: int) -> array[Any]:
+    @overload
+    def column(self, kind: Literal["i"], count: int) -> array[int]: ...
+    @overload
+    def column(self, kind: Literal["f"], count: int) -> array[float]: ...
+    def column(self, kind: Literal["i", "f"], count: int) -> Column:
         """The next column: `count` values of type code `kind`.
 
         Raises:
@@ -79,7 +86,7 @@ class Reader:
         end = self._place + count * _ITEM
         if not isinstance(count, int) or count < 0 or end > len(self._data):
             raise PackedError(f"a column of {count} values does not fit into {len(self._data)} bytes")
-        values: array[Any] = array(kind)
+        values = array(kind)
         values.frombytes(self._data[self._place : end])
         self._place = end
         if sys.byteorder == "big":
@@ -96,7 +103,7 @@ class Reader:
             raise PackedError(f"{len(self._data) - self._place} bytes follow the last column")
 
 
-def _swapped(values: array[Any]) -> bytes | memoryview:
+def _swapped(values: Column) -> bytes | memoryview:
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()
