@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Required, Self
 
 from rlrun.config.models.rollout import CompleteSampling, EnvironmentConfig
-from rlrun.environments.protocol import Split
+from rlrun.environments.protocol import Message, Split, Tool
 from rlrun.evaluate.policies import Policy
-from rlrun.orchestrator.evaluation.evaluator import Answer, Question, trace_line
+from rlrun.orchestrator.evaluation.evaluator import Answer, Question, TraceLine, trace_line
 from rlrun.protocol.files.durable import fsync_path, make_folder
 from rlrun.protocol.files.failures import storage_errors
 
@@ -38,6 +38,13 @@ class Measured:
     loss_tokens: int
 
 
+class _Kept(TraceLine, total=False):
+    """A line of the file."""
+
+    task: Required[int]
+    """Number of the task in its split."""
+
+
 @dataclass(frozen=True)
 class Line:
     """An answer in a file; see `rlrun.orchestrator.evaluation.evaluator.Answered`."""
@@ -46,9 +53,9 @@ class Line:
     task_id: str
     sample: int
     rollout: Measured | None
-    messages: Sequence[Mapping[str, Any]] = ()
+    messages: Sequence[Message] = ()
     late: bool = False
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Tool] = ()
 
 
 def fingerprint(
@@ -75,7 +82,7 @@ class AnswerFile:
 
     def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
         self.path, self._others = path, tuple(others)
-        self._lines: dict[Key, dict[str, Any]] = {}
+        self._lines: dict[Key, _Kept] = {}
         for other in self._others:
             self._take(other.read_bytes().rpartition(b"\n")[0])
         content = path.read_bytes() if path.exists() else b""
@@ -118,7 +125,9 @@ class AnswerFile:
 
     def add(self, *answered: tuple[Question, Answer]) -> None:
         """Append answers with one flush; it blocks. When it returns they outlive this process and this machine."""
-        lines = {_key(question): {"task": question.task.index} | trace_line(answer) for question, answer in answered}
+        lines: dict[Key, _Kept] = {
+            _key(question): {"task": question.task.index, **trace_line(answer)} for question, answer in answered
+        }
         content = "".join(json.dumps(line, default=str) + "\n" for line in lines.values()).encode()
         with storage_errors(self.path.parent):
             self._append(content)
@@ -167,7 +176,7 @@ def _key(question: Question) -> Key:
 Entry = tuple[AnswerFile, Question, Answer]
 
 
-def _line(document: Mapping[str, Any]) -> Line:
+def _line(document: _Kept) -> Line:
     measured = None
     if "error" not in document:
         measured = Measured(

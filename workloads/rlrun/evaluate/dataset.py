@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlrun.evaluate.play import Part
 from rlrun.protocol.files.durable import write_bytes
@@ -21,7 +20,7 @@ SUFFIXES = (".jsonl", ".parquet")
 class Selected:
     """Choice of rollouts that become rows."""
 
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[dict[str, object]]
     truncated: int
     """Left out: their last message was cut by a limit, and would teach to stop in the middle."""
     below: int
@@ -64,14 +63,15 @@ def select(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
     if not any(row["tools"] for row in rows):
         for row in rows:
             del row["tools"]
-    return Selected([_as_text(row) for row in rows], truncated, below, no_chat)
+    plain = [{name: _as_text(value) for name, value in row.items()} for row in rows]
+    return Selected(plain, truncated, below, no_chat)
 
 
 def _is_chat(messages: Sequence[object]) -> bool:
     return all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages)
 
 
-def _as_text(value: object) -> Any:
+def _as_text(value: object) -> object:
     """The value with U+FFFD for each lone surrogate: neither files in UTF-8 nor tokenizers take those."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.console import Console
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.api.variation import Variation
+from rlrun.config.base import Fields
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.yaml_text import Key
@@ -65,7 +65,7 @@ class Request:
     engine_urls: Sequence[str] | None
     gpu_ids: Sequence[GpuId] | None
     share_gpus: bool = False
-    sampling: Mapping[str, Any]
+    sampling: Fields
     """Fields of `EvaluationSamplingConfig`, over those of the manifest."""
     variation: Variation = field(default_factory=Variation)
     """Options and variables that change the manifest."""
@@ -199,7 +199,7 @@ def _evaluation(spec: RLRunSpec, request: Request, environments: Sequence[Enviro
 def _sampling(
     spec: RLRunSpec,
     told: EvaluationSamplingConfig | None,
-    changes: Mapping[str, Any],
+    changes: Fields,
     environments: Sequence[EnvironmentConfig],
 ) -> EvaluationSamplingConfig:
     try:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlrun.config.models.rollout import solved_rewards
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Part
-from rlrun.local.measures import RESULTS
+from rlrun.local.measures import RESULTS, Measure, Measures
 from rlrun.orchestrator.evaluation.evaluator import evaluation_metrics
 
 
-def results(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
+def results(plan: Plan, parts: Sequence[Part]) -> Measures:
     """The document: what was asked, and the measures of every policy and environment, named as in `metrics.jsonl` after `eval/<env>/`."""
     settings = plan.evaluation
     return {
@@ -25,7 +24,7 @@ def results(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def _result(plan: Plan, part: Part) -> dict[str, object]:
+def _result(plan: Plan, part: Part) -> Measure:
     answers = part.answers()
     prefix = f"eval/{part.environment}/"
     metrics = evaluation_metrics(answers, solved_rewards(plan.orchestrator.environments))
@@ -41,7 +40,7 @@ def _result(plan: Plan, part: Part) -> dict[str, object]:
     }
 
 
-def short(document: dict[str, Any]) -> list[str]:
+def short(document: Measures) -> list[str]:
     """The document in a line per policy and environment, such as `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
     lines = []
     for row in document["results"]:

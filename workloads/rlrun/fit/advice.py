@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,7 +12,7 @@ from rlrun.fit.architecture import DIVISIBLE, Architecture
 from rlrun.fit.parts import Needs
 from rlrun.fit.report import Change, Surroundings, needs_of
 
-Fields = dict[str, Any]
+Fields = dict[str, object]
 """Value by path; None removes the field."""
 MAX_CHANGES = 4
 """Changes that are named for a role."""
@@ -45,7 +44,7 @@ def advise(spec: RLRunSpec, around: Surroundings, needs: list[Needs]) -> list[Ch
     return found
 
 
-def changed(spec: RLRunSpec, fields: Mapping[str, Any]) -> RLRunSpec:
+def changed(spec: RLRunSpec, fields: Mapping[str, object]) -> RLRunSpec:
     """The specification with some fields changed, as if the manifest had them.
 
     Raises:

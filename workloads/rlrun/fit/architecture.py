@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 EXACT = frozenset({"llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"})
 """Model types whose parameters are counted exactly; of others the count is that of a Llama of this shape."""
@@ -124,7 +123,7 @@ class Architecture:
         return 2 * self.layers * heads * self.head_dim * element_bytes
 
 
-def from_config(config: Mapping[str, Any]) -> Architecture:
+def from_config(config: Mapping[str, object]) -> Architecture:
     """The shape that a Hugging Face `config.json` describes; of a model of text and images that of the text.
 
     Raises:
@@ -134,6 +133,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     config = text if isinstance(text, Mapping) else config
     sizes = {name: _size(config, name) for name in _NEEDED}
     heads = sizes["num_attention_heads"]
+    positions = config.get("max_position_embeddings")
     experts = next((_size(config, name) for name in _EXPERTS if config.get(name)), 0)
     kind = str(config.get("model_type", ""))
     own = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size"
@@ -150,18 +150,18 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         experts_per_token=_size(config, "num_experts_per_tok") if experts else 0,
         expert_intermediate=_size(config, own) if experts else 0,
-        positions=None if _stretched(config) else config.get("max_position_embeddings"),
+        positions=None if _stretched(config) or not isinstance(positions, int) else positions,
     )
 
 
-def _stretched(config: Mapping[str, Any]) -> bool:
+def _stretched(config: Mapping[str, object]) -> bool:
     """True if rotary positions reach further than the field says."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else "default"
     return kind != "default"
 
 
-def _size(config: Mapping[str, Any], name: str) -> int:
+def _size(config: Mapping[str, object], name: str) -> int:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ShapeError(f"{name} ({value}) must be a positive number in the config.json of a language model")

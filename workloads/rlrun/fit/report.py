@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
@@ -32,7 +31,7 @@ class Surroundings:
 class Change:
     """Changed fields with which a role fits."""
 
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     """Value by the field's path in the manifest."""
     role: str
     total: float
@@ -46,7 +45,7 @@ class Change:
         return f"{what} ({gib(self.total)} of {gib(self.limit)}, {self.gpus} GPU{'s' * (self.gpus != 1)})"
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """A value as a manifest has it."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -117,7 +116,7 @@ def _advised(needs: Needs, advice: Sequence[Change]) -> list[str]:
     return ["  fits with one of:", *(f"    - {change}" for change in own)]
 
 
-def document(name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture) -> dict[str, Any]:
+def document(name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture) -> dict[str, object]:
     """The report for programs. Sizes in GiB."""
     return {
         "run": name,

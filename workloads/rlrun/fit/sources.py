@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rlrun.config.models.model import ModelConfig, TinyModelConfig
 from rlrun.fit.architecture import Architecture, ShapeError, from_config
@@ -78,7 +77,7 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config", coun
     return shape if shape.exact or not count else replace(shape, counted=count_on_meta(config))
 
 
-def count_on_meta(config: Mapping[str, Any]) -> int | None:
+def count_on_meta(config: Mapping[str, object]) -> int | None:
     """Parameters of a model that transformers builds without memory; None where it is not installed, or does not know the type."""
     try:
         import torch

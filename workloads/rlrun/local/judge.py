@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -89,7 +89,7 @@ def judge_layer(
     return _judged(model, examine(model, layer), layer, below=(), here=here, leave_out=leave_out)
 
 
-def stopped(judged: Judged[Any]) -> int | None:
+def stopped(judged: Judged[ModelT]) -> int | None:
     """Print notices and problems of a run that is to start; the exit code where a problem stops it."""
     for notice in judged.notices:
         print(f"note: {notice}", file=sys.stderr)
@@ -108,7 +108,7 @@ def _judged(
         spec: RLRunSpec = examined.result.spec if isinstance(examined.result, RLRun) else examined.result
         left_out: list[Key] = []
         if examined.problems:
-            values: Any = layer.values
+            values: object = layer.values
             for name in below:
                 values = values.get(name) if isinstance(values, dict) else None
             written = values if isinstance(values, dict) else {}
@@ -186,7 +186,7 @@ def _advantage(spec: RLRunSpec, environment: EnvironmentConfig) -> AdvantageConf
     return environment.algorithm.advantage or spec.algorithm.effective_advantage
 
 
-def _as_written(spec: RLRunSpec, written: dict[str, Any]) -> RLRunSpec:
+def _as_written(spec: RLRunSpec, written: Mapping[str, object]) -> RLRunSpec:
     """The specification with its environments, data and model folder as they were written, as far as each can be understood."""
     changes: dict[str, object] = {}
     model, environments = written.get("model"), written.get("environments")
@@ -199,7 +199,7 @@ def _as_written(spec: RLRunSpec, written: dict[str, Any]) -> RLRunSpec:
     return spec.model_copy(update=changes)
 
 
-def _data(written: dict[str, Any]) -> Examined[DataConfig]:
+def _data(written: Mapping[str, object]) -> Examined[DataConfig]:
     data = written.get("data")
     return examine(DataConfig, Layer(values=data if isinstance(data, dict) else {}))
 
@@ -208,7 +208,7 @@ def _environment(item: object) -> Examined[EnvironmentConfig]:
     return examine(EnvironmentConfig, Layer(values=item if isinstance(item, dict) else {}))
 
 
-def _left_out(replaced: Collection[Key], written: dict[str, Any]) -> list[Key]:
+def _left_out(replaced: Collection[Key], written: Mapping[str, object]) -> list[Key]:
     """The parts of a specification that are not as they were written, as far as they are looked at."""
     left_out: list[Key] = []
     if any(key[0] == "algorithm" for key in replaced):

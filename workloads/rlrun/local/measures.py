@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from rich.console import Console
 from rich.table import Table
@@ -23,9 +23,33 @@ def print_measures(console: Console, folder: Path) -> None:
     console.print(f"all of it: {path}", highlight=False, soft_wrap=True)
 
 
-def table(document: dict[str, Any]) -> Table:
+class Measure(TypedDict):
+    """Measures of one policy in one environment."""
+
+    environment: str
+    policy: str
+    step: int | None
+    tasks: int
+    answers: int
+    metrics: dict[str, float]
+    """Named as in `metrics.jsonl` after `eval/<env>/`."""
+    files: list[str]
+    """Of the answers, in the folder of the document."""
+
+
+class Measures(TypedDict):
+    """Content of `results.json`."""
+
+    run: str
+    split: str
+    num_tasks: int
+    samples_per_task: int
+    results: list[Measure]
+
+
+def table(document: Measures) -> Table:
     """The document's measures side by side; environments one after the other, policies in order of step."""
-    rows: list[dict[str, Any]] = document["results"]
+    rows = document["results"]
     names = [name for row in rows for name in row["metrics"]]
     passes = sorted({name for name in names if name.startswith("pass@")}, key=lambda name: int(name[5:]))
     drawn = Table(title=f"{document['run']}, {document['split']} tasks", title_justify="left")

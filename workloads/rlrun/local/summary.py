@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import plotext
 from rich.console import Console
 from rich.table import Table
 
+from rlrun.protocol.files.metrics_line import MetricsLine
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, RunPaths
 
 _ROWS = 10
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[MetricsLine]:
     """All lines of a run's `metrics.jsonl`."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def evaluations(lines: list[dict[str, Any]]) -> list[tuple[int, float]]:
+def evaluations(lines: list[MetricsLine]) -> list[tuple[int, float]]:
     """Policy version and mean held-out reward over the environments, in order."""
     found = []
     for line in lines:
@@ -50,7 +50,7 @@ def print_summary(console: Console, root: Path, *, elapsed_seconds: float, comma
     _print_places(console, root, elapsed_seconds=elapsed_seconds, command=command, traces="reward/mean" in steps[0])
 
 
-def _print_losses(console: Console, lines: list[dict[str, Any]]) -> None:
+def _print_losses(console: Console, lines: list[MetricsLine]) -> None:
     """Print the losses of supervised fine-tuning."""
     steps = [line for line in lines if line["step"] > 0]
     held_out = [(int(line["step"]), float(line["validation/loss"])) for line in lines if "validation/loss" in line]
@@ -78,7 +78,7 @@ def _print_plot(console: Console) -> None:
     console.print(plotext.uncolorize(plotext.build()), highlight=False, markup=False, soft_wrap=True)
 
 
-def _learning_curve(steps: list[dict[str, Any]], held_out: list[tuple[int, float]]) -> Table:
+def _learning_curve(steps: list[MetricsLine], held_out: list[tuple[int, float]]) -> Table:
     """Table of at most ten rows, each the mean of as many steps."""
     table = Table(title="learning curve", title_justify="left")
     for column in ("steps", "reward", "held-out reward", "mismatch_kl", "staleness", "step time"):
@@ -100,12 +100,12 @@ def _learning_curve(steps: list[dict[str, Any]], held_out: list[tuple[int, float
     return table
 
 
-def _mean_of(lines: list[dict[str, Any]], key: str, form: str) -> str:
+def _mean_of(lines: list[MetricsLine], key: str, form: str) -> str:
     values = [line[key] for line in lines if key in line]
     return f"{mean(values):{form}}" if values else "–"
 
 
-def _print_rewards(console: Console, lines: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
+def _print_rewards(console: Console, lines: list[MetricsLine], steps: list[MetricsLine]) -> None:
     """Print the learning curve of reinforcement learning."""
     held_out = evaluations(lines)
     plotext.clear_figure()

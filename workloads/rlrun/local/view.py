@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,7 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlrun.protocol.files.metrics_line import MetricsLine
 from rlrun.protocol.messages.endpoints import ORCHESTRATOR_PROGRESS
+from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
 
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -44,7 +46,7 @@ def sparkline(values: list[float], width: int = 60) -> str:
     return "".join(_SPARKS[min(7, int((value - low) / span * 8))] for value in means)
 
 
-def read_progress(url: str, api_key: str) -> dict[str, Any] | None:
+def read_progress(url: str, api_key: str) -> Json | None:
     """The orchestrator's progress; None while it does not answer."""
     request = urllib.request.Request(url + ORCHESTRATOR_PROGRESS, headers={"Authorization": f"Bearer {api_key}"})
     try:
@@ -64,12 +66,12 @@ class MetricsTail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[MetricsLine] = []
         self._file: BinaryIO | None = None
         """Kept open: no other file can have its inode, however soon one takes its name and grows beyond what was read of it."""
         self._offset = 0
 
-    def poll(self) -> list[dict[str, Any]]:
+    def poll(self) -> list[MetricsLine]:
         """The lines that are new since the last call; of another file, those after what it has in common with the one before."""
         known = self.lines
         try:
@@ -115,7 +117,7 @@ class MetricsTail:
             self._file = None
 
 
-def _line(text: bytes) -> dict[str, Any] | None:
+def _line(text: bytes) -> MetricsLine | None:
     """One line; what is none, in a file that something else has damaged, is not shown."""
     try:
         found = json.loads(text)
@@ -124,7 +126,7 @@ def _line(text: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def step_line(line: dict[str, Any], max_steps: int) -> str:
+def step_line(line: MetricsLine, max_steps: int) -> str:
     """One step as text."""
     parts = [f"step {line['step']}/{max_steps}"]
     for key, label, form in (
@@ -208,7 +210,7 @@ class View:
             draw = self._panel if self._max_steps is not None else self._counts
             self._live.update(draw(progress or {}, waiting))
 
-    def _counts(self, progress: dict[str, Any], waiting: str) -> Group:
+    def _counts(self, progress: Json, waiting: str) -> Group:
         """Panel of a run that trains nothing."""
         done, total = int(progress.get("step") or 0), int(progress.get("max_steps") or 0)
         table, bar = Table.grid(padding=(0, 2)), Table.grid()
@@ -220,7 +222,7 @@ class View:
         lines = [Text(line) for line in self._results]
         return Group(Text(self._name, style="bold"), bar, table, *lines, Text(f"waiting for: {waiting}", style="dim"))
 
-    def _panel(self, progress: dict[str, Any], waiting: str) -> Group:
+    def _panel(self, progress: Json, waiting: str) -> Group:
         lines = [line for line in self._tail.lines if line["step"] > 0]
         last = lines[-1] if lines else {}
         step, total = int(last.get("step", 0)), self._max_steps or 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
 
-Background = Callable[[Coroutine[Any, Any, None]], object]
+Background = Callable[[Coroutine[object, object, None]], object]
 """Runs what has no end of its own."""
 
 

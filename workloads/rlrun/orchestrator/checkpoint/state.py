@@ -7,18 +7,19 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.journal.ledger import FORMAT_VERSION, Ledger, LedgerError, LedgerState
 from rlrun.orchestrator.staleness import too_old
+from rlrun.orchestrator.tasks.sampler import SamplerState
 from rlrun.protocol.files.attempts import Attempt, read_attempt
 from rlrun.protocol.files.batch import NO_VERSION, Batch, BatchError, read_batch
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, complete_checkpoints
 from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.metrics_line import MetricsLine
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 
@@ -31,9 +32,9 @@ class Snapshot:
 
     step: int
     ledger: LedgerState
-    unwritten: tuple[dict[str, Any], ...] = field(default=())
+    unwritten: tuple[MetricsLine, ...] = field(default=())
     """Lines of steps up to this one that wait for an evaluation before they go to `metrics.jsonl`."""
-    sampler: dict[str, Any] = field(default_factory=dict)
+    sampler: SamplerState = field(default_factory=SamplerState)
     """`Sampler.state`."""
 
 
@@ -58,7 +59,7 @@ def read_snapshot(checkpoint: Path) -> Snapshot:
             raise ValueError("it is of another format")
         ledger = document["ledger"]
         state = LedgerState(int(ledger["next_group"]), tuple(ledger["open_groups"]), dict(ledger["counters"]))
-        return Snapshot(int(document["step"]), state, tuple(document["unwritten"]), dict(document.get("sampler", {})))
+        return Snapshot(int(document["step"]), state, tuple(document["unwritten"]), document.get("sampler", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RoleError(
             f"cannot resume from {checkpoint}: its part {path.relative_to(checkpoint)} cannot be read ({error})",

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from loguru import logger
 
@@ -50,14 +50,14 @@ class Engine(Protocol):
         top_p: float,
         stop_token_ids: Sequence[int],
         cache_salt: str | None,
-        parameters: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, object] | None = None,
     ) -> list[Completion]: ...
 
     async def parse(
         self,
         token_ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]],
-        template_arguments: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]],
+        template_arguments: Mapping[str, object] | None = None,
     ) -> tuple[str, list[tuple[str, str]]]: ...
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]: ...
@@ -68,7 +68,7 @@ class Engine(Protocol):
 
     async def sleep(self) -> None: ...
 
-    async def status(self) -> dict[str, Any]: ...
+    async def status(self) -> dict[str, object]: ...
 
     async def metrics(self) -> EngineMetrics: ...
 

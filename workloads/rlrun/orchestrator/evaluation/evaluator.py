@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol, Required, TypedDict
 
 from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import CompleteSampling, EvaluationConfig, solved_rewards
 from rlrun.environments.episode import EpisodeError
-from rlrun.environments.protocol import Split
+from rlrun.environments.protocol import Message, Split, Tool
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
@@ -276,19 +276,38 @@ def _late(question: Question, seconds: float | None) -> Answer:
     return Answer(question.arena.config.label, str(question.task), question.sample, None, error, late=True)
 
 
-def trace_line(answer: Answer) -> dict[str, Any]:
+class TraceLine(TypedDict, total=False):
+    """An answer in a file of traces or of an evaluation job: the first three fields, and `error` or the others."""
+
+    environment: Required[str]
+    task_id: Required[str]
+    sample: Required[int]
+    error: str
+    tools: list[Tool]
+    reward: float
+    metrics: dict[str, float]
+    messages: list[Message]
+    completion: str
+    finish_reason: str
+    truncated: bool
+    tokens: int
+    completion_tokens: int
+
+
+def trace_line(answer: Answer) -> TraceLine:
     """An answer as people read it."""
     rollout = answer.rollout
-    line: dict[str, Any] = {
+    line: TraceLine = {
         "environment": answer.environment,
         "task_id": answer.task_id,
         "sample": answer.sample,
     }
     if rollout is None:
-        return line | {"error": answer.error or "every try failed"}
+        return {**line, "error": answer.error or "every try failed"}
     if rollout.tools:
         line["tools"] = list(rollout.tools)
-    return line | {
+    return {
+        **line,
         "reward": rollout.reward,
         "metrics": dict(rollout.metrics),
         "messages": list(rollout.messages),

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from loguru import logger
 
@@ -31,7 +30,7 @@ _CHUNK_BYTES, _CHUNK_FRAMES = 256 * 1024, 64
 """Handed to the kernel at once: the event loop does not run while bytes are put together."""
 OF_AN_ENVIRONMENT = {"id", "name", "args", "group_size", "sampling", "python", "image"}
 """Fields of an environment that its rollouts depend on."""
-OF_A_ROLLOUT: dict[str, Any] = {
+OF_A_ROLLOUT: dict[str, bool | dict[str, set[str]]] = {
     "model": True,
     "seed": True,
     "seq_len": True,

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,14 @@ from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.metrics_line import MetricsLine
 from rlrun.protocol.files.paths import RunPaths
 
 _TAIL_BYTES = 1024 * 1024
 """Upper bound on the length of a line."""
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[MetricsLine]:
     """All whole lines of a JSONL file; a torn last line, of a writer that was killed, is left out."""
     if not path.exists():
         return []
@@ -54,7 +55,7 @@ class MetricsFile:
         *,
         attempt: int,
         base_step: int,
-        unwritten: Iterable[Mapping[str, Any]],
+        unwritten: Iterable[Mapping[str, float]],
         evaluated: Callable[[int], bool],
         writer: BestEffortWriter,
     ) -> None:
@@ -63,11 +64,11 @@ class MetricsFile:
         written = {int(line["step"]) for line in lines}
         kept = "".join(json.dumps(line) + "\n" for line in lines).encode()
         writer.write(path.name, lambda: write_bytes(path, kept), keep=True)
-        self.last: dict[str, Any] = lines[-1] if lines else {}
+        self.last: MetricsLine = lines[-1] if lines else {}
         """The newest line."""
-        self._lines: dict[int, dict[str, Any]] = {}
+        self._lines: dict[int, MetricsLine] = {}
         self._parts: dict[int, set[str]] = {}
-        self._leaving: deque[tuple[int, dict[str, Any]]] = deque()
+        self._leaving: deque[tuple[int, MetricsLine]] = deque()
         """Whole lines on their way to the file; its writer takes them from the left."""
         self._successor: int | None = None
         """A later attempt that has begun."""
@@ -84,13 +85,13 @@ class MetricsFile:
             self._parts.setdefault(base_step, {"batch", "trained"})
         self._flush()
 
-    def add(self, step: int, part: Literal["batch", "trained", "evaluation"], values: Mapping[str, object]) -> None:
+    def add(self, step: int, part: Literal["batch", "trained", "evaluation"], values: Mapping[str, float]) -> None:
         """Add one part of a step's line; an evaluation that was given up adds an empty one."""
         self._lines.setdefault(step, {}).update(values)
         self._parts.setdefault(step, set()).add(part)
         self._flush()
 
-    def unwritten(self, through: int) -> tuple[dict[str, Any], ...]:
+    def unwritten(self, through: int) -> tuple[MetricsLine, ...]:
         """Lines up to a step that lack nothing but their evaluation, or a volume that takes them: its checkpoint has to keep them."""
         leaving = {step: line for step, line in tuple(self._leaving) if step <= through}
         waiting = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -161,13 +160,13 @@ def _told(key: str, line: Mapping[str, object]) -> bool:
     return key != "loss" or "reward/mean" not in line
 
 
-def _partial(key: str, line: Mapping[str, Any]) -> str:
+def _partial(key: str, line: Mapping[str, float]) -> str:
     prefix = key.removesuffix("reward/mean")
     done, late, failed = (line.get(prefix + name, 0) for name in ("answers", "timeouts", "errors"))
     return f" (partial: {done:.0f} of {done + late + failed:.0f} answers in time)" if late else ""
 
 
-def step_line(line: Mapping[str, object]) -> str:
+def step_line(line: Mapping[str, float]) -> str:
     """A line of `metrics.jsonl` in a few words, for the log; what is not known is left out."""
     shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line and _told(key, line)]
     shown += [

@@ -15,13 +15,16 @@ from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlrun.config.models.rollout import unread_argument
 from rlrun.environments.protocol import Message, Tool
 from rlrun.environments.tool_calls import arguments_of, without_tools
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
 from rlrun.protocol.messages.packed import INTEGERS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _STAND_IN = "@#reply#@"
 _PROBE: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]
@@ -48,7 +51,7 @@ class ChatTokens:
         TemplateError: it has no chat template or no end-of-sequence token, or its template has none of such an argument.
     """
 
-    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object] | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
                 "the tokenizer has no chat template; use a chat model or add chat_template to its tokenizer"
@@ -82,7 +85,7 @@ class ChatTokens:
         """The tokenizer of a model folder or hub name."""
         return cls(load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code))
 
-    def called_with(self, arguments: Mapping[str, Any]) -> ChatTokens:
+    def called_with(self, arguments: Mapping[str, object]) -> ChatTokens:
         """The same tokenizer, whose template gets these arguments; always the same object for the same ones.
 
         Raises:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _GENERIC = "TokenizersBackend"
 """The class that transformers writes for a tokenizer that is its `tokenizer.json` and nothing more."""
@@ -13,7 +16,9 @@ _MODEL_TYPE = "llama"
 """Only type accepted: of other types AutoTokenizer knows models whose files name the wrong class."""
 
 
-def load_tokenizer(source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name, as `AutoTokenizer` finds it.
 
     AutoTokenizer imports torch, which costs seconds of CPU and 600 MB. So a folder that says itself which class it wants (tiny models do)

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from rlrun.environments.protocol import Message, Tool
 from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
 from rlrun.orchestrator.sft.conversation import Conversation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _STAND_IN = "@#content#@"
 
@@ -47,14 +51,14 @@ class ChatEncoder:
         TemplateError: it has no chat template, or its pieces do not make up the whole.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
                 "the tokenizer has no chat template; use a chat model or add chat_template to its tokenizer"
             )
         self._tokenizer = tokenizer
         self._special = sorted({str(token) for token in tokenizer.all_special_tokens if token}, key=len, reverse=True)
-        probe: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]
+        probe: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]
         text = self._render(probe)
         _, found, closing = text.rpartition(_STAND_IN)
         if not found:
@@ -146,8 +150,8 @@ class ChatEncoder:
 
     def _render(
         self,
-        messages: Sequence[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
+        messages: Sequence[Message],
+        tools: list[Tool] | None = None,
         *,
         generation_prompt: bool = False,
     ) -> str:

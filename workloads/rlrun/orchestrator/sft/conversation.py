@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlrun.config.models.data import DataConfig
+from rlrun.environments.protocol import Message, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -17,10 +17,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 class Conversation:
     """Conversation for a chat template."""
 
-    messages: Sequence[dict[str, Any]]
+    messages: Sequence[Message]
     weights: Sequence[float]
     """Weight of each message's tokens in the loss; 0: not learned."""
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
 
 
 def conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
@@ -53,7 +53,7 @@ def conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
     return Conversation(messages, weights, _tools(row.get(config.tools_field), config.tools_field))
 
 
-def _messages(value: object, field: str, role: str) -> list[dict[str, object]]:
+def _messages(value: object, field: str, role: str) -> list[Message]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, list) or not value:
@@ -61,7 +61,7 @@ def _messages(value: object, field: str, role: str) -> list[dict[str, object]]:
     return [_message(item, f"{field}[{index}]") for index, item in enumerate(value)]
 
 
-def _message(value: object, where: str) -> dict[str, object]:
+def _message(value: object, where: str) -> Message:
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {_shown(value)}; it must be a message with role and content")
     message = {key: item for key, item in value.items() if item is not None}
@@ -107,7 +107,7 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, object]]:
     return made
 
 
-def _tools(value: object, field: str) -> list[dict[str, object]] | None:
+def _tools(value: object, field: str) -> list[Tool] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -193,9 +193,9 @@ def held_out(rows: Rows, encoder: Encoder, *, limit: int) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
-def summary(samples: Sequence[Sample]) -> dict[str, object]:
+def summary(samples: Sequence[Sample]) -> dict[str, float]:
     """Metrics of a batch: samples, tokens and learned tokens, and the samples of each source of a mixture."""
-    found: dict[str, object] = {
+    found: dict[str, float] = {
         "batch/samples": float(len(samples)),
         "batch/tokens": float(sum(len(sample) for sample in samples)),
         "batch/loss_tokens": float(sum(int(sample.loss_mask.sum()) for sample in samples)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.tasks.permutation import permuted, share_out
@@ -25,6 +25,17 @@ def pool_of(mean: float, config: CurriculumConfig) -> Pool | None:
     if config.hard is not None and mean <= config.hard.threshold:
         return "hard"
     return None
+
+
+class CurriculumState(TypedDict):
+    """`TaskPools` in a checkpoint."""
+
+    epoch: int
+    position: int
+    window: int
+    drawn: int
+    easy: list[int]
+    hard: list[int]
 
 
 @dataclass
@@ -78,12 +89,18 @@ class TaskPools:
         easy, hard = len(self._pools["easy"]), len(self._pools["hard"])
         return {"easy": easy, "normal": self.window - easy - hard, "hard": hard}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> CurriculumState:
         """State for a checkpoint."""
-        walk = {"epoch": self.epoch, "position": self.position, "window": self.window, "drawn": self.drawn}
-        return walk | {name: list(tasks) for name, tasks in self._pools.items()}
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "window": self.window,
+            "drawn": self.drawn,
+            "easy": list(self._pools["easy"]),
+            "hard": list(self._pools["hard"]),
+        }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: CurriculumState) -> None:
         """Continue from a checkpoint."""
         self.epoch, self.position, self.window = state["epoch"], state["position"], state["window"]
         self.drawn = state["drawn"]

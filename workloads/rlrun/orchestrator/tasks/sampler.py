@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import TypedDict
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.staleness import newest_seen
-from rlrun.orchestrator.tasks.curriculum import TaskPools
+from rlrun.orchestrator.tasks.curriculum import CurriculumState, TaskPools
 from rlrun.orchestrator.tasks.permutation import permuted, share_out
 from rlrun.protocol.files.batch import Batch
 
@@ -59,6 +59,21 @@ class _Outcome:
     environment: int
     task: int
     mean: float
+
+
+class SamplerState(TypedDict, total=False):
+    """`Sampler` in a checkpoint; empty without a curriculum."""
+
+    sources: list[list[object]]
+    """Label and size of each environment, and whether it has a curriculum."""
+    next: int
+    rollouts: int
+    open: list[list[int]]
+    """Group, environment, task and epoch."""
+    outcomes: list[tuple[int, int, int, int, float]]
+    """Fields of `_Outcome`."""
+    pools: dict[str, CurriculumState]
+    """By the environment's label."""
 
 
 @dataclass
@@ -149,7 +164,7 @@ class Sampler:
             for name, size in pools.sizes().items()
         }
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SamplerState:
         """State for a checkpoint: JSON; empty without a curriculum."""
         if not self._pools:
             return {}
@@ -158,11 +173,11 @@ class Sampler:
             "next": self._next,
             "rollouts": self._rollouts,
             "open": [[group, draw.environment, draw.task, draw.epoch] for group, draw in sorted(self._open.items())],
-            "outcomes": [[o.step, o.group, o.environment, o.task, o.mean] for o in self._outcomes],
+            "outcomes": [(o.step, o.group, o.environment, o.task, o.mean) for o in self._outcomes],
             "pools": {self.sources[index].label: pools.state() for index, pools in self._pools.items()},
         }
 
-    def restore(self, state: dict[str, Any], *, step: int, next_group: int) -> bool:
+    def restore(self, state: SamplerState, *, step: int, next_group: int) -> bool:
         """Continue from a checkpoint.
 
         Args:
@@ -183,7 +198,7 @@ class Sampler:
             pools.restore(state["pools"][self.sources[index].label])
         return True
 
-    def _signature(self) -> list[list[Any]]:
+    def _signature(self) -> list[list[object]]:
         return [[source.label, source.size, source.curriculum is not None] for source in self.sources]
 
     def _shuffled(self, environment: int, index: int) -> Draw:

@@ -11,7 +11,7 @@ import json
 import re
 import uuid
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rlrun.config.loading.layers import Layer
 from rlrun.config.loading.problems import Problem
@@ -29,7 +29,7 @@ DEFAULT_NAME = "rl"
 """Name of a run whose files say neither name nor folder; `rl`'s too."""
 UNCLAIMED = "00000000-0000-0000-0000-000000000000"
 """uid of a run that has none yet."""
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, object] = {
     "max_steps": MAX_STEPS,
     "seq_len": SEQ_LEN,
     "seed": SEED,
@@ -153,7 +153,7 @@ def _ask(model: type[RoleConfig], layer: Layer) -> None:
     missing = [name for name in wanted if name is not None and not values.get(name)]
     if not missing:
         return
-    stand_in: dict[str, Any] = {"model": {"name": "org/model"}}
+    stand_in: dict[str, object] = {"model": {"name": "org/model"}}
     values.update({name: stand_in[name] for name in missing if name in stand_in})
     origin = layer.origin(())
     example = " and ".join(f"`{_EXAMPLES[name]}`" for name in missing)
