@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 from rlrun_operator.names import MANAGER
 from rlrun_operator.state import Json, Manifest
@@ -57,8 +56,9 @@ def unheld(found: str, manifest: Manifest) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def _parsed(found: str) -> Any:
-    return json.loads(found)
+def _parsed(found: str) -> Json | None:
+    fields: Json | None = json.loads(found)
+    return fields
 
 
 def _missing(fields: Manifest, wanted: Manifest, path: str) -> list[str]:
@@ -75,7 +75,7 @@ def _missing(fields: Manifest, wanted: Manifest, path: str) -> list[str]:
     return lost
 
 
-def _of_items(fields: Manifest, wanted: list[Any], path: str) -> list[str]:
+def _of_items(fields: Manifest, wanted: Sequence[object], path: str) -> list[str]:
     """Items of a list that is a map by keys (`k:{...}`) or a set (`v:...`)."""
     keyed = {key: json.loads(key[2:]) for key in fields if key.startswith("k:")}
     values = [json.loads(key[2:]) for key in fields if key.startswith("v:")]

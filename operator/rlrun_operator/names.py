@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rlrun.api.status import ATTEMPT_MAX
+from rlrun.runtime.json_types import Manifest
 
 GROUP = "rlrun.io"
 VERSION = "v1alpha1"
@@ -156,7 +157,7 @@ def host_mark(uid: str, attempt: int) -> str:
     return f"{uid}/{attempt}"
 
 
-def run_uid_of(metadata: Mapping[str, Any]) -> str | None:
+def run_uid_of(metadata: Manifest) -> str | None:
     """UID of the run that a pod belongs to, by its annotation or as its owner; None: it has neither, as those of older operators."""
     found = (metadata.get("annotations") or {}).get(RUN_UID_ANNOTATION)
     if found is None:
@@ -165,7 +166,7 @@ def run_uid_of(metadata: Mapping[str, Any]) -> str | None:
     return str(found) if found is not None else None
 
 
-def is_made_for(metadata: Mapping[str, Any], run: str) -> bool:
+def is_made_for(metadata: Manifest, run: str) -> bool:
     """True if a run of this name made an object, by its labels and what ties it to its run; any client may copy a label alone.
 
     An object that outlives its run (`build.metadata(owned=False)`) has the label alone.

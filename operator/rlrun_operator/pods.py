@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from rlrun_operator.deletion import asked_at, first_asked_at
 from rlrun_operator.names import ROLE_LABEL, ROLES, RUN_LABEL, Names, Ref, Role, attempt_of, run_uid_of
@@ -198,11 +198,11 @@ def _container(status: Manifest, init: bool, images: Mapping[str, str]) -> Conta
     )
 
 
-def _is(conditions: Mapping[Any, Any], kind: str, status: str) -> bool:
+def _is(conditions: Mapping[str, Manifest], kind: str, status: str) -> bool:
     return bool((conditions.get(kind) or {}).get("status") == status)
 
 
-def _words(conditions: Mapping[Any, Any], kind: str, status: str) -> tuple[str, str] | None:
+def _words(conditions: Mapping[str, Manifest], kind: str, status: str) -> tuple[str, str] | None:
     if not _is(conditions, kind, status):
         return None
     found = conditions[kind]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from rlrun.runtime.json_types import Json as Json
+from rlrun.runtime.json_types import Manifest as Manifest
 from rlrun_operator.names import Ref
-
-Manifest = Mapping[str, Any]
-"""A Kubernetes object as JSON, or a part of one."""
-Json = dict[str, Any]
-"""The same where it is made, or was read by its owner."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rlrun.api.status import Condition, RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun.runtime.printable import printable
@@ -122,11 +121,11 @@ def _kstatus(conditions: Sequence[Condition], training: bool) -> dict[str, Say]:
 
 def document(new: RLRunStatus) -> Json:
     """The status as it is written: every text in it of bounded length, and such that a terminal shows it."""
-    result: dict[str, object] = _plain(new.model_dump(mode="json", by_alias=True, exclude_none=True))
-    return result
+    written = new.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {name: _plain(value) for name, value in written.items()}
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, str):
         text = printable(value, lines=True)
         return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"

@@ -7,7 +7,7 @@ A NetworkPolicy sees the address behind the Service `kubernetes`, in most networ
 from __future__ import annotations
 
 import ipaddress
-from typing import Any
+from collections.abc import Iterable
 
 from rlrun_operator.kube.client import ApiError, Client
 from rlrun_operator.kube.resources import Resource
@@ -47,7 +47,7 @@ def _in_front(service: Json) -> Rules:
     return _rule(service.get("clusterIPs") or (), [port["port"] for port in service.get("ports") or ()])
 
 
-def _rule(addresses: Any, ports: list[int]) -> Rules:
+def _rule(addresses: Iterable[str], ports: list[int]) -> Rules:
     blocks = sorted({str(ipaddress.ip_network(address)) for address in addresses if _is_address(address)})
     if not blocks or not ports:
         return ()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from rlrun.api.status import UNSERVED
 from rlrun.backoff import backoff
@@ -409,7 +409,7 @@ def _waiting(decision: Decision, run: Manifest, *, rest_done: bool) -> Decision:
     return Decision(status=status, urgency=decision.urgency, events=decision.events if rest_done else ())
 
 
-def _where_it_was(before: Mapping[str, object], after: Mapping[str, object]) -> list[Any]:
+def _where_it_was(before: Mapping[str, object], after: Mapping[str, object]) -> list[Manifest]:
     """The new conditions, but for those that say where the run is in its life: the attempt that they speak of has not begun.
 
     They speak of no later generation than the status does: an edit that waits is not acted on.

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import aiohttp
 import kopf
@@ -150,10 +149,10 @@ def _settings() -> kopf.OperatorSettings:
 class _NoDiffs(kopf.DiffBaseStorage):
     """kopf would copy every object at every event to find out what changed; nothing here asks it."""
 
-    def build(self, *, body: object, extra_fields: object = None) -> Any:
-        return {}
+    def build(self, *, body: object, extra_fields: object = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
 
-    def fetch(self, *, body: object) -> Any:
+    def fetch(self, *, body: object) -> kopf.BodyEssence | None:
         return None
 
     def store(self, *, body: object, patch: object, essence: object) -> None:

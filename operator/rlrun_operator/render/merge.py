@@ -8,7 +8,6 @@ API server's dry-run then names the field.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rlrun_operator.state import Json, Manifest
 
@@ -54,7 +53,7 @@ def merge(base: Manifest, patch: Manifest) -> Json:
     return result
 
 
-def _merged(key: str, base: Any, patch: Any) -> Any:
+def _merged(key: str, base: object, patch: object) -> object:
     if isinstance(patch, Mapping):
         return merge(base if isinstance(base, Mapping) else {}, patch)
     if isinstance(patch, Sequence) and not isinstance(patch, str):
@@ -63,7 +62,7 @@ def _merged(key: str, base: Any, patch: Any) -> Any:
     return patch
 
 
-def _merge_list(key: str, base: Sequence[Any], patch: Sequence[Any]) -> list[Any]:
+def _merge_list(key: str, base: Sequence[object], patch: Sequence[object]) -> list[object]:
     merge_key = MERGE_KEYS.get(key)
     replaces = any(element == {_DIRECTIVE: "replace"} for element in patch)
     elements = [element for element in patch if element != {_DIRECTIVE: "replace"}]
@@ -82,6 +81,7 @@ def _merge_list(key: str, base: Sequence[Any], patch: Sequence[Any]) -> list[Any
             result.append(merge({}, element))
         else:
             old = result[where]
+            assert isinstance(old, Mapping)  # see `_find`
             if key in _ONE_OF and len(element) > 1:
                 old = {name: value for name, value in old.items() if name in element}
             result[where] = merge(old, element)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
@@ -69,7 +68,7 @@ def orchestrator_policy(ctx: RunContext) -> Manifest:
         "trainer" if (ctx.colocated if ctx.host is None else ctx.host.spec.placement.colocate) else "inference"
     )
     doors.append(({"podSelector": _pods(serving, engines)}, endpoints.ENGINE_PORT))
-    egress: list[object] = [{"to": [peer], **_tcp(port)} for peer, port in doors]
+    egress: list[Json] = [{"to": [peer], **_tcp(port)} for peer, port in doors]
     egress += ctx.settings.network.api_server
     if _data_of_the_hub(ctx) or any(
         _reads_hub(environment.id, environment.args) for environment in ctx.spec.environments
@@ -92,7 +91,7 @@ def _servers(ctx: RunContext) -> Manifest:
     return _policy(metadata(ctx, ctx.names.account), spec)
 
 
-def _both_ways(ctx: RunContext, ingress: list[Any], egress: list[Any]) -> Json:
+def _both_ways(ctx: RunContext, ingress: Sequence[Manifest], egress: Sequence[Manifest]) -> Json:
     """Types and rules of a policy, with what all pods of the run may reach."""
     hub = [_tcp(HUB_PORT)] if ctx.spec.model.name is not None else []
     common = [*ctx.settings.network.dns, *hub, *ctx.spec.network_policy.extra_egress]
@@ -143,7 +142,7 @@ def _data_of_the_hub(ctx: RunContext) -> bool:
     return any(place is not None and place.name is not None for place in (*data.sources, data.validation))
 
 
-def _reads_hub(id: str | None, args: Mapping[str, Any]) -> bool:
+def _reads_hub(id: str | None, args: Mapping[str, object]) -> bool:
     """True if a bundled environment reads a data set of the hub; what others need is for `extraEgress`."""
     if id == "gsm8k":
         return args.get("source", "hub") == "hub" and args.get("path") is None

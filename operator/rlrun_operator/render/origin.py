@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlrun_operator.names import ROLE_LABEL, ROLES
 from rlrun_operator.render.merge import MERGE_KEYS
@@ -112,7 +112,7 @@ def _key(field: str, child: object) -> Key:
     return tuple(key)
 
 
-def _inside(place: Any, part: str | int) -> Any:
+def _inside(place: object, part: str | int) -> object:
     if isinstance(place, Mapping):
         return place.get(part)
     if isinstance(place, list) and isinstance(part, int) and part < len(place):
@@ -191,7 +191,7 @@ def _of_variable(container: Manifest, role: str, rest: Key, block: Manifest) -> 
 
 def _set(block: Manifest, key: Key) -> bool:
     """True if the block says anything there."""
-    place: Any = block
+    place: object = block
     for part in key:
         place = _inside(place, part)
     return place is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
 from rlrun.config.models.file_mark import NOT_READ_BY_ENGINES
@@ -136,7 +135,7 @@ def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _with_own_variables(found: Any, made: Sequence[Json]) -> Any:
+def _with_own_variables(found: object, made: Sequence[Json]) -> object:
     """The containers, those that we make with our values of the reserved variables."""
     if not isinstance(found, list):
         return found
@@ -149,7 +148,7 @@ def _with_own_variables(found: Any, made: Sequence[Json]) -> Any:
     ]
 
 
-def _reserved_as_made(found: Any, made: Sequence[Json]) -> Any:
+def _reserved_as_made(found: object, made: Sequence[Json]) -> object:
     """Variables of a container: reserved ones are as they were made, and all there. Only the run's key may be the user's."""
     if found is not None and not isinstance(found, list):
         return found  # the API server's dry-run names it
@@ -165,7 +164,7 @@ def _reserved_as_made(found: Any, made: Sequence[Json]) -> Any:
     return [*result, *ours.values()]
 
 
-def _with_role(found: object, container: dict[str, object]) -> Any:
+def _with_role(found: object, container: dict[str, object]) -> object:
     """The containers, the role's among them."""
     if not isinstance(found, list):
         return found if found is not None else [container]

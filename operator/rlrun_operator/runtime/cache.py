@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from rlrun_operator.deletion import remembered
 from rlrun_operator.kube.resources import CLAIM, LEASE, PART_KINDS, POD, RLRUN
@@ -90,7 +89,7 @@ class Store:
     @staticmethod
     def _kept(manifest: Manifest, known: Manifest | None, *, applied: bool) -> Manifest:
         """The part of an object that is held, with what only the operator knows of it."""
-        slim: Manifest = _interned(slimmed(manifest))
+        slim: Manifest = {sys.intern(name): _interned(value) for name, value in slimmed(manifest).items()}
         if manifest["kind"] in PART_KINDS:
             same = known is not None and known["metadata"]["uid"] == manifest["metadata"]["uid"]
             before = known.get("accepted") if known is not None and same else None
@@ -306,7 +305,7 @@ def _same(a: Manifest, b: Manifest) -> bool:
     }
 
 
-def _interned(value: Any) -> Any:
+def _interned(value: object) -> object:
     """The same JSON with shared strings: the objects of a thousand runs repeat a few hundred words."""
     if isinstance(value, dict):
         return {sys.intern(k): _interned(v) for k, v in value.items()}

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+from aiohttp import ClientHandlerType, ClientRequest, ClientResponse, StreamReader
 from pydantic_core import to_json
 
 from rlrun_operator.kube.json_reader import UnreadableError, parsed
@@ -130,7 +130,7 @@ class _Tap:
 
     def __init__(
         self,
-        content: Any,
+        content: StreamReader,
         resource: Resource,
         heard: Callable[[], None],
         told: dict[str, int],
