@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Required, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,16 +25,6 @@ from rlrun.config.algorithm.names import Options
 
 PREFIX = "objective"
 """Metrics of one environment are `objective/<environment>/<name>`."""
-
-
-class PolicyInputs(TypedDict, total=False):
-    """Arguments of `Objective` that are the same for all objectives of a mixture."""
-
-    inference_logprobs: Required[Tensor]
-    advantages: Required[Tensor]
-    reference_logprobs: Tensor | None
-    versions: Tensor | None
-    policy_version: int | None
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ class Mixture:
         divisors: Divisors,
         entropy: Tensor,
         proximal_logprobs: Tensor | None = None,
-        **inputs: Unpack[PolicyInputs],
+        **inputs: Any,
     ) -> LossOutput:
         """The loss of one micro-batch.
 

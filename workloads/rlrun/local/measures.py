@@ -34,7 +34,7 @@ class Measure(TypedDict):
     metrics: dict[str, float]
     """Named as in `metrics.jsonl` after `eval/<env>/`."""
     files: list[str]
-    """Of the answers, in the folder of the document."""
+    """Files of the answers, below the document's folder."""
 
 
 class Measures(TypedDict):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel
 
@@ -144,7 +144,7 @@ def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others:
     return result
 
 
-def parse_value(text: str, shape: Shape) -> object:
+def parse_value(text: str, shape: Shape) -> Any:
     """The value that `text` spells for a field of this shape; the text itself when it spells none, for the model to refuse."""
     word = text.lower()
     if shape.nullable and (word == "null" or (word == "none" and shape.kind != "str")):

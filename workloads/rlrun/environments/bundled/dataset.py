@@ -110,7 +110,7 @@ class DatasetArgs(BaseModel):
     unique: bool | None = None
     """Rows whose prompt an earlier row has are left out. Default: for layouts whose set holds its rows several times."""
     reward: RewardEntries = Field(default="math", validate_default=True)
-    """What a reply earns: a built-in reward, `package.module:function`, or a list of `{name, weight, args}`."""
+    """Reward of a reply: a built-in reward, `package.module:function`, or a list of `{name, weight, args}`."""
     reward_args: dict[str, object] = Field(default_factory=dict)
     """Options of a single reward."""
     reward_by_source: dict[str, RewardEntries] = Field(default_factory=dict)
