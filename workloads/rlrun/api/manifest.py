@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from rlrun.api.resource import API_VERSION, KIND, RLRun
@@ -12,6 +11,7 @@ from rlrun.config.loading.files import read_text
 from rlrun.config.loading.layers import Layer, Reader
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.yaml_text import Document, examine_yaml
+from rlrun.runtime.json_types import Json
 
 GROUP = API_VERSION.partition("/")[0]
 
@@ -76,7 +76,7 @@ def _the_run(documents: list[Document], source: str) -> Document:
     raise ConfigError([Problem(source, "", f"holds {what if documents else 'nothing'}, expected exactly one {KIND}")])
 
 
-def is_manifest(document: Mapping[str, object]) -> bool:
+def is_manifest(document: Json) -> bool:
     """True for a document that is an RLRun, as far as its kind or its apiVersion says."""
     kind, version = document.get("kind"), document.get("apiVersion")
     is_kind = isinstance(kind, str) and kind.lower() in (KIND.lower(), KIND.lower() + "s")

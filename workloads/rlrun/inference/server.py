@@ -12,7 +12,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 from pydantic import ValidationError
@@ -178,24 +178,21 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
 
 def _handover(engine: EngineClient, app: FastAPI, settings: InferenceSettings, expected: Shapes | None) -> Handover:
     """Hand-over of whole weights, or of adapters where the engine was started for them."""
-    sleeper = receiver = None
+    common: dict[str, Any] = {
+        "base_model": settings.model_path,
+        "weights_dir": settings.weights_dir,
+        "expected": expected,
+        "timeout": settings.update_timeout,
+        "on_broken": _stop_soon,
+    }
     if settings.receives:
         workers = settings.tensor_parallel * settings.data_parallel
-        receiver = Receiver(engine, workers=workers, api_key=settings.api_key, expected=expected)
+        common["receiver"] = Receiver(engine, workers=workers, api_key=settings.api_key, expected=expected)
     if settings.colocated:
         level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
-        sleeper = Sleeper(engine, level=level)
+        common["sleeper"] = Sleeper(engine, level=level)
     if settings.max_lora_rank is None:
-        return Handover(
-            engine,
-            base_model=settings.model_path,
-            weights_dir=settings.weights_dir,
-            expected=expected,
-            timeout=settings.update_timeout,
-            on_broken=_stop_soon,
-            receiver=receiver,
-            sleeper=sleeper,
-        )
+        return Handover(engine, **common)
     from vllm.lora.request import LoRARequest
 
     def in_use() -> set[str]:
@@ -211,12 +208,7 @@ def _handover(engine: EngineClient, app: FastAPI, settings: InferenceSettings, e
             max_rank=settings.max_lora_rank,
             runs=settings.lora_runs,
         ),
-        base_model=settings.model_path,
-        weights_dir=settings.weights_dir,
-        expected=expected,
-        timeout=settings.update_timeout,
-        on_broken=_stop_soon,
-        sleeper=sleeper,
+        **common,
     )
 
 
