@@ -31,6 +31,7 @@ from rlrun.evaluate.ready import begin_attempt, make_plan
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator import attempt as attempt_module
 from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.main import Outside
 from rlrun.orchestrator.progress.lease import progress_annotations
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.orchestrator.stop import TERMINATED, Stop
@@ -95,9 +96,8 @@ async def attempt(
             config,
             attempt=number,
             api_key=API_KEY,
-            connect=lambda _: engine,
             stop=stop,
-            open_environments=in_process,
+            outside=Outside(connect=lambda _: engine, open_environments=in_process),
         )
     )
     try:

@@ -17,7 +17,7 @@ from rlrun.orchestrator.engines import discovery
 from rlrun.orchestrator.engines.discovery import Discovery, resolve
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.main import run
+from rlrun.orchestrator.main import Outside, run
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
@@ -67,7 +67,7 @@ async def orchestrate(
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_service": SERVICE})
         world = asyncio.create_task(during(trainer))  # type: ignore[arg-type]
         try:
-            code = await run(resolved, attempt=1, api_key=API_KEY, connect=cluster.connect, look_up=cluster.look_up)
+            code = await run(resolved, attempt=1, api_key=API_KEY, outside=Outside(cluster.connect, cluster.look_up))
             assert code == exit_codes.OK
             await world
         finally:

@@ -15,7 +15,7 @@ from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually,
 
 from rlrun.orchestrator.engines import weight_sync
 from rlrun.orchestrator.engines.health_monitor import MISSES, Pace
-from rlrun.orchestrator.main import run
+from rlrun.orchestrator.main import Outside, run
 from rlrun.protocol.files.paths import RunPaths
 
 STEPS = 100_000
@@ -39,7 +39,8 @@ async def orchestrate(root: Path, tokenizer: Path, world: World, pace: Pace) -> 
     async with open_doors(*engines) as doors, trainer, asyncio.timeout(150):
         urls = [door.url for door in doors]
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": urls})
-        work = asyncio.create_task(run(resolved, attempt=1, api_key=API_KEY, pace=pace, open_environments=in_process))
+        here = Outside(pace=pace, open_environments=in_process)
+        work = asyncio.create_task(run(resolved, attempt=1, api_key=API_KEY, outside=here))
         outside = asyncio.ensure_future(world(trainer, *doors))
         try:
             await asyncio.wait([work, outside], return_when=asyncio.FIRST_COMPLETED)

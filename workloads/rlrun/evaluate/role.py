@@ -24,13 +24,9 @@ from rlrun.evaluate.ready import begin_attempt, make_plan
 from rlrun.orchestrator.aio.volume import in_thread, insist
 from rlrun.orchestrator.attempt import RunningAttempt, open_attempt
 from rlrun.orchestrator.engines.connect import open_engines
-from rlrun.orchestrator.engines.discovery import Resolve, resolve
-from rlrun.orchestrator.engines.health_monitor import REGULAR, Pace
-from rlrun.orchestrator.engines.pool import Engine
 from rlrun.orchestrator.evaluation.evaluator import Evaluator
 from rlrun.orchestrator.journal.group_commit import GroupCommit
-from rlrun.orchestrator.main import OpenEnvironments, load_chat, process
-from rlrun.orchestrator.rollouts.environment_pool import open_arenas
+from rlrun.orchestrator.main import REAL, Outside, load_chat, process
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.waiting import Since, Waiting
@@ -44,12 +40,9 @@ async def run(
     *,
     attempt: int,
     api_key: str,
-    connect: Callable[[str], Engine] | None = None,
-    look_up: Resolve = resolve,
     stop: Stop | None = None,
-    open_environments: OpenEnvironments = open_arenas,
-    pace: Pace = REGULAR,
     loaded: Callable[[], None] = lambda: None,
+    outside: Outside = REAL,
 ) -> int:
     """Ask to the end; the arguments are those of `rlrun.orchestrator.main.run`.
 
@@ -67,8 +60,10 @@ async def run(
         background, volume = running.background, running.volume
         staged = await in_thread(partial(begin_attempt, running.paths, config, attempt))
         plan = await in_thread(partial(make_plan, config, attempt))
-        arenas = await stack.enter_async_context(open_environments(config.environments, running.logs, background))
+        environments = outside.open_environments(config.environments, running.logs, background)
+        arenas = await stack.enter_async_context(environments)
         chat = await in_thread(partial(load_chat, config))
+        connect, look_up = outside.connect, outside.look_up
         engines = open_engines(config, api_key, running.signal, background, connect=connect, look_up=look_up)
         pool = await stack.enter_async_context(engines)
         parts = await in_thread(partial(parts_of, plan, arenas))
@@ -79,7 +74,7 @@ async def run(
         stack.push_async_callback(kept.close)
         asking = Asking(config, evaluator, pool, running.signal, kept)
         background(asking.sync.run())
-        background(asking.monitor(pace).run())
+        background(asking.monitor(outside.pace).run())
         loaded()
         if not await _until_stopped(running, _ask(plan, parts, asking, staged, account)):
             logger.info(f"stopped by a signal; the next attempt asks what is missing: {account.total - account.done}")

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -50,6 +51,23 @@ OpenEnvironments = Callable[
 ]
 
 
+@dataclass(frozen=True)
+class Outside:
+    """Ways to what is beside an attempt."""
+
+    connect: Callable[[str], Engine] | None = None
+    """Makes the client of an engine from its address; default: over HTTP."""
+    look_up: Resolve = resolve
+    """Finds the addresses of `inference_service`."""
+    open_environments: OpenEnvironments = open_arenas
+    """Starts the environments; default: each in a process of its own."""
+    pace: Pace = REGULAR
+    """Times between looks at the engines."""
+
+
+REAL = Outside()
+
+
 def load_chat(config: OrchestratorConfig) -> ChatTokens:
     """The policy's tokenizer.
 
@@ -79,12 +97,9 @@ async def run(
     *,
     attempt: int,
     api_key: str,
-    connect: Callable[[str], Engine] | None = None,
-    look_up: Resolve = resolve,
     stop: Stop | None = None,
-    open_environments: OpenEnvironments = open_arenas,
-    pace: Pace = REGULAR,
     loaded: Callable[[], None] = lambda: None,
+    outside: Outside = REAL,
 ) -> int:
     """Orchestrate one attempt to its end.
 
@@ -92,12 +107,9 @@ async def run(
         config: the role's resolved configuration.
         attempt: the attempt's number.
         api_key: the run's key, for trainer, engines and progress; a guest's trainer and engines confirm it.
-        connect: makes the client of an engine from its address; default: over HTTP.
-        look_up: finds the addresses of `inference_service`.
         stop: how a signal ends the role.
-        open_environments: starts the environments; default: each in a process of its own.
-        pace: how often the engines are looked at.
         loaded: called once all is loaded, before the first rollout.
+        outside: engines and environments.
 
     Returns:
         0 when every step is trained and saved; 143 when the run was stopped before.
@@ -110,13 +122,15 @@ async def run(
         running = await stack.enter_async_context(open_training(connection, config, attempt, api_key, stop))
         background, signals = running.background, running.signal
         preloaded = asyncio.ensure_future(asyncio.to_thread(preload))
-        arenas = await stack.enter_async_context(open_environments(config.environments, running.logs, background))
+        environments = outside.open_environments(config.environments, running.logs, background)
+        arenas = await stack.enter_async_context(environments)
         trainer = await stack.enter_async_context(connection)
         await preloaded
         chat = await in_thread(partial(load_chat, config))
-        engines = open_engines(config, connection.api_key, signals, background, connect=connect, look_up=look_up)
+        key, connect, look_up = connection.api_key, outside.connect, outside.look_up
+        engines = open_engines(config, key, signals, background, connect=connect, look_up=look_up)
         pool = await stack.enter_async_context(engines)
-        background(Monitor(pool, signals, pace).run())
+        background(Monitor(pool, signals, outside.pace).run())
         begun = await running.read_file()
         context = RunContext(
             config,

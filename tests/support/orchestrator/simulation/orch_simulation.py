@@ -21,7 +21,7 @@ from rlrun.inference.client.engine_client import Completion, EngineError, Engine
 from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator.aio.background import Background
-from rlrun.orchestrator.main import OpenEnvironments, run
+from rlrun.orchestrator.main import OpenEnvironments, Outside, run
 from rlrun.orchestrator.rollouts.environment_pool import Arena, arenas_of
 from rlrun.orchestrator.stop import Stop
 from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
@@ -337,10 +337,9 @@ async def simulate(
                 resolved,
                 attempt=number,
                 api_key=API_KEY,
-                connect=by_url.__getitem__,
                 stop=stop,
-                open_environments=open_environments,
                 loaded=loaded,
+                outside=Outside(connect=by_url.__getitem__, open_environments=open_environments),
             )
         )
         world = asyncio.create_task(during(trainer)) if during is not None else None
