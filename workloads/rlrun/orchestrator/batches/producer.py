@@ -30,6 +30,7 @@ from rlrun.orchestrator.progress.step_metrics import (
     group_means,
     group_metrics,
 )
+from rlrun.orchestrator.staleness import too_old
 from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, BatchError, write_batch
 from rlrun.protocol.files.failures import RoleError
@@ -194,8 +195,9 @@ async def readmit_rollouts(context: RunContext, groups: Groups) -> None:
     comparing = {arena.config.label for arena in context.arenas if arena.environment.compares}
     steps = readmit(
         found,
-        step=groups.made + 1,
-        max_off_policy_steps=context.config.algorithm.max_off_policy_steps,
+        is_old=partial(
+            too_old, step=groups.made + 1, max_off_policy_steps=context.config.algorithm.max_off_policy_steps
+        ),
         ledger=ledger,
         sampler=groups.sampler,
         environments=[(arena.config.label, arena.config.group_size) for arena in context.arenas],

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from loguru import logger
 
@@ -19,7 +18,6 @@ from rlrun.environments.protocol import Score
 from rlrun.orchestrator.checkpoint.state import earlier_attempts, is_lost
 from rlrun.orchestrator.journal.format import Content, DroppedEntry, Entry, RolloutEntry, read_segment
 from rlrun.orchestrator.journal.ledger import Ledger
-from rlrun.orchestrator.staleness import too_old
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.attempts import Attempt
@@ -150,8 +148,7 @@ def _of_no_use(entry: Entry, writer: Attempt, attempt: Attempt) -> str | None:
 def readmit(
     found: Found,
     *,
-    step: int,
-    max_off_policy_steps: int,
+    is_old: Callable[[int], bool],
     ledger: Ledger,
     sampler: Sampler,
     environments: Sequence[tuple[str, int]],
@@ -162,15 +159,13 @@ def readmit(
 
     Args:
         found: what `read_journal` gave.
-        step: whose batch is made next.
-        max_off_policy_steps: the bound on age.
-        ledger: knows of the batches before `step`; a group that is whole or given up is dispatched by its account afterwards.
+        is_old: whether what was sampled with a policy version is too old for the batch that is made next.
+        ledger: knows of the batches before that one; a group that is whole or given up is dispatched by its account afterwards.
         sampler: likewise.
         environments: label and group size, in the order of the sampler.
         finish: gets each group that is whole.
         drop: gets each group that was given up.
     """
-    is_old = partial(too_old, step=step, max_off_policy_steps=max_off_policy_steps)
     newest, given_up, old = _latest(found.entries, is_old)
     refused = found.refused | dict.fromkeys(old, "age")
     made, used = Readmitted(), set[Member]()
