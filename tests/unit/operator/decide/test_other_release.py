@@ -106,3 +106,65 @@ def test_the_same_file_is_made_again_by_another_process(known: bool) -> None:
     del kube.objects[CONFIG]
     kube.tick(REPAIR_SECONDS)
     assert CONFIG in kube.objects
+
+
+def other_release(kube: Kube) -> None:
+    """An operator of another release takes over: of its images, the engines' is another one."""
+    kube.settings = dataclasses.replace(
+        kube.settings, images={**kube.settings.images, "inference": "reg/inference:2", "trainer": "reg/trainer:2"}
+    )
+    kube.new_operator()
+
+
+def test_after_an_upgrade_trainer_and_engines_are_renewed_together_by_the_next_attempt_and_not_before() -> None:
+    kube = Kube().start()
+    other_release(kube)
+    before = len(kube.writes)
+    for _ in range(5):
+        kube.hang(60, 3)
+    assert {write for write in kube.writes[before:] if write != "status"} == set(), "what runs is not touched"
+    kube.exit("trainer", 1)
+    kube.tick(1)
+    kube.tick(5)
+    assert kube.status["attempt"] == 2
+    images = {
+        ref.kind: found["spec"]["template"]["spec"]["containers"][0]["image"]
+        for ref, found in kube.objects.items()
+        if ref.kind in ("StatefulSet", "Deployment")
+    }
+    assert images == {"StatefulSet": "reg/trainer:2", "Deployment": "reg/inference:2"}
+    assert kube.writes.count("apply Deployment run-inference") == 1
+    kube.exit("trainer", 1)
+    kube.tick(1)
+    kube.tick(30)
+    kube.tick(5)
+    assert kube.status["attempt"] == 3
+    assert kube.writes.count("apply Deployment run-inference") == 1, "engines that are rendered no otherwise stay"
+
+
+def test_engines_are_renewed_where_the_format_of_their_file_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ConfigMap is one for all attempts: an engine of before that starts again would not read what it holds now."""
+    kube = Kube().start()
+    monkeypatch.setattr("rlrun_operator.render.pods.config_format", lambda: "another")
+    kube.exit("trainer", 1)
+    kube.tick(1)
+    kube.tick(5)
+    assert kube.status["attempt"] == 2
+    assert kube.writes.count("apply Deployment run-inference") == 1
+
+
+def test_an_upgrade_in_the_middle_of_a_beginning_makes_one_attempt() -> None:
+    kube = Kube().start()
+    kube.exit("trainer", 1)
+    other = Kube()
+    other_release(other)
+    for _ in range(12):
+        kube.do(kube.decide(), stop_after=3)
+        kube.controllers()
+        kube.settings = other.settings
+        kube.now += 1
+    kube.tick(5)
+    kube.tick(5)
+    assert kube.status["attempt"] == 2
+    deployment = kube.objects[Ref("Deployment", "run-inference")]
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "reg/inference:2"

@@ -1,0 +1,112 @@
+"""Metrics of the operator: its runs' series, and the ages of its watches."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from prometheus_client import generate_latest
+
+from rlrun.api.status import Phase
+from rlrun_operator.kube.resources import WATCHED
+from rlrun_operator.runtime.cache import Store
+from rlrun_operator.runtime.metrics import PHASES, Metrics
+from tests.unit.operator.edge.test_store import make
+
+
+def scrape(metrics: Metrics) -> str:
+    return generate_latest(metrics.registry).decode()
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": "Running", "attempt": "x", "progress": {"step": "y", "reward": [], "lastStepTime": "soon"}},
+        {"phase": ["Running"], "progress": [], "checkpoint": 3, "attempt": None},
+        {
+            "progress": {"step": 2**70, "lastStepTime": "0001-01-01T00:00:00+14:00"},
+            "checkpoint": {"stepsLostTotal": {}},
+        },
+    ],
+)
+def test_a_status_of_nonsense_hides_no_other_run(status: dict[str, Any]) -> None:
+    store = Store()
+    store.put(make("RLRun", "nonsense", 1, status=status), 0.0)
+    store.put(make("RLRun", "well", 2, status={"phase": "Running", "attempt": 2}), 0.0)
+    metrics = Metrics(store)
+    metrics.status_written(("ns", "nonsense"), {"restarts": 0}, {"restarts": 1, "lastFailure": "x"}, 0.0)
+    text = scrape(metrics)
+    assert 'rlrun_attempt{namespace="ns",run="well"} 2.0' in text
+    assert 'rlrun_info{model="",namespace="ns",run="nonsense"' in text
+
+
+def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
+    store = Store()
+    metrics = Metrics(store)
+    status = {
+        "phase": "Running",
+        "attempt": 2,
+        "restarts": 1,
+        "restartsCountedTowardsMax": 1,
+        "lastFailure": {"reason": "TrainerFailed"},
+        "progress": {"step": 41, "reward": 0.71, "lastStepTime": "2026-01-01T00:00:00Z"},
+        "checkpoint": {"stepsLostTotal": 3},
+    }
+    run = make("RLRun", "a", 1, spec={"model": {"name": "Qwen/Qwen3-8B"}}, status=status)
+    gpu = {"limits": {"nvidia.com/gpu": "8"}}
+    pod = make("Pod", "p", 1, run="a", spec={"nodeName": "n", "containers": [{"name": "trainer", "resources": gpu}]})
+    pod["metadata"]["labels"]["rlrun.io/role"] = "trainer"
+    waiting = make("Pod", "q", 1, run="a", spec={"containers": [{"name": "trainer", "resources": gpu}]})
+    for found in (run, pod, waiting):
+        store.put(found, 0.0)
+    key = ("ns", "a")
+    metrics.status_written(key, {}, {"phase": "Starting"}, 10.0)
+    metrics.status_written(key, {"phase": "Starting"}, status, 40.0)
+    text = scrape(metrics)
+    labels = 'namespace="ns",run="a"'
+    for line in (
+        f'rlrun_info{{model="Qwen/Qwen3-8B",{labels},uid="uid-RLRun-a"}} 1.0',
+        'rlrun_phase{namespace="ns",phase="Running",run="a"} 1.0',
+        'rlrun_phase{namespace="ns",phase="Failed",run="a"} 0.0',
+        f"rlrun_step{{{labels}}} 41.0",
+        f"rlrun_reward{{{labels}}} 0.71",
+        f"rlrun_last_step_timestamp_seconds{{{labels}}} 1.7672256e+09",
+        f"rlrun_steps_lost_total{{{labels}}} 3.0",
+        'rlrun_restarts_total{counted="true",namespace="ns",reason="TrainerFailed",run="a"} 1.0',
+        'rlrun_gpus_allocated{namespace="ns",role="trainer",run="a"} 8.0',
+        'rlrun_phase_duration_seconds_sum{phase="Starting"} 30.0',
+    ):
+        assert line in text, (line, text)
+    store.remove("RLRun", "ns", "a", "uid-RLRun-a")
+    metrics.forget(key)
+    assert 'run="a"' not in scrape(metrics)
+
+
+def test_roles_that_nobody_has_make_no_series() -> None:
+    """Anybody may label a pod, and each value would be a series of its own."""
+    store = Store()
+    store.put(make("RLRun", "a", 1, spec={}), 0.0)
+    gpu = {"limits": {"nvidia.com/gpu": "8"}}
+    for role in ("mine", "x" * 63):
+        pod = make("Pod", role, 1, run="a", spec={"nodeName": "n", "containers": [{"name": "c", "resources": gpu}]})
+        pod["metadata"]["labels"]["rlrun.io/role"] = role
+        store.put(pod, 0.0)
+    assert "rlrun_gpus_allocated{" not in scrape(Metrics(store))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_has_a_series_in_each_phase(phase: str) -> None:
+    store = Store()
+    store.put(make("RLRun", "a", 1, spec={}, status={"phase": phase}), 0.0)
+    series = [line for line in scrape(Metrics(store)).splitlines() if line.startswith("rlrun_phase{")]
+    assert len(series) == len(get_args(Phase)) - 1, "Unserved is no phase of a run that an operator serves"
+    assert [line for line in series if line.endswith(" 1.0")] == [
+        f'rlrun_phase{{namespace="ns",phase="{phase}",run="a"}} 1.0'
+    ]
+
+
+def test_every_watched_kind_has_a_watch_age() -> None:
+    metrics = Metrics(Store())
+    for resource in WATCHED:
+        metrics.observe_watch(resource.plural, "team-a", lambda: 3.0)
+    assert scrape(metrics).count("rlrun_operator_watch_age_seconds{") == len(WATCHED)
