@@ -21,8 +21,8 @@ import time
 
 import rlrun.trainer.__main__ as trainer
 import rlrun.trainer.loop  # noqa: F401  the imports that take seconds
+from rlrun.trainer.guests import isolation
 from rlrun.trainer.run import Run
-from rlrun.trainer.tenants import isolation
 
 _POLL_SECONDS = 0.02
 

@@ -26,9 +26,9 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import Join, SharedState
 from rlrun.protocol.messages.api_key import guest_proof, key_digest
 from rlrun.runtime import exit_codes
-from rlrun.trainer.tenants import requests as module
-from rlrun.trainer.tenants.isolation import tell_all, to_blame
-from rlrun.trainer.tenants.requests import Change, Guests
+from rlrun.trainer.guests import requests as module
+from rlrun.trainer.guests.isolation import tell_all, to_blame
+from rlrun.trainer.guests.requests import Change, Guests
 
 
 def config(name: str, root: Path = Path("/runs"), **options: Any) -> TrainerConfig:

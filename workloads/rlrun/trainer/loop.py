@@ -6,7 +6,7 @@
              then the last finished step is saved
 
 Several runs may share the model: they take turns step by step, those alone whose batch is there. See `run` for a run's state and work,
-`tenants.shared_runs` for runs that join and leave.
+`guests.shared_runs` for runs that join and leave.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rlrun.trainer.channel.batch_feed import TICK_SECONDS, LiveFeed, ReplayFeed,
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints import resume
 from rlrun.trainer.engines_beside import EnginesBeside
+from rlrun.trainer.guests.shared_runs import SharedRuns
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.modeling.shared_model import load_policy, model_source
 from rlrun.trainer.process import Link, Process
@@ -36,7 +37,6 @@ from rlrun.trainer.ranks.phases import Phases
 from rlrun.trainer.ranks.stop import Stop, StopAgreed
 from rlrun.trainer.run import Run
 from rlrun.trainer.runs import OneRun, Order, drop, start_of
-from rlrun.trainer.tenants.shared_runs import SharedRuns
 from rlrun.trainer.turns import next_turn
 
 
@@ -82,9 +82,9 @@ def train(
         with_weights = config.lora is not None or (begun.base_step == 0 and begun.origin is None)
         policy = load_policy(config, model_source(config, paths, group), group, with_weights=with_weights)
         process = Process(policy, agreement.meet, phases.say, engines)
-        primary = Run(config, begun, objective, process, link, output_dir=paths.root)
+        host = Run(config, begun, objective, process, link, output_dir=paths.root)
         size = 1 if config.lora is None or replay is not None else config.lora.slots
-        runs = SharedRuns(primary, process, agreement, size=size, api_key=api_key) if size > 1 else OneRun(primary)
+        runs = SharedRuns(host, process, agreement, size=size, api_key=api_key) if size > 1 else OneRun(host)
         return Loop(runs, group, agreement, news).run()
 
 
@@ -136,7 +136,7 @@ class Loop:
     """Work that the ranks do together, one order of rank 0 after the other.
 
     Args:
-        runs: the primary alone, or with tenants.
+        runs: the host alone, or with guests.
         group: all ranks.
         agreement: where they agree to stop.
         news: set where rank 0 has something to look at.
@@ -149,15 +149,15 @@ class Loop:
 
     def run(self) -> int:
         """All steps; returns the exit code."""
-        primary, stop = self._runs.primary, self._agreement.stop
+        host, stop = self._runs.host, self._agreement.stop
         with ExitStack() as stack:
-            if primary.channel is not None:
-                stack.callback(primary.channel.close)
+            if host.channel is not None:
+                stack.callback(host.channel.close)
             try:
-                primary.begin()
-                stop.allow_time(primary.config.checkpoint.grace_period_seconds, self._group.neighbours())
-                if primary.channel is not None:
-                    primary.channel.stop = stop.join
+                host.begin()
+                stop.allow_time(host.config.checkpoint.grace_period_seconds, self._group.neighbours())
+                if host.channel is not None:
+                    host.channel.stop = stop.join
                 while True:
                     self._agreement.meet()
                     order = self._group.broadcast(self._next_order() if self._group.leads else None)

@@ -63,7 +63,7 @@ class Run:
         process: whose policy holds the run's values from here on.
         link: to the run's orchestrator.
         output_dir: the run's folder.
-        label: put before what is logged; empty for the primary.
+        label: put before what is logged; empty for the host.
 
     Raises:
         RoleError: a model beside the policy or a checkpoint cannot be loaded.

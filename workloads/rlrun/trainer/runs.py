@@ -1,6 +1,6 @@
 """The runs of the trainer's process, where it has its own alone. The same on every rank.
 
-`tenants.shared_runs` is the same for a trainer that several runs share: the loop asks one of the two, and knows no tenants.
+`guests.shared_runs` is the same for a trainer that several runs share: the loop asks one of the two, and knows no guests.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Order = dict[str, Any]
 
 
 class OneRun:
-    """The primary run: what fails in it ends the process.
+    """The host: what fails in it ends the process.
 
     Args:
-        primary: the run that the process was started for.
+        host: the run that the process was started for.
     """
 
-    def __init__(self, primary: Run) -> None:
-        self.primary, self.runs = primary, [primary]
-        """All runs, in the order in which they came; the primary until it is over."""
+    def __init__(self, host: Run) -> None:
+        self.host, self.runs = host, [host]
+        """All runs, in the order in which they came; the host until it is over."""
 
     def named(self, name: str) -> Run:
         """The run of that name."""

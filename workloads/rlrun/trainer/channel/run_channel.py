@@ -85,7 +85,7 @@ class Channel:
         self.shutdown = threading.Event()
         """Set when the orchestrator says that all is done."""
         self.stop: Callable[[], None] = lambda: None
-        """Called when the orchestrator is asked to stop. Without effect for a tenant, whose end the primary arranges."""
+        """Called when the orchestrator is asked to stop. Without effect for a guest, whose end the host arranges."""
         self.last_contact = time.monotonic()
         """When the orchestrator last asked for something."""
         self._open = 0

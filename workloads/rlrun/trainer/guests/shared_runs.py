@@ -1,6 +1,6 @@
-"""The runs of a shared trainer: the primary, and tenants that join and leave. The same on every rank.
+"""The runs of a shared trainer: the host, and guests that join and leave. The same on every rank.
 
-An exception in a tenant's work ends the tenant, in the primary's it ends the process. Rank 0 alone reads the requests and answers them.
+An exception in a guest's work ends the guest, in the host's it ends the process. Rank 0 alone reads the requests and answers them.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import SlotState
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import LiveFeed
+from rlrun.trainer.guests.isolation import Isolation, tell_all, to_blame
+from rlrun.trainer.guests.requests import Guests
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.process import Link, Process
 from rlrun.trainer.ranks.agreement import Agreement
 from rlrun.trainer.ranks.stop import StopAgreed
 from rlrun.trainer.run import Run
 from rlrun.trainer.runs import OneRun, Order, drop, start_of
-from rlrun.trainer.tenants.isolation import Isolation, tell_all, to_blame
-from rlrun.trainer.tenants.requests import Guests
 
 SILENCE_SECONDS = 120.0
-"""A tenant whose orchestrator sends no request for this long is evicted."""
+"""A guest whose orchestrator sends no request for this long is evicted."""
 
 
 class SharedRuns(OneRun):
-    """The primary and its tenants.
+    """The host and its guests.
 
     Args:
-        primary: the run that the process was started for.
+        host: the run that the process was started for.
         process: what all runs share.
         agreement: counts the places that the ranks have passed together.
         size: most runs at the same time.
-        api_key: of the primary.
+        api_key: of the host.
     """
 
-    def __init__(self, primary: Run, process: Process, agreement: Agreement, *, size: int, api_key: str) -> None:
-        super().__init__(primary)
+    def __init__(self, host: Run, process: Process, agreement: Agreement, *, size: int, api_key: str) -> None:
+        super().__init__(host)
         self._process, self._agreement, self._size = process, agreement, size
-        self._seats: dict[str, int] = {}
-        """Number of each tenant's place in the trainer, from 1."""
+        self._slots: dict[str, int] = {}
+        """Number of each guest's place in the trainer, from 1."""
         group = process.policy.group
         self._isolation = Isolation(group)
-        self._requests = Guests(primary.config, world_size=group.world_size, api_key=api_key) if group.leads else None
+        self._requests = Guests(host.config, world_size=group.world_size, api_key=api_key) if group.leads else None
 
     # ---- rank 0 decides
 
     def failed(self, run: Run, error: RoleError) -> Order:
-        """Drop a tenant.
+        """Drop a guest.
 
         Raises:
-            RoleError: it is the primary's.
+            RoleError: it is the host's.
         """
-        if run is self.primary:
+        if run is self.host:
             raise error
         return drop(run, "Failed", str(error), error.code)
 
@@ -68,15 +68,15 @@ class SharedRuns(OneRun):
         """The order to let a run leave or join; None: there is none."""
         assert self._requests is not None
         self._requests.look()
-        tenants = {run.name: run for run in self.runs if run is not self.primary}
-        joined = {name: run.number for name, run in tenants.items()}
+        guests = {run.name: run for run in self.runs if run is not self.host}
+        joined = {name: run.number for name, run in guests.items()}
         for change in self._requests.changes(joined):
-            run = tenants[change.run]
+            run = guests[change.run]
             if change.at_once:
                 return drop(run, "Left", change.reason)
             if run.stage == "training":
                 return {"do": "leave", "run": run.name}
-        for run in tenants.values():
+        for run in guests.values():
             if run.stage == "training" and run.silence() > SILENCE_SECONDS:
                 logger.warning(f"run {run.name}: its orchestrator has asked for nothing for {run.silence():.0f} s")
                 return {"do": "leave", "run": run.name}
@@ -93,18 +93,18 @@ class SharedRuns(OneRun):
     # ---- all ranks carry it out
 
     def work(self, run: Run, act: Callable[[Run], None]) -> bool:
-        """Let one run do something; an exception in a tenant's work ends the tenant.
+        """Let one run do something; an exception in a guest's work ends the guest.
 
         Raises:
             StopAgreed: all ranks are to stop.
-            Exception: of the primary's work, or not the same on all ranks.
+            Exception: of the host's work, or not the same on all ranks.
         """
         try:
             act(run)
         except StopAgreed:
             raise
         except Exception as error:
-            if run is self.primary:
+            if run is self.host:
                 raise
             failure = self._contain(run.name, run.number, error)
             self._part(run, "Failed", str(failure), failure.code)
@@ -112,22 +112,22 @@ class SharedRuns(OneRun):
         return True
 
     def close(self, run: Run) -> None:
-        """Take a run away that is over; a tenant's orchestrator gets an answer."""
-        if run is self.primary:
+        """Take a run away that is over; a guest's orchestrator gets an answer."""
+        if run is self.host:
             super().close(run)
         else:
             self._part(run, "Left", "it is over")
 
     def change(self, order: Order) -> None:
-        """Let a run join, or drop a tenant."""
+        """Let a run join, or drop a guest."""
         if order["do"] == "join":
             self._join(order)
         else:
             self._part(self.named(order["run"]), order["state"], order["reason"], order["code"])
 
     def stopped(self, run: Run, why: str) -> None:
-        """Report to a tenant's orchestrator, which would wait for a trainer that does not come back."""
-        if run is not self.primary:
+        """Report to a guest's orchestrator, which would wait for a trainer that does not come back."""
+        if run is not self.host:
             code, step = exit_codes.ATTEMPT_TAKEN, run.progress.step
             self._answer(run.name, run.number, "Left", step=step, reason=f"it was {why}", exit_code=code)
 
@@ -142,7 +142,7 @@ class SharedRuns(OneRun):
             logger.opt(exception=error).error(f"run {name} failed")
         if not self._isolation.contained(error, self._agreement.place):
             if to_blame(error):
-                tell_all(self.primary.paths, name, attempt, failure)
+                tell_all(self.host.paths, name, attempt, failure)
             raise RoleError(
                 f"run {name} failed on some ranks alone, so that all runs have to start again: {failure}", failure.code
             ) from error
@@ -165,24 +165,24 @@ class SharedRuns(OneRun):
             return
         self.runs.append(run)
         if self.work(run, Run.begin):
-            seat = min(set(range(1, self._size)) - set(self._seats.values()))
-            self._seats[run.name] = seat
-            self._answer(run.name, run.number, "Joined", slot=seat, step=run.progress.step)
+            slot = min(set(range(1, self._size)) - set(self._slots.values()))
+            self._slots[run.name] = slot
+            self._answer(run.name, run.number, "Joined", slot=slot, step=run.progress.step)
             if self._process.policy.group.leads:
                 logger.info(f"{run.name}: from {start_of(attempt)}")
 
     def _link(self, name: str, attempt: int, paths: RunPaths) -> Link:
-        """A tenant's orchestrator talks to the primary's server."""
-        if self.primary.channel is None:
+        """A guest's orchestrator talks to the host's server."""
+        if self.host.channel is None:
             return Link()
-        channel = self.primary.channel.beside(name, attempt=attempt, batch_path=lambda step: paths.batch(step, attempt))
+        channel = self.host.channel.beside(name, attempt=attempt, batch_path=lambda step: paths.batch(step, attempt))
         return Link(channel, LiveFeed(channel))
 
     def _part(self, run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> None:
-        """Take a tenant's place away."""
+        """Take a guest's place away."""
         self._answer(run.name, run.number, state, step=run.progress.step, reason=reason, exit_code=code)
         self.runs.remove(run)
-        self._seats.pop(run.name, None)
+        self._slots.pop(run.name, None)
         run.close(wait=state == "Left")
         if run.channel is not None:
             run.channel.close()

@@ -1,1 +1,0 @@
-"""Several runs in one trainer: requests to join, and what keeps a tenant's files and failures apart from the others."""
