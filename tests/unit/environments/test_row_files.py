@@ -68,6 +68,13 @@ def test_a_set_that_holds_its_rows_many_times_is_read_once(tmp_path: Path, capsy
     assert len(twice.tasks("train")) + len(twice.tasks("eval")) == 90
 
 
+def test_a_question_that_is_no_text_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", [{"question": 7, "answer": "#### 7"}, *gsm8k(1)])
+    write(tmp_path / "test.jsonl", gsm8k(2))
+    with pytest.raises(EnvironmentLoadError, match=r"train\.jsonl line 1: the question is no text: '7'"):
+        load("gsm8k", {"path": str(tmp_path)})
+
+
 def test_csv_is_read_where_a_folder_has_nothing_else(tmp_path: Path) -> None:
     lines = "".join(f'"{i}?",{i}\n' for i in range(40))
     (tmp_path / "rows.csv").write_text("prompt,reward_model.ground_truth\n" + lines)

@@ -69,6 +69,8 @@ def test_a_sequence_has_positions() -> None:
     longer = {"seqLen": 1024, "inference": {"maxModelLen": 2048}}
     assert [key for key, _ in layout_problems(spec(**longer), short, None)] == [("inference", "max_model_len")]
     assert not [*layout_problems(spec(seqLen=1024), short, None)]
+    unknown = from_config(config | {"max_position_embeddings": "many"})
+    assert not [*layout_problems(spec(seqLen=2048), unknown, None)]
     stretched = from_config(config | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
     assert not [*layout_problems(spec(seqLen=2048), stretched, None)]
 
