@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlrun.cli import evaluation, local, rl, roles, sft, track, version
-from rlrun.cli.checks import doctor, env, fit, render, validate
 from rlrun.cli.common import arguments, piped
-from rlrun.cli.files import convert, export, installation, rows, tiny_model
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
 
@@ -22,29 +20,45 @@ class Command(NamedTuple):
     """Takes the arguments after its name, returns the exit code."""
 
 
+def _later(place: str) -> Callable[[Sequence[str]], int]:
+    """A subcommand whose module is imported when it is called: `module:function` below `rlrun.cli`."""
+    module, _, function = place.partition(":")
+
+    def run(words: Sequence[str]) -> int:
+        return int(getattr(importlib.import_module(f"rlrun.cli.{module}"), function)(words))
+
+    return run
+
+
 COMMANDS = {
-    "init": Command("write a manifest to start from", installation.run_init),
-    "validate": Command("check manifests and say every problem", validate.run),
-    "render": Command("print the configuration that each role gets from a manifest", render.run),
-    "convert": Command("make a manifest of verl's or AReaL's files", convert.run),
-    "fit": Command("check a run against the memory of its GPUs, and say what to change", fit.run),
-    "local": Command("run all roles of a manifest on this machine", local.run),
-    "rl": Command("run reinforcement learning from files and options on this machine", rl.run),
-    "sft": Command("run supervised fine-tuning on this machine", sft.run),
-    "trainer": Command("run the trainer alone", roles.trainer),
-    "orchestrator": Command("run the orchestrator alone", roles.orchestrator),
-    "inference": Command("run one engine alone", roles.inference),
-    "eval": Command("measure the policies of a run on held-out tasks", evaluation.run_eval),
-    "synthesize": Command("write a policy's rollouts as a data set for sft", evaluation.run_synthesize),
-    "rows": Command("turn a set of problems into rows of the environment dataset, each with a uid", rows.run),
-    "export": Command("write a Hugging Face model folder from a run's checkpoint", export.run),
-    "track": Command("send a run to its trackers, or to others", track.run),
-    "tiny-model": Command("make a tiny model for tests and first steps", tiny_model.run),
-    "env": Command("list environments, or play one episode of one", env.run),
-    "doctor": Command("say what this machine can do, and how to repair the rest", doctor.run),
-    "crd": Command("print the RLRun resource, for kubectl", installation.run_crd),
-    "charts": Command("print the folder of the Helm charts", installation.run_charts),
-    "version": Command("print the version", version.run),
+    "init": Command("write a manifest to start from", _later("files.installation:run_init")),
+    "validate": Command("check manifests and say every problem", _later("checks.validate:run")),
+    "render": Command("print the configuration that each role gets from a manifest", _later("checks.render:run")),
+    "convert": Command("make a manifest of verl's or AReaL's files", _later("files.convert:run")),
+    "fit": Command("check a run against the memory of its GPUs, and say what to change", _later("checks.fit:run")),
+    "local": Command("run all roles of a manifest on this machine", _later("local:run")),
+    "rl": Command("run reinforcement learning from files and options on this machine", _later("rl:run")),
+    "sft": Command("run supervised fine-tuning on this machine", _later("sft:run")),
+    "trainer": Command("run the trainer alone", _later("roles:trainer")),
+    "orchestrator": Command("run the orchestrator alone", _later("roles:orchestrator")),
+    "inference": Command("run one engine alone", _later("roles:inference")),
+    "eval": Command("measure the policies of a run on held-out tasks", _later("evaluation:run_eval")),
+    "synthesize": Command("write a policy's rollouts as a data set for sft", _later("evaluation:run_synthesize")),
+    "rows": Command(
+        "turn a set of problems into rows of the environment dataset, each with a uid", _later("files.rows:run")
+    ),
+    "export": Command("write a Hugging Face model folder from a run's checkpoint", _later("files.export:run")),
+    "track": Command("send a run to its trackers, or to others", _later("track:run")),
+    "tiny-model": Command("make a tiny model for tests and first steps", _later("files.tiny_model:run")),
+    "env": Command("list environments, or play one episode of one", _later("checks.env:run")),
+    "get": Command("list runs, of the cluster or in folders, with why each waits", _later("runs.look:run_get")),
+    "status": Command("show a run on one screen", _later("runs.look:run_status")),
+    "why": Command("say why a run waits, restarted or failed, and what to do", _later("runs.look:run_why")),
+    "watch": Command("follow a run until it is over", _later("runs.look:run_watch")),
+    "doctor": Command("say what this machine can do, and how to repair the rest", _later("checks.doctor:run")),
+    "crd": Command("print the RLRun resource, for kubectl", _later("files.installation:run_crd")),
+    "charts": Command("print the folder of the Helm charts", _later("files.installation:run_charts")),
+    "version": Command("print the version", _later("version:run")),
 }
 
 

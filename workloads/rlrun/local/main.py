@@ -40,6 +40,7 @@ from rlrun.local.preflight import (
     check_trackers,
     free_port,
 )
+from rlrun.local.record import Recorder
 from rlrun.local.shared import running_engines
 from rlrun.local.shared.gpus import Claim, claimed, gpu_ids
 from rlrun.local.shared.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
@@ -190,6 +191,10 @@ class _Call:
         """Command that goes on with the run."""
         return f"`{self.command} --output-dir {self.folder} --resume`"
 
+    def recorder(self, attempt: int) -> Recorder:
+        """Writer of the attempt's launcher record."""
+        return Recorder(self.paths.launcher, name=self.name, attempt=attempt, command=self.again.strip("`"))
+
     @property
     def folder(self) -> str:
         """The run's folder as short as it can be typed from here."""
@@ -239,7 +244,9 @@ def _run(call: _Call, held: ExitStack) -> int:
     )
     supervisor = Supervisor(launch_id, place.gpus.descriptors)
     sink = SinkProcess(files[0], call.paths.root, os.environ) if enabled_trackers(config.tracking, os.environ) else None
-    failed = _play(call, config, supervisor, sink, specs, place.ports, place.api_key)
+    recorder = call.recorder(attempt)
+    failed = _play(call, config, supervisor, sink, specs, place, recorder)
+    recorder.end("Interrupted" if call.interrupted else "Failed" if failed else "Complete", failed)
     return _conclude(call, failed, elapsed_seconds=time.monotonic() - began)
 
 
@@ -309,8 +316,8 @@ def _play(
     supervisor: Supervisor,
     sink: SinkProcess | None,
     specs: list[RoleProcess],
-    ports: Ports,
-    api_key: str,
+    place: _Place,
+    recorder: Recorder,
 ) -> Running | None:
     """Start the processes, show the run, and stop them at its end.
 
@@ -321,14 +328,14 @@ def _play(
     try:
         supervisor.start(specs)
         if shared:
-            offer(call.paths, ports)
+            offer(call.paths, place.ports)
         view = View(
             call.console, name=call.name, max_steps=call.spec.max_steps if call.trains else None,
-            metrics=call.paths.metrics, url=f"http://127.0.0.1:{ports.metrics}", api_key=api_key,
+            metrics=call.paths.metrics, url=f"http://127.0.0.1:{place.ports.metrics}", api_key=place.api_key,
             plain=call.options.plain or not call.console.is_terminal,
         )  # fmt: skip
         with view:
-            failed = _watch(supervisor, view, call.interrupted, sink, shared=shared)
+            failed = _watch(supervisor, view, call.interrupted, sink, recorder, shared=shared)
             view.update("")
         if failed:
             explain(failed, call.paths.root)
@@ -371,7 +378,13 @@ def _end_tracking(call: _Call, sink: SinkProcess, *, hurry: Callable[[], bool]) 
 
 
 def _watch(
-    supervisor: Supervisor, view: View, interrupted: list[int], sink: SinkProcess | None, *, shared: bool
+    supervisor: Supervisor,
+    view: View,
+    interrupted: list[int],
+    sink: SinkProcess | None,
+    recorder: Recorder,
+    *,
+    shared: bool,
 ) -> Running | None:
     """Follow the run until the orchestrator has ended it (None), a role has failed (that role), or a signal came (None).
 
@@ -390,6 +403,7 @@ def _watch(
         if failed:
             return first_cause(failed)
         view.update(f"roles starting since {duration(time.monotonic() - began)}")
+        recorder.beat(view.progress)
         time.sleep(_POLL_SECONDS)
     return None
 

@@ -169,6 +169,8 @@ class View:
         self._answered = False
         self._results: list[str] = []
         self._live: Live | None = None
+        self.progress: dict[str, Any] | None = None
+        """The orchestrator's answer at the last `update`; None: there was none."""
         self._tail.poll()
 
     def __enter__(self) -> View:
@@ -189,7 +191,7 @@ class View:
             roles: one line on the processes, for as long as the orchestrator does not answer.
         """
         new = self._tail.poll()
-        progress = read_progress(self._url, self._api_key)
+        progress = self.progress = read_progress(self._url, self._api_key)
         self._answered = self._answered or progress is not None
         waiting = printable(
             str((progress or {}).get("waiting_on") or ("the roles to end" if self._answered else roles))

@@ -70,6 +70,11 @@ class RunPaths:
         return self.root / "identity.json"
 
     @property
+    def launcher(self) -> Path:
+        """How `rlrun local` and the run in this folder are doing; see `protocol.files.launcher`."""
+        return self.root / "launcher.json"
+
+    @property
     def model(self) -> Path:
         """The tiny model, when the manifest asks for one."""
         return self.root / "model"

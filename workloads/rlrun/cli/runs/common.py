@@ -1,0 +1,126 @@
+"""Options, outputs and errors that the commands on runs share."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.loading.parser import Parser
+from rlrun.inspect.kubectl import ClusterError, Kubectl
+from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, Run, find
+from rlrun.runtime import exit_codes
+
+PLUGIN = "kubectl-rlrun"
+"""Program that `kubectl rlrun` starts."""
+RUN_HELP = "a run's folder (runs/NAME), or its name in the cluster"
+
+
+def is_plugin() -> bool:
+    """True if this process was started as `kubectl rlrun`: words are then never folders."""
+    return Path(sys.argv[0]).name == PLUGIN
+
+
+def runs_parser(command: str, description: str, *, output: str | None = None) -> Parser:
+    """Parser of a command on runs, with the flags of a cluster.
+
+    Args:
+        command: its name.
+        description: one line for its help.
+        output: values of `-o`, such as `json yaml`; None: it has none.
+    """
+    p = Parser(f"{'kubectl rlrun' if is_plugin() else 'rlrun'} {command}", description)
+    p.add_argument("-n", "--namespace", metavar="NAME", help="namespace in the cluster (default: that of the context)")
+    p.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current one)")
+    p.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: as kubectl's)")
+    if output is not None:
+        p.add_argument("-o", "--output", choices=output.split(), help="how the answer is written (default: for people)")
+    return p
+
+
+def flags(options: argparse.Namespace) -> list[str]:
+    """The flags of `kubectl` among the options."""
+    names = ("namespace", "context", "kubeconfig")
+    return [f"--{name}={value}" for name in names if (value := getattr(options, name)) is not None]
+
+
+def api(options: argparse.Namespace) -> Kubectl:
+    """The cluster that the options name."""
+    return Kubectl(flags(options))
+
+
+def the_run(options: argparse.Namespace) -> Run:
+    """The run that the argument `run` names.
+
+    Raises:
+        NotFoundError: it is a path without a run.
+    """
+    return find(options.run, cluster_only=is_plugin())
+
+
+def the_folder(run: Run, command: str, instead: str) -> FolderRun:
+    """A run's folder.
+
+    Raises:
+        NotFoundError: the run is in a cluster; says what to do instead.
+    """
+    if isinstance(run, ClusterRun):
+        raise NotFoundError(f"{command} is for runs in a folder; {instead}")
+    return run
+
+
+def answered(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:
+    """Turn the errors of a command into one line and an exit code."""
+
+    def around(run: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+        @functools.wraps(run)
+        def called(argv: Sequence[str]) -> int:
+            try:
+                return run(argv)
+            except (ClusterError, NotFoundError) as error:
+                print(f"rlrun {command}: {error}", file=sys.stderr)
+                return error.code
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                print(
+                    f"rlrun {command}: {error.filename or 'this machine'}: {error.strerror or error}", file=sys.stderr
+                )
+                return exit_codes.FAILURE
+
+        return called
+
+    return around
+
+
+def document(value: object) -> Any:
+    """A dataclass as JSON has it: names as in YAML, without what is not known."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _camel(asdict(value))
+    return value
+
+
+def _camel(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_name(str(key)): _camel(one) for key, one in value.items() if one is not None}
+    return [_camel(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _name(key: str) -> str:
+    first, *more = key.split("_")
+    return first + "".join(word.title() for word in more)
+
+
+def write(found: Any, form: str) -> None:
+    """Print a document as JSON or YAML."""
+    if form == "json":
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), end="")

@@ -1,0 +1,171 @@
+"""`rlrun get`, `status`, `why` and `watch`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.cli.runs.common import RUN_HELP, answered, api, document, flags, is_plugin, runs_parser, the_run, write
+from rlrun.config.loading.parser import Parser, whole
+from rlrun.inspect import screen
+from rlrun.inspect.kubectl import Api, ClusterError
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.source import FolderRun, Run, find, read, read_cluster, read_folders
+from rlrun.inspect.why import explain
+from rlrun.runtime import exit_codes
+
+_HERE = Path("runs")
+"""Folder in which `rlrun local` puts runs."""
+_CLEAR = "\x1b[H\x1b[2J"
+_OVER = ("Complete", "Failed")
+
+
+def get_parser() -> Parser:
+    """The command line of `rlrun get`."""
+    text = "List runs with why each waits: those of the cluster's namespace and those in ./runs, or the ones that are named."
+    p = runs_parser("get", text, output="wide json yaml name")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="runs, or folders that hold some (default: all)")
+    p.add_argument("-A", "--all-namespaces", action="store_true", help="runs of all namespaces of the cluster")
+    return p
+
+
+@answered("get")
+def run_get(argv: Sequence[str]) -> int:
+    """Run `rlrun get`; returns the exit code."""
+    options, now = get_parser().parse_args(list(argv)), time.time()
+    found = _named(options, now) if options.runs else _all(options, now)
+    if options.output in ("json", "yaml"):
+        write([document(one) for one in found], options.output)
+    elif options.output == "name":
+        print("\n".join(one.name if one.place == "cluster" else one.where for one in found))
+    elif not found:
+        print("no runs", file=sys.stderr)
+    else:
+        print(screen.table(found, now, wide=options.output == "wide", everywhere=options.all_namespaces))
+        if len(found) == 1 and options.runs and (tree := screen.pods(found[0], now)):
+            print(tree)
+    return exit_codes.OK
+
+
+def _named(options: argparse.Namespace, now: float) -> list[Snapshot]:
+    found: list[Snapshot] = []
+    for word in options.runs:
+        folder = Path(word).expanduser()
+        below = [] if is_plugin() or not folder.is_dir() else read_folders([folder], now)
+        found += below or [read(find(word, cluster_only=is_plugin()), api(options), now, events=False)]
+    return found
+
+
+def _all(options: argparse.Namespace, now: float) -> list[Snapshot]:
+    """Runs of the cluster, and those in ./runs unless a cluster is asked for. A cluster that is not there is no error beside those."""
+    asked = is_plugin() or options.all_namespaces or bool(flags(options))
+    local = [] if asked else read_folders([_HERE], now)
+    try:
+        return [*local, *read_cluster(api(options), now, everywhere=options.all_namespaces)]
+    except ClusterError as error:
+        if not local:
+            raise
+        print(f"rlrun get: no runs of a cluster: {error}", file=sys.stderr)
+        return local
+
+
+def status_parser() -> Parser:
+    """The command line of `rlrun status`."""
+    p = runs_parser(
+        "status",
+        "Show a run on one screen: how far it is, what it waits for, what failed, what to do.",
+        output="json yaml",
+    )
+    p.add_argument("run", metavar="RUN", help=RUN_HELP)
+    return p
+
+
+@answered("status")
+def run_status(argv: Sequence[str]) -> int:
+    """Run `rlrun status`; returns the exit code."""
+    options, now = status_parser().parse_args(list(argv)), time.time()
+    seen = read(the_run(options), api(options), now)
+    if options.output:
+        write(document(seen), options.output)
+    else:
+        print(screen.status(seen, explain(seen, now), now))
+    return exit_codes.OK
+
+
+def why_parser() -> Parser:
+    """The command line of `rlrun why`."""
+    text = "Say in words why a run waits, restarted or failed, with the evidence and what to do."
+    p = runs_parser("why", text, output="json yaml")
+    p.add_argument("run", metavar="RUN", help=RUN_HELP)
+    return p
+
+
+@answered("why")
+def run_why(argv: Sequence[str]) -> int:
+    """Run `rlrun why`; returns the exit code."""
+    options, now = why_parser().parse_args(list(argv)), time.time()
+    told = explain(read(the_run(options), api(options), now), now)
+    if options.output:
+        write(document(told) | {"toDo": list(told.steps())}, options.output)
+    else:
+        print(screen.words(told, now))
+    return exit_codes.OK
+
+
+def watch_parser() -> Parser:
+    """The command line of `rlrun watch`."""
+    p = runs_parser(
+        "watch",
+        "Follow a run until it is over: its status again and again, or a line per change where output is no terminal.",
+    )
+    p.add_argument("run", metavar="RUN", help=RUN_HELP)
+    p.add_argument(
+        "--every", type=whole(1, 3600), default=5, metavar="SECONDS", help="seconds between two looks (default: 5)"
+    )
+    return p
+
+
+@answered("watch")
+def run_watch(argv: Sequence[str]) -> int:
+    """Run `rlrun watch`; returns the exit code: 0 when the run is Complete, 1 when it has failed."""
+    options = watch_parser().parse_args(list(argv))
+    run, cluster = the_run(options), api(options)
+    before = ""
+    while True:
+        now = time.time()
+        seen = _seen(run, cluster, now, first=not before)
+        if seen is not None:
+            before = _shown(seen, before, now)
+            if seen.phase in _OVER:
+                return exit_codes.OK if seen.phase == "Complete" else exit_codes.FAILURE
+            if isinstance(run, FolderRun) and seen.phase == "Suspended":
+                return exit_codes.FAILURE  # nobody runs it
+        time.sleep(options.every)
+
+
+def _seen(run: Run, cluster: Api, now: float, *, first: bool) -> Snapshot | None:
+    """A look; None: the cluster does not answer now, which passes."""
+    try:
+        return read(run, cluster, now)
+    except ClusterError as error:
+        if first or error.code == exit_codes.USAGE:
+            raise
+        print(f"rlrun watch: {error}; it is asked again", file=sys.stderr)
+        return None
+
+
+def _shown(seen: Snapshot, before: str, now: float) -> str:
+    """Show a look if it is another one than `before`, which it becomes."""
+    if sys.stdout.isatty():
+        text = screen.status(seen, explain(seen, now), now)
+        print(_CLEAR + text, flush=True)
+        return text
+    waits = f", waits for {screen.cut(seen.wait.text.split(' since ')[0], 120)}" if seen.wait is not None else ""
+    reason = f" ({seen.reason})" if seen.reason else ""
+    line = f"{seen.phase}{reason}  step {screen.steps(seen)}  attempt {seen.attempt}"
+    if line != before:
+        print(f"{line}{waits}", flush=True)
+    return line

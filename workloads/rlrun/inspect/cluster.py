@@ -1,0 +1,207 @@
+"""Snapshot of a run from what the API server answers: the RLRun, its pods, its events and its progress Lease. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlrun.inspect.snapshot import Condition, Event, Failure, Process, Progress, Role, Snapshot, Wait
+from rlrun.inspect.times import seconds_of
+from rlrun.protocol.messages import annotations as said
+from rlrun.runtime.printable import printable
+
+Json = Mapping[str, Any]
+_ROLES = ("trainer", "inference", "orchestrator")
+_OVER = ("Complete", "Failed", "Suspended")
+
+
+def snapshot(
+    run: Json, *, pods: Sequence[Json] = (), events: Sequence[Json] = (), lease: Json | None = None, now: float
+) -> Snapshot:
+    """Snapshot of one RLRun.
+
+    Args:
+        run: the RLRun.
+        pods: its pods.
+        events: events about it, in any order.
+        lease: its progress Lease; None: there is none, or it could not be read.
+        now: seconds since the epoch.
+    """
+    meta, spec, status = _map(run, "metadata"), _map(run, "spec"), _map(run, "status")
+    phase = _text(status.get("phase")) or "Unserved"
+    attempt = _whole(status.get("attempt")) or 0
+    heard = _map(_map(lease or {}, "metadata"), "annotations")
+    current = heard if heard.get(said.ATTEMPT) in (None, str(attempt)) else {}
+    return Snapshot(
+        place="cluster",
+        name=str(meta.get("name")),
+        where=str(meta.get("namespace")),
+        task=str(spec.get("task") or "RL"),
+        phase=phase,
+        reason=_text(status.get("reason")) or ("Unserved" if phase == "Unserved" else None),
+        message=_text(status.get("message")),
+        attempt=attempt,
+        restarts=_whole(status.get("restarts")) or 0,
+        restarts_counted=_whole(status.get("restartsCountedTowardsMax")) or 0,
+        max_restarts=_whole(_map(spec, "failurePolicy").get("maxRestarts")),
+        progress=_progress(status, spec, current, now),
+        conditions=tuple(_condition(one) for one in _list(status, "conditions")),
+        wait=None if phase in _OVER else _wait(status, current),
+        failures=tuple(_failure(one) for one in _list(status, "failures")) or _last_failure(status),
+        events=tuple(sorted((_event(one) for one in events), key=lambda event: event.time or "")),
+        processes=tuple(sorted((_process(pod) for pod in pods), key=lambda one: (_ROLES.index(one.role), one.name))),
+        roles=tuple((name, _role(_map(status, name))) for name in _ROLES if _map(status, name).get("desired")),
+        heard_seconds=None if phase in _OVER else _age(_map(lease or {}, "spec").get("renewTime"), now),
+        next_retry_time=_text(status.get("nextRetryTime")),
+        started=_text(status.get("startTime")),
+        ended=_text(status.get("completionTime")),
+        created=_text(meta.get("creationTimestamp")),
+        excluded_nodes=tuple(
+            f"{_text(one.get('name'))} until {one.get('until')}" for one in _list(status, "excludedNodes")
+        ),
+        storage=_storage(_map(status, "storage")),
+        host=_text(_map(spec, "trainer").get("sharedWith")),
+        results=tuple(printable(str(line)) for line in status.get("results") or ()),
+    )
+
+
+def _progress(status: Json, spec: Json, heard: Json, now: float) -> Progress:
+    """The Lease's numbers where it has some, for it is newer; the status' else."""
+    known, checkpoint = _map(status, "progress"), _map(status, "checkpoint")
+    done = seconds_of(known.get("estimatedCompletionTime"))
+    eta = _number(heard.get(said.ETA_SECONDS))
+    if eta is None and done is not None:
+        eta = max(0.0, done - now)
+    return Progress(
+        step=_first(_whole(heard.get(said.STEP)), _whole(known.get("step"))),
+        total_steps=_first(_whole(known.get("totalSteps")), _whole(spec.get("maxSteps"))),
+        policy_version=_first(_whole(heard.get(said.POLICY_VERSION)), _whole(known.get("policyVersion"))),
+        reward=_first(_number(heard.get(said.REWARD)), _number(known.get("reward"))),
+        tokens_per_second=_first(_number(heard.get(said.TOKENS_PER_SECOND)), _number(known.get("tokensPerSecond"))),
+        staleness_mean=_first(_number(heard.get(said.STALENESS_MEAN)), _number(known.get("stalenessMean"))),
+        last_step_time=_text(known.get("lastStepTime")),
+        eta_seconds=eta,
+        checkpoint_step=_first(_whole(heard.get(said.CHECKPOINT_STEP)), _whole(checkpoint.get("latestCompleteStep"))),
+        resumed_from_step=_whole(checkpoint.get("resumedFromStep")),
+        steps_lost=_whole(checkpoint.get("stepsLostTotal")) or 0,
+    )
+
+
+def _wait(status: Json, heard: Json) -> Wait | None:
+    text = _text(heard.get(said.WAITING_ON)) or _text(_map(status, "progress").get("waitingOn"))
+    if text is None:
+        return None
+    role, phase, since = (heard.get(n) for n in (said.WAITING_ON_ROLE, said.WAITING_ON_PHASE, said.WAITING_ON_SINCE))
+    return Wait(text, _text(role), _text(phase), _text(since))
+
+
+def _condition(one: Json) -> Condition:
+    return Condition(
+        str(one.get("type")),
+        str(one.get("status")),
+        printable(str(one.get("reason") or "")),
+        printable(str(one.get("message") or "")),
+        _text(one.get("lastTransitionTime")),
+    )
+
+
+def _failure(one: Json) -> Failure:
+    return Failure(
+        attempt=_whole(one.get("attempt")) or 0,
+        role=printable(str(one.get("role"))),
+        process=printable(str(one.get("podName"))),
+        node=_text(one.get("nodeName")),
+        exit_code=_whole(one.get("exitCode")),
+        reason=printable(str(one.get("reason"))),
+        message=printable(str(one.get("message") or "")),
+        counted=one.get("counted") is not False,
+        step=_whole(one.get("step")),
+        time=_text(one.get("time")),
+    )
+
+
+def _last_failure(status: Json) -> tuple[Failure, ...]:
+    last = _map(status, "lastFailure")
+    return (_failure(last),) if last else ()
+
+
+def _event(one: Json) -> Event:
+    series = _map(one, "series")
+    time = (
+        series.get("lastObservedTime") or one.get("lastTimestamp") or one.get("eventTime") or one.get("firstTimestamp")
+    )
+    return Event(
+        printable(str(one.get("reason"))),
+        printable(str(one.get("message") or "")),
+        one.get("type") == "Warning",
+        _text(time),
+        _whole(series.get("count")) or _whole(one.get("count")) or 1,
+    )
+
+
+def _process(pod: Json) -> Process:
+    meta, status = _map(pod, "metadata"), _map(pod, "status")
+    labels = _map(meta, "labels")
+    role = labels.get("rlrun.io/role")
+    role = role if role in _ROLES else "orchestrator"
+    own = next((c for c in _list(status, "containerStatuses") if c.get("name") == role), {})
+    waiting = _map(_map(own, "state"), "waiting").get("reason")
+    ended = _map(_map(own, "state"), "terminated") or _map(_map(own, "lastState"), "terminated")
+    state = waiting or (f"{ended.get('reason')} ({ended.get('exitCode')})" if ended else status.get("phase"))
+    return Process(
+        name=str(meta.get("name")),
+        role=role,
+        attempt=_whole(labels.get("rlrun.io/attempt")),
+        state="Terminating" if meta.get("deletionTimestamp") else printable(str(state)),
+        ready=own.get("ready") is True,
+        restarts=_whole(own.get("restartCount")) or 0,
+        node=_text(_map(pod, "spec").get("nodeName")),
+    )
+
+
+def _role(one: Json) -> Role:
+    return Role(_whole(one.get("desired")) or 0, _whole(one.get("ready")) or 0)
+
+
+def _storage(one: Json) -> str | None:
+    words = [printable(str(one[key])) for key in ("claimName", "size") if one.get(key)]
+    return " ".join(words) or None
+
+
+def _age(time: object, now: float) -> float | None:
+    then = seconds_of(time)
+    return None if then is None else max(0.0, now - then)
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _map(of: Json, key: str) -> Json:
+    found = of.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list(of: Json, key: str) -> list[Json]:
+    found = of.get(key)
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def _text(value: object) -> str | None:
+    return printable(value) if isinstance(value, str) and value else None
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _number(value: object) -> float | None:
+    """A number, or a text that is one, as in annotations; NaN and infinity are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if abs(number) < float("inf") else None

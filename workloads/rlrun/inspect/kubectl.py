@@ -1,0 +1,158 @@
+"""The way to a cluster: the `kubectl` of the user, with the credentials, contexts and proxies that it knows already (decision 75)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import printable
+
+RUNS = "rlruns.rlrun.io"
+_SECONDS = 20
+"""Longest time that one request may take."""
+
+
+class ClusterError(Exception):
+    """A request that the cluster, or the way to it, has refused; one line for a person.
+
+    Args:
+        message: what was wrong and what to do.
+        code: exit code.
+    """
+
+    def __init__(self, message: str, code: int = exit_codes.UNAVAILABLE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Answer(NamedTuple):
+    """End of one `kubectl`."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Api(Protocol):
+    """What the commands need of a cluster. Tests give recorded answers."""
+
+    def ask(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
+        """Standard output of `kubectl WORDS`; `ClusterError` if it fails."""
+
+    def show(self, words: Sequence[str]) -> int:
+        """Run `kubectl WORDS` on this terminal; its exit code."""
+
+
+class Kubectl:
+    """`kubectl` with the user's flags.
+
+    Args:
+        flags: such as `--context a`.
+        start: runs a command; for tests.
+        show: runs a command on this terminal; for tests.
+    """
+
+    def __init__(
+        self,
+        flags: Sequence[str] = (),
+        start: Callable[[Sequence[str], float], Answer] | None = None,
+        show: Callable[[Sequence[str]], int] | None = None,
+    ) -> None:
+        self._flags, self._start, self._show = list(flags), start or _start, show or _on_terminal
+
+    def ask(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
+        """See `Api`."""
+        answer = self._start(["kubectl", *self._flags, f"--request-timeout={int(timeout)}s", *words], timeout + 5)
+        if answer.code:
+            _refused(answer.err, words)
+        return answer.out
+
+    def show(self, words: Sequence[str]) -> int:
+        """See `Api`."""
+        return self._show(["kubectl", *self._flags, *words])
+
+
+def ask_json(api: Api, words: Sequence[str]) -> dict[str, Any]:
+    """Answer to `kubectl WORDS -o json`.
+
+    Raises:
+        ClusterError: it failed, or answered something else.
+    """
+    try:
+        document = json.loads(api.ask([*words, "-o", "json"]))
+    except ValueError:
+        raise ClusterError(f"kubectl {words[0]} answered no JSON") from None
+    if not isinstance(document, dict):
+        raise ClusterError(f"kubectl {words[0]} answered no object")
+    return document
+
+
+_WORDS: Sequence[tuple[str, str, int]] = (
+    (
+        r'the server doesn\'t have a resource type "rlruns"',
+        "this cluster has no RLRun resource; install it: rlrun crd | kubectl apply --server-side -f -",
+        exit_codes.UNAVAILABLE,
+    ),
+    (
+        r'rlruns\.rlrun\.io "([^"]+)" not found',
+        r"there is no run \1 in this namespace; `rlrun get -A` lists all",
+        exit_codes.USAGE,
+    ),
+    (
+        r"connection to the server (\S+) was refused",
+        r"the API server \1 does not answer; is the context the right one (kubectl config current-context)?",
+        exit_codes.UNAVAILABLE,
+    ),
+    (r"Unable to connect to the server: (.*)", r"the API server cannot be reached: \1", exit_codes.UNAVAILABLE),
+    (
+        r'context "?([^"\s]+)"? does not exist',
+        r"--context: there is no context \1; `kubectl config get-contexts` lists them",
+        exit_codes.USAGE,
+    ),
+)
+"""What kubectl says -> what is said here, and the exit code."""
+
+
+def _refused(text: str, words: Sequence[str]) -> NoReturn:
+    """Raise what kubectl said, in one line."""
+    for pattern, told, code in _WORDS:
+        if (found := re.search(pattern, text)) is not None:
+            raise ClusterError(printable(found.expand(told)), code)
+    lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
+    said = lines[-1].removeprefix("error: ").removeprefix("Error from server ") if lines else "without a word"
+    raise ClusterError(printable(f"kubectl {words[0]} failed: {said}"))
+
+
+def _start(command: Sequence[str], timeout: float) -> Answer:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        raise _missing() from None
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"the cluster did not answer for {timeout:.0f} s") from None
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def _on_terminal(command: Sequence[str]) -> int:
+    try:
+        return subprocess.run(command, check=False).returncode
+    except FileNotFoundError:
+        raise _missing() from None
+
+
+def _missing() -> ClusterError:
+    return ClusterError(
+        "there is no kubectl on PATH, which runs in a cluster are reached with; install it, or name a run's folder (runs/NAME)"
+    )

@@ -1,0 +1,208 @@
+"""Texts of snapshots and explanations for a terminal: tables, one screen, words. Plain characters, no colours, no library."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from rlrun.inspect.snapshot import Failure, Snapshot
+from rlrun.inspect.times import ago, span
+from rlrun.inspect.why import STALE_SECONDS, Explanation, Finding
+
+WIDTH = 100
+_HEAD = ("NAME", "PHASE", "STEP", "REWARD", "TRAINER", "INFERENCE", "RESTARTS", "CKPT", "AGE", "REASON")
+_WIDE = ("TASK", "ATTEMPT", "VERSION", "STALENESS", "TOK/S", "ETA", "WAITS FOR")
+_MESSAGE_MAX = 300
+
+
+def table(runs: Sequence[Snapshot], now: float, *, wide: bool = False, everywhere: bool = False) -> str:
+    """All runs, a line each; guests below their hosts."""
+    head = (*(("NAMESPACE",) if everywhere else ()), *_HEAD, *(_WIDE if wide else ()))
+    rows = [head]
+    for depth, run in _tree(runs):
+        name = f"{'└─ ' if depth else ''}{run.name if run.place == 'cluster' else run.where}"
+        rows.append((*((run.where,) if everywhere else ()), name, *_cells(run, now), *(_wide(run) if wide else ())))
+    return columns(rows)
+
+
+def _tree(runs: Sequence[Snapshot]) -> Iterator[tuple[int, Snapshot]]:
+    """Runs with their depth: guests, whose host is among the runs, follow it."""
+    names = {(run.place, run.where, run.name) for run in runs if run.place == "cluster"}
+
+    def hosted(run: Snapshot) -> bool:
+        return run.host is not None and (run.place, run.where, run.host) in names
+
+    for run in runs:
+        if not hosted(run):
+            yield 0, run
+            yield from ((1, one) for one in runs if hosted(one) and (one.where, one.host) == (run.where, run.name))
+
+
+def _cells(run: Snapshot, now: float) -> Sequence[str]:
+    progress, roles = run.progress, dict(run.roles)
+    ready = [
+        f"{roles[name].ready}/{roles[name].desired}" if name in roles else "–" for name in ("trainer", "inference")
+    ]
+    return (
+        run.phase,
+        steps(run),
+        number(progress.reward, ".3f"),
+        *ready,
+        str(run.restarts),
+        "–" if progress.checkpoint_step is None else str(progress.checkpoint_step),
+        ago(run.created or run.started, now),
+        run.reason or "–",
+    )
+
+
+def _wide(run: Snapshot) -> Sequence[str]:
+    progress = run.progress
+    version = "–" if progress.policy_version is None else str(progress.policy_version)
+    waits = run.wait.text if run.wait is not None else "–"
+    return (
+        *(run.task, str(run.attempt), version, number(progress.staleness_mean, ".2f")),
+        *(number(progress.tokens_per_second, ",.0f"), span(progress.eta_seconds), cut(waits, 60)),
+    )
+
+
+def steps(run: Snapshot) -> str:
+    """`412/1000`, or a dash."""
+    step, total = run.progress.step, run.progress.total_steps
+    return "–" if total is None else f"{step or 0}/{total}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as aligned columns, three spaces between them."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "\n".join(
+        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def number(value: float | None, form: str) -> str:
+    """A number, or a dash."""
+    return "–" if value is None else f"{value:{form}}"
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def status(run: Snapshot, told: Explanation, now: float) -> str:
+    """One screen on one run."""
+    progress = run.progress
+    lines = [f"{run.title}  task {run.task}", ""]
+    age = ago(run.started or run.created, now)
+    over = f", ended {ago(run.ended, now)} ago" if run.ended else ""
+    rows = [
+        (
+            "phase",
+            f"{run.phase}{f' ({run.reason})' if run.reason else ''}, attempt {run.attempt}, began {age} ago{over}",
+        )
+    ]
+    percent = f" ({100 * (progress.step or 0) // progress.total_steps} %)" if progress.total_steps else ""
+    trained = f", last one {ago(progress.last_step_time, now)} ago" if progress.last_step_time else ""
+    rows.append(("step", f"{steps(run)}{percent}{trained}"))
+    if run.phase in ("Running", "Starting") and progress.eta_seconds is not None:
+        rows.append(("ETA", f"in {span(progress.eta_seconds)}"))
+    rows.append(("reward", f"{number(progress.reward, '.4f')}, {number(progress.tokens_per_second, ',.0f')} tokens/s"))
+    if progress.staleness_mean is not None or progress.policy_version is not None:
+        version = "–" if progress.policy_version is None else str(progress.policy_version)
+        rows.append(
+            ("staleness", f"{number(progress.staleness_mean, '.2f')} versions; the engines hold version {version}")
+        )
+    if run.wait is not None:
+        since = f" (for {ago(run.wait.since, now)})" if run.wait.since else ""
+        rows.append(("waits for", cut(run.wait.text, _MESSAGE_MAX) + since))
+    rows += _more(run)
+    lines += [f"{label:<11} {text}" for label, text in rows]
+    lines += [f"{'':<11} {line}" for line in run.results]
+    lines += _failures(run.failures[-3:], now)
+    lines += _findings("why", told.now, now)
+    lines += (
+        ["", "what to do", *(_point(line) for line in told.steps())] if told.steps() else ["", "nothing has to be done"]
+    )
+    lines += ["", *(_point(line) for line in run.unread)] if run.unread else []
+    return "\n".join(lines)
+
+
+def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
+    progress = run.progress
+    if run.heard_seconds is not None:
+        old = "; the numbers are as old" if run.heard_seconds > STALE_SECONDS else ""
+        yield "heard", f"{span(run.heard_seconds)} ago{old}"
+    if run.roles:
+        yield "pods", ", ".join(f"{name} {role.ready}/{role.desired}" for name, role in run.roles)
+    saved = "none is complete" if progress.checkpoint_step is None else f"step {progress.checkpoint_step} is complete"
+    resumed = f", this attempt began from step {progress.resumed_from_step}" if progress.resumed_from_step else ""
+    lost = f", {progress.steps_lost} steps were trained twice" if progress.steps_lost else ""
+    yield "checkpoint", saved + resumed + lost
+    if run.restarts:
+        most = f" of at most {run.max_restarts}" if run.max_restarts is not None else ""
+        counted = f", {run.restarts_counted} counted{most}" if run.place == "cluster" else ""
+        yield "restarts", f"{run.restarts}{counted}"
+    if run.storage:
+        yield "claim", run.storage
+    if run.host:
+        yield "host", run.host
+
+
+def _failures(failures: Sequence[Failure], now: float) -> list[str]:
+    lines = []
+    for one in reversed(failures):
+        where = f"{one.process}" + (f" on {one.node}" if one.node else "")
+        lines.append(f"  attempt {one.attempt}, {ago(one.time, now)} ago: {one.reason} of {where}")
+        lines += _wrapped(cut(one.message, _MESSAGE_MAX), "    ")
+    return ["", "last failures", *lines] if lines else []
+
+
+def words(told: Explanation, now: float) -> str:
+    """An explanation as text."""
+    lines = [told.headline]
+    lines += _findings("why it does what it does now", told.now, now)
+    lines += _findings("why attempts ended, newest first", told.before, now)
+    if told.besides:
+        lines += ["", "besides", *(part for line in told.besides for part in _wrapped(cut(line, 400), "    ", "  - "))]
+    todo = told.steps()
+    lines += ["", "what to do", *(_point(line) for line in todo)] if todo else ["", "nothing has to be done"]
+    return "\n".join(lines)
+
+
+def _findings(title: str, found: Sequence[Finding], now: float) -> list[str]:
+    lines = []
+    for one in found:
+        since = f" (since {ago(one.since, now)})" if one.since else ""
+        lines.append(f"  {one.what}{since}")
+        lines += _wrapped(cut(one.evidence, 2000), "    ") if one.evidence else []
+        lines += _wrapped(one.do, "      ", "    → ")
+    return ["", title, *lines] if lines else []
+
+
+def _point(text: str) -> str:
+    return "\n".join(_wrapped(text, "    ", "  - "))
+
+
+def _wrapped(text: str, indent: str, first: str | None = None) -> list[str]:
+    """Lines of a text; what is a command or a path stays whole."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def pods(run: Snapshot, now: float) -> str:
+    """A run's pods as a tree: roles, and below each its pods with what they do."""
+    lines = []
+    for role in dict.fromkeys(one.role for one in run.processes):
+        lines.append(f"├─ {role}")
+        for one in (p for p in run.processes if p.role == role):
+            restarts = f", {one.restarts} restarts" if one.restarts else ""
+            ready = "ready" if one.ready else "not ready"
+            lines.append(f"│  └─ {one.name}: {one.state}, {ready}{restarts}{f', on {one.node}' if one.node else ''}")
+    return "\n".join(lines)
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Texts with an empty line between them."""
+    return "\n\n".join(part for part in parts if part)

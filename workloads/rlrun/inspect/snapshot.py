@@ -1,0 +1,154 @@
+"""One look at a run, the same shape for a folder on this machine and for an RLRun in a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Place = Literal["folder", "cluster"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One aspect of the run, as in `status.conditions`."""
+
+    type: str
+    status: str
+    """True, False or Unknown."""
+    reason: str
+    message: str
+    since: str | None = None
+    """When the status changed last (RFC 3339)."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """End of an attempt, as in `status.failures`."""
+
+    attempt: int
+    role: str
+    process: str
+    """Pod, or process on this machine."""
+    node: str | None
+    exit_code: int | None
+    reason: str
+    message: str
+    counted: bool
+    step: int | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """Event about the run."""
+
+    reason: str
+    message: str
+    warning: bool
+    time: str | None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Process:
+    """Pod of the run, or process on this machine."""
+
+    name: str
+    role: str
+    attempt: int | None
+    state: str
+    """Phase of the pod, or why its container waits or ended."""
+    ready: bool
+    restarts: int = 0
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class Role:
+    """Pods of one role."""
+
+    desired: int
+    ready: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress as the orchestrator reported it last. None: not known."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    policy_version: int | None = None
+    reward: float | None = None
+    tokens_per_second: float | None = None
+    staleness_mean: float | None = None
+    last_step_time: str | None = None
+    """RFC 3339."""
+    eta_seconds: float | None = None
+    checkpoint_step: int | None = None
+    resumed_from_step: int | None = None
+    steps_lost: int = 0
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Work that the next step waits for."""
+
+    text: str
+    """In words, as the orchestrator says it."""
+    role: str | None = None
+    phase: str | None = None
+    since: str | None = None
+    """RFC 3339."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One look at a run."""
+
+    place: Place
+    name: str
+    where: str
+    """Namespace, or the run's folder."""
+    task: str
+    phase: str
+    reason: str | None
+    """Reason of the condition that matters most."""
+    message: str | None
+    attempt: int
+    restarts: int
+    restarts_counted: int
+    max_restarts: int | None
+    progress: Progress
+    conditions: tuple[Condition, ...] = ()
+    wait: Wait | None = None
+    failures: tuple[Failure, ...] = ()
+    """Newest last."""
+    events: tuple[Event, ...] = ()
+    """Newest last."""
+    processes: tuple[Process, ...] = ()
+    roles: tuple[tuple[str, Role], ...] = ()
+    heard_seconds: float | None = None
+    """Age of the orchestrator's last word. None: there is none."""
+    next_retry_time: str | None = None
+    started: str | None = None
+    ended: str | None = None
+    created: str | None = None
+    excluded_nodes: tuple[str, ...] = ()
+    storage: str | None = None
+    host: str | None = None
+    """Run whose trainer this one uses."""
+    go_on: str | None = None
+    """Command that goes on with a run on this machine."""
+    results: tuple[str, ...] = ()
+    """Measures of an evaluation."""
+    unread: tuple[str, ...] = ()
+    """What could not be read of the run, and why."""
+
+    @property
+    def title(self) -> str:
+        """Name and place for people."""
+        return f"{self.name} ({self.where})" if self.place == "folder" else f"{self.name} (namespace {self.where})"
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of a type."""
+        return next((one for one in self.conditions if one.type == kind), None)

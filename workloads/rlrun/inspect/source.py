@@ -1,0 +1,126 @@
+"""Where a run is: a folder on this machine, or a name in a cluster. Reads both into snapshots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlrun.inspect import cluster, folder
+from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.runtime import exit_codes
+
+
+class NotFoundError(Exception):
+    """Error for a run, or a part of one, that is not there; one line for a person."""
+
+    code = exit_codes.USAGE
+
+
+@dataclass(frozen=True)
+class FolderRun:
+    """A run in a folder of this machine."""
+
+    root: Path
+
+
+@dataclass(frozen=True)
+class ClusterRun:
+    """A run in a cluster."""
+
+    name: str
+
+
+Run = FolderRun | ClusterRun
+
+
+def find(word: str, *, cluster_only: bool = False) -> Run:
+    """The run that a word of the command line names: a path (with a `/`, or a folder that holds a run), or a name in the cluster.
+
+    Args:
+        word: of the command line.
+        cluster_only: take it for a name in the cluster, whatever folders there are.
+
+    Raises:
+        NotFoundError: it is a path, and no run is there.
+    """
+    root = Path(word).expanduser()
+    is_path = os.sep in word or word in (".", "..", "~")
+    if not cluster_only and (is_path or folder.is_run(root)):
+        if folder.is_run(root):
+            return FolderRun(root)
+        below = folder.runs_below(root)
+        hint = (
+            f"; {len(below)} runs are below it, such as {below[0]}"
+            if below
+            else ", or `rlrun get` for those of the cluster"
+        )
+        why = f"{root} holds no run" if root.is_dir() else f"there is no folder {root}"
+        raise NotFoundError(f"{why}: name a folder that `rlrun local` has written{hint}")
+    if is_path:
+        raise NotFoundError(f"{word} is no name of a run in a cluster")
+    return ClusterRun(word)
+
+
+def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
+    """Snapshot of a run.
+
+    Raises:
+        ClusterError: the cluster does not give the run itself. What else it does not give is in `unread`.
+    """
+    if isinstance(run, FolderRun):
+        return folder.read_folder(run.root, now)
+    found = ask_json(api, ["get", RUNS, run.name])
+    return _with_parts(found, api, now, events=events)
+
+
+def _with_parts(run: dict[str, Any], api: Api, now: float, *, events: bool) -> Snapshot:
+    name, namespace = run["metadata"]["name"], run["metadata"]["namespace"]
+    here = ["--namespace", namespace]
+    about = f"involvedObject.kind=RLRun,involvedObject.name={name}"
+    wanted: dict[str, Callable[[], dict[str, Any]]] = {
+        "pods": lambda: ask_json(api, ["get", "pods", *here, "-l", f"rlrun.io/run={name}"]),
+        "its progress Lease": lambda: ask_json(api, ["get", "leases.coordination.k8s.io", f"{name}-progress", *here]),
+    }
+    if events:
+        wanted["events"] = lambda: ask_json(api, ["get", "events", *here, "--field-selector", about])
+    got, unread = _all(wanted)
+    if run.get("status", {}).get("phase") in (None, "Unserved", "Pending", "Complete", "Failed", "Suspended"):
+        unread = [line for line in unread if not (line.startswith("its progress Lease") and "ot found" in line)]
+    seen = cluster.snapshot(
+        run,
+        pods=got.get("pods", {}).get("items") or (),
+        events=got.get("events", {}).get("items") or (),
+        lease=got.get("its progress Lease"),
+        now=now,
+    )
+    return replace(seen, unread=tuple(unread))
+
+
+def _all(wanted: dict[str, Callable[[], dict[str, Any]]]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Answers to several questions, asked at the same time, and what could not be read."""
+    got: dict[str, dict[str, Any]] = {}
+    unread = []
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        for what, answer in [(what, pool.submit(ask)) for what, ask in wanted.items()]:
+            try:
+                got[what] = answer.result()
+            except ClusterError as error:
+                unread.append(f"{what} could not be read: {error}")
+    return got, unread
+
+
+def read_cluster(api: Api, now: float, *, everywhere: bool = False) -> list[Snapshot]:
+    """Snapshots of all runs of a namespace, or of all namespaces, by namespace and name; without pods, events and Leases."""
+    listed = ask_json(api, ["get", RUNS, *(["--all-namespaces"] if everywhere else [])])
+    found = [cluster.snapshot(one, now=now) for one in listed.get("items") or ()]
+    return sorted(found, key=lambda one: (one.where, one.name))
+
+
+def read_folders(roots: Sequence[Path], now: float) -> list[Snapshot]:
+    """Snapshots of all runs in folders, and in the folders right below them."""
+    return [folder.read_folder(root, now) for above in roots for root in folder.runs_below(above)]

@@ -1,0 +1,179 @@
+"""Why a run waits, restarted or failed, in words: a function of one snapshot, the same for a folder and for a cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlrun.inspect.advice import Advice, advice
+from rlrun.inspect.snapshot import Condition, Failure, Snapshot
+from rlrun.inspect.times import seconds_of, span
+
+_OVER = ("Complete", "Failed")
+_EVENTS = 5
+STALE_SECONDS = 60.0
+"""An orchestrator renews its Lease every 20 s; after so long without it, numbers are old."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause, its evidence, and what to do."""
+
+    what: str
+    evidence: str
+    do: str
+    since: str | None = None
+    """RFC 3339."""
+    kind: str = "problem"
+    """waits, problem or ended; see `advice.Kind`."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a run does what it does."""
+
+    headline: str
+    now: tuple[Finding, ...]
+    """Causes of the present state; what matters most first."""
+    before: tuple[Finding, ...]
+    """Ends of attempts, newest first."""
+    besides: tuple[str, ...]
+    """Facts that may explain more: warnings, excluded nodes, what could not be read."""
+
+    def steps(self) -> tuple[str, ...]:
+        """What a person should do, most important first; empty: nothing."""
+        found = [
+            f.do
+            for f in (*self.now, *self.before[:1])
+            if f.kind in ("problem", "ended") or not f.do.startswith("Nothing")
+        ]
+        return tuple(dict.fromkeys(found))
+
+
+def explain(run: Snapshot, now: float) -> Explanation:
+    """Explain a run.
+
+    Args:
+        run: one look at it.
+        now: seconds since the epoch.
+    """
+    causes = [*_unserved(run), *_conditions(run)]
+    if run.phase not in _OVER:
+        causes += [*_waits(run, now, bool(causes))]
+    failures = () if run.phase == "Complete" else tuple(_ended(run, failure) for failure in reversed(run.failures))
+    return Explanation(_headline(run, now), tuple(causes), failures, tuple(_besides(run, now)))
+
+
+def _headline(run: Snapshot, now: float) -> str:
+    progress = run.progress
+    step = (
+        f"step {progress.step} of {progress.total_steps}" if progress.step is not None and progress.total_steps else ""
+    )
+    counted = f", {run.restarts_counted} counted" + (
+        f" of at most {run.max_restarts}" if run.max_restarts is not None else ""
+    )
+    restarts = f"{run.restarts} restarts{counted if run.place == 'cluster' else ''}" if run.restarts else ""
+    retry = ""
+    if run.phase == "Restarting" and (then := seconds_of(run.next_retry_time)) is not None and then > now:
+        retry = f"next attempt in {span(then - now)}"
+    words = [word for word in (step, f"attempt {run.attempt}" if run.attempt else "", restarts, retry) if word]
+    return f"{run.title}: {run.phase}" + (f" ({', '.join(words)})" if words else "")
+
+
+def _unserved(run: Snapshot) -> Iterator[Finding]:
+    if run.phase == "Unserved":
+        told = run.message or "no operator has taken this run yet"
+        yield Finding("no operator serves the run", told, _fill(advice("Unserved", local=False).do, run), run.created)
+
+
+def _conditions(run: Snapshot) -> list[Finding]:
+    """Conditions that say something is wrong or waited for; first the one that the run itself names, each cause once."""
+    found: list[tuple[int, Finding]] = []
+    told: set[tuple[str, str]] = set()
+    for one in run.conditions:
+        known = advice(one.reason, local=run.place == "folder")
+        if known.kind == "fine" or (one.reason, one.message) in told or not _speaks(run, one, known):
+            continue
+        told.add((one.reason, one.message))
+        rank = {"ended": 1, "problem": 2, "waits": 3}[known.kind]
+        rank = 0 if one.reason == run.reason else rank
+        found.append((rank, _finding(run, one, known)))
+    return [finding for _, finding in sorted(found, key=lambda item: item[0])]
+
+
+def _speaks(run: Snapshot, one: Condition, known: Advice) -> bool:
+    """False for a condition that says no more than the phase: what waits in a run that is over, or restarts and says so elsewhere."""
+    if run.phase in _OVER:
+        return known.kind == "ended" or one.reason == run.reason
+    return not (one.type in ("Progressing", "Reconciling", "Stalled") and one.reason == "Restarting")
+
+
+def _finding(run: Snapshot, one: Condition, known: Advice) -> Finding:
+    return Finding(f"{one.type}: {one.reason}", one.message, _fill(known.do, run), one.since, known.kind)
+
+
+def _waits(run: Snapshot, now: float, explained: bool) -> Iterator[Finding]:
+    """What the orchestrator says that the next step waits for."""
+    if run.wait is None or (explained and run.phase == "Starting" and run.place == "folder"):
+        return
+    since = seconds_of(run.wait.since)
+    waited = now - since if since is not None else None
+    who = f"the next step waits for the {run.wait.role}" if run.wait.role else "the next step waits"
+    if run.wait.phase:
+        who += f" ({run.wait.phase})"
+    long = waited is not None and waited > 300
+    place = run.where if run.place == "folder" else run.name
+    look = (
+        f"`rlrun logs {place} --role {run.wait.role or 'orchestrator'}` shows what it does."
+        if long
+        else "Nothing: steps wait for each other all the time."
+    )
+    yield Finding(who, run.wait.text, look, run.wait.since, "problem" if long and not explained else "waits")
+
+
+def _ended(run: Snapshot, failure: Failure) -> Finding:
+    """End of an attempt."""
+    known = advice(failure.reason, local=run.place == "folder")
+    process = failure.process + (f" on {failure.node}" if failure.node else "")
+    code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
+    at = f" at step {failure.step}" if failure.step is not None else ""
+    counts = "" if run.place == "folder" else "; it counted" if failure.counted else "; it did not count"
+    what = f"attempt {failure.attempt} ended{at}: {failure.reason} ({process}{code}{counts})"
+    return Finding(what, failure.message, _fill(known.do, run, failure), failure.time, known.kind)
+
+
+def _besides(run: Snapshot, now: float) -> Iterator[str]:
+    told = {one.reason for one in run.conditions} | {failure.reason for failure in run.failures}
+    events = [one for one in run.events if one.warning and one.reason not in told and one.reason != "AttemptFailed"]
+    for one in events[-_EVENTS:]:
+        times = f" ({one.count} times)" if one.count > 1 else ""
+        yield f"event {one.reason}{times}: {one.message} → {_fill(advice(one.reason, local=False).do, run)}"
+    if run.excluded_nodes:
+        yield f"nodes left out: {', '.join(run.excluded_nodes)}"
+    if run.progress.steps_lost:
+        yield f"{run.progress.steps_lost} steps were trained again after restarts"
+    if run.phase == "Running" and run.heard_seconds is not None and run.heard_seconds > STALE_SECONDS:
+        yield f"the orchestrator was last heard {span(run.heard_seconds)} ago: numbers are as old"
+    yield from run.unread
+
+
+def _fill(text: str, run: Snapshot, failure: Failure | None = None) -> str:
+    """The names of this run and failure in the place of the words that stand for them."""
+    place = run.where if run.place == "folder" else run.name
+    words = {
+        "NAME": place,
+        "WHERE": place,
+        "NAMESPACE": run.where,
+        "GO_ON": run.go_on or "the command that started it, with --resume",
+    }
+    if failure is not None:
+        words |= {
+            "POD": failure.process,
+            "NODE": failure.node or "NODE",
+            "ROLE": failure.role,
+            "N": str(failure.attempt),
+        }
+    return re.sub(
+        r"\b(NAME|WHERE|NAMESPACE|GO_ON|POD|NODE|ROLE|N)\b", lambda found: words.get(found[0], found[0]), text
+    )

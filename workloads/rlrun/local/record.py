@@ -1,0 +1,50 @@
+"""Writer of a run's launcher record: its progress while it goes on, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlrun.local.supervisor import Running
+from rlrun.protocol.files.launcher import BEAT_SECONDS, State, new_record, write_record
+
+
+class Recorder:
+    """Keeps `launcher.json` of one attempt.
+
+    Args:
+        path: the file.
+        name: the run's name.
+        attempt: the attempt's number.
+        command: what goes on with the run.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, path: Path, *, name: str, attempt: int, command: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path, self._clock = path, clock
+        self._record = new_record(name, attempt, command)
+        self._written = 0.0
+
+    def beat(self, progress: Mapping[str, Any] | None) -> None:
+        """Write the present progress, once every two seconds; None: the orchestrator does not answer."""
+        now = self._clock()
+        if progress:
+            self._record = replace(self._record, progress=progress, progress_time=now)
+        if now - self._written >= BEAT_SECONDS:
+            self._write(now)
+
+    def end(self, state: State, failed: Running | None = None) -> None:
+        """Write how the attempt ended."""
+        role, code = (failed.spec.name, failed.process.returncode) if failed is not None else (None, None)
+        self._record = replace(self._record, state=state, failed_role=role, exit_code=code)
+        self._write(self._clock())
+
+    def _write(self, now: float) -> None:
+        self._record = replace(self._record, time=now)
+        write_record(self._path, self._record)
+        self._written = now
