@@ -55,9 +55,19 @@ COMMANDS = {
     "status": Command("show a run on one screen", _later("runs.look:run_status")),
     "why": Command("say why a run waits, restarted or failed, and what to do", _later("runs.look:run_why")),
     "watch": Command("follow a run until it is over", _later("runs.look:run_watch")),
+    "logs": Command("print what the roles of a run have written", _later("runs.logs:run_logs")),
+    "rollouts": Command("print rollouts of a step, such as the worst", _later("runs.rollouts:run_rollouts")),
+    "debug": Command("write a bundle for a bug report, without secrets", _later("runs.debug:run_debug")),
+    "compare": Command("show runs beside each other", _later("runs.compare:run_compare")),
+    "suspend": Command("save a run and free its GPUs", _later("runs.change:run_suspend")),
+    "resume": Command("go on with a suspended run", _later("runs.change:run_resume")),
+    "restart": Command("begin the next attempt of a run from its last checkpoint", _later("runs.change:run_restart")),
+    "scale": Command("change the number of a run's engines", _later("runs.change:run_scale")),
+    "set": Command("change fields of a run in a cluster", _later("runs.change:run_set")),
     "doctor": Command("say what this machine can do, and how to repair the rest", _later("checks.doctor:run")),
     "crd": Command("print the RLRun resource, for kubectl", _later("files.installation:run_crd")),
     "charts": Command("print the folder of the Helm charts", _later("files.installation:run_charts")),
+    "completion": Command("print the completion of a shell", _later("runs.completion:run_completion")),
     "version": Command("print the version", _later("version:run")),
 }
 
@@ -84,8 +94,13 @@ def _run(words: Sequence[str]) -> int:
         hint = did_you_mean(name, COMMANDS) or f"; known: {', '.join(COMMANDS)}"
         print(f"rlrun: unknown command {name!r}{hint}", file=sys.stderr)
         return exit_codes.USAGE
+    return call(name, words[1:])
+
+
+def call(name: str, words: Sequence[str]) -> int:
+    """Run one subcommand; returns the exit code."""
     try:
-        return COMMANDS[name].run(words[1:])
+        return COMMANDS[name].run(words)
     except SystemExit as ended:  # --help and wrong options end argparse this way
         return ended.code if isinstance(ended.code, int) else exit_codes.OK
     except KeyboardInterrupt:

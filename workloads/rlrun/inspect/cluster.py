@@ -60,6 +60,7 @@ def snapshot(
             f"{_text(one.get('name'))} until {one.get('until')}" for one in _list(status, "excludedNodes")
         ),
         storage=_storage(_map(status, "storage")),
+        folder=_text(_map(status, "storage").get("path")),
         host=_text(_map(spec, "trainer").get("sharedWith")),
         results=tuple(printable(str(line)) for line in status.get("results") or ()),
     )

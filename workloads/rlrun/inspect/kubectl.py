@@ -12,6 +12,8 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
 
 RUNS = "rlruns.rlrun.io"
+_LINES = 5
+"""Last lines of an error that are told."""
 _SECONDS = 20
 """Longest time that one request may take."""
 
@@ -123,8 +125,8 @@ def _refused(text: str, words: Sequence[str]) -> NoReturn:
         if (found := re.search(pattern, text)) is not None:
             raise ClusterError(printable(found.expand(told)), code)
     lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
-    said = lines[-1].removeprefix("error: ").removeprefix("Error from server ") if lines else "without a word"
-    raise ClusterError(printable(f"kubectl {words[0]} failed: {said}"))
+    said = " ".join(line.strip() for line in lines[-_LINES:]).removeprefix("error: ").removeprefix("Error from server ")
+    raise ClusterError(printable(f"kubectl {words[0]} failed: {said or 'without a word'}"))
 
 
 def _start(command: Sequence[str], timeout: float) -> Answer:

@@ -135,6 +135,9 @@ class Snapshot:
     created: str | None = None
     excluded_nodes: tuple[str, ...] = ()
     storage: str | None = None
+    """Claim and its size."""
+    folder: str | None = None
+    """The run's folder as its pods see it."""
     host: str | None = None
     """Run whose trainer this one uses."""
     go_on: str | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlrun.config.loading.parser import Parser
 from rlrun.inspect.kubectl import ClusterError, Kubectl
-from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, Run, find
+from rlrun.inspect.source import NotFoundError, Run, find
 from rlrun.runtime import exit_codes
 
 PLUGIN = "kubectl-rlrun"
@@ -61,17 +61,6 @@ def the_run(options: argparse.Namespace) -> Run:
         NotFoundError: it is a path without a run.
     """
     return find(options.run, cluster_only=is_plugin())
-
-
-def the_folder(run: Run, command: str, instead: str) -> FolderRun:
-    """A run's folder.
-
-    Raises:
-        NotFoundError: the run is in a cluster; says what to do instead.
-    """
-    if isinstance(run, ClusterRun):
-        raise NotFoundError(f"{command} is for runs in a folder; {instead}")
-    return run
 
 
 def answered(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:

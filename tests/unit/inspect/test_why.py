@@ -1,0 +1,129 @@
+"""The cause of each broken run is told, with its evidence and what to do; of a healthy one nothing is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rlrun.inspect.cluster import snapshot
+from rlrun.inspect.screen import status, words
+from rlrun.inspect.why import explain
+from rlrun.protocol.messages import annotations as said
+from tests.unit.inspect.broken import BROKEN, MINUTE_AGO, NOW, condition, failure, over, restarting, run
+
+
+def flat(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def told(found: Any, **parts: Any) -> str:
+    return flat(words(explain(snapshot(found, now=NOW, **parts), NOW), NOW))
+
+
+def lease(seconds: float = 5.0, **annotations: str) -> Any:
+    renewed = f"2027-01-15T07:59:{60 - seconds:09.6f}Z"
+    return {"metadata": {"annotations": {said.ATTEMPT: "1", **annotations}}, "spec": {"renewTime": renewed}}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_cause_of_a_broken_run_is_told(name: str) -> None:
+    found, expected = BROKEN[name]
+    text = told(found)
+    assert [part for part in expected if flat(part) not in text] == []
+    shown = flat(status(snapshot(found, now=NOW), explain(snapshot(found, now=NOW), NOW), NOW))
+    assert [part for part in expected[:1] if flat(part).split(" (")[0] not in shown] == []
+    assert "what to do" in text
+
+
+def test_a_healthy_run_needs_nothing() -> None:
+    text = told(
+        run("Running"), lease=lease(**{said.WAITING_ON: "trainer: training step 8", said.WAITING_ON_ROLE: "trainer"})
+    )
+    assert "nothing has to be done" in text
+    assert "the next step waits for the trainer" in text
+    assert "nothing has to be done" in told(run("Complete", condition("Complete", "True", "Completed")))
+
+
+def test_a_step_that_waits_for_long_is_looked_into() -> None:
+    since = {
+        said.WAITING_ON: "rollouts",
+        said.WAITING_ON_ROLE: "orchestrator",
+        said.WAITING_ON_SINCE: "2027-01-15T07:30:00Z",
+    }
+    text = told(run("Running"), lease=lease(**since))
+    assert "(since 30m00s)" in text
+    assert "`rlrun logs a --role orchestrator` shows what it does." in text
+
+
+def test_what_the_lease_of_an_older_attempt_says_is_not_told() -> None:
+    old = lease(**{said.ATTEMPT: "0", said.WAITING_ON: "something old", said.STEP: "99"})
+    seen = snapshot(run("Running"), lease=old, now=NOW)
+    assert (seen.wait, seen.progress.step) == (None, 7)
+
+
+def test_what_matters_most_is_first_and_each_cause_is_told_once() -> None:
+    found = run(
+        "Starting",
+        condition("PodsReady", "False", "ImagePullFailed", "x"),
+        condition("Scheduled", "False", "Unschedulable", "y"),
+        condition("InferenceAvailable", "False", "ImagePullFailed", "x"),
+        condition("Progressing", "Unknown", "WaitingForFirstStep", "z"),
+    )
+    causes = explain(snapshot(found, now=NOW), NOW).now
+    assert [one.what.partition(": ")[2] for one in causes] == [
+        "ImagePullFailed",
+        "Unschedulable",
+        "WaitingForFirstStep",
+    ]
+    assert [one.do for one in causes[:2]] == list(explain(snapshot(found, now=NOW), NOW).steps())
+
+
+def test_failures_are_told_newest_first_and_only_the_newest_says_what_to_do() -> None:
+    older, newer = (
+        failure("NodeLost", "gone", code=None, counted=False),
+        failure("CudaError", "illegal access", attempt=2),
+    )
+    explanation = explain(snapshot(restarting(older, newer), now=NOW), NOW)
+    assert [one.what.split(":")[0] for one in explanation.before] == [
+        "attempt 2 ended at step 6",
+        "attempt 1 ended at step 6",
+    ]
+    assert not [step for step in explanation.steps() if "describe node" in step]
+    assert "next attempt in 1m00s" in explanation.headline
+
+
+def test_a_run_that_is_over_does_not_say_what_its_conditions_waited_for() -> None:
+    found = over("PermanentFailure", "exit code 78")
+    found["status"]["conditions"] += [condition("Extra", "False", "EngineLoading", "the engines load")]
+    assert "EngineLoading" not in told(found)
+
+
+def test_warnings_that_explain_more_are_told_besides() -> None:
+    event = {
+        "reason": "NodeExcluded",
+        "message": "node-7 is left out",
+        "type": "Warning",
+        "count": 2,
+        "lastTimestamp": MINUTE_AGO,
+    }
+    usual = {"reason": "AttemptStarted", "message": "attempt 1", "type": "Normal", "lastTimestamp": MINUTE_AGO}
+    text = told(run("Running"), events=[event, usual])
+    assert "event NodeExcluded (2 times): node-7 is left out" in text
+    assert "AttemptStarted" not in text
+
+
+def test_a_status_full_of_nonsense_is_read_as_far_as_it_can_be() -> None:
+    found = run("Running")
+    found["status"] |= {
+        "attempt": "x",
+        "progress": ["?"],
+        "failures": 7,
+        "trainer": None,
+        "message": "\x1b[2J",
+        "conditions": [3],
+    }
+    seen = snapshot(found, pods=[{"metadata": {"name": "p"}}], now=NOW)
+    assert (seen.attempt, seen.progress.total_steps, seen.message) == (0, 100, "\\x1b[2J")
+    assert told(found)

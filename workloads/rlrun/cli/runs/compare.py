@@ -1,0 +1,61 @@
+"""`rlrun compare`: runs beside each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from rlrun.cli.runs.common import RUN_HELP, answered, api, is_plugin, runs_parser, write
+from rlrun.config.loading.parser import Parser
+from rlrun.inspect.compare import Curve, curves_table, differences, differences_table, last_step, mean_between, metrics
+from rlrun.inspect.folder import json_lines, read_config
+from rlrun.inspect.kubectl import RUNS, Api, ask_json
+from rlrun.inspect.source import FolderRun, NotFoundError, find, read
+from rlrun.inspect.volume import Volume
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
+
+
+def compare_parser() -> Parser:
+    """The command line of `rlrun compare`."""
+    text = "Show runs beside each other: their curves at the steps that all have, and what differs in their configurations."
+    p = runs_parser("compare", text, output="json yaml")
+    p.add_argument("runs", nargs="+", metavar="RUN", help=f"at least two; each {RUN_HELP}")
+    return p
+
+
+@answered("compare")
+def run_compare(argv: Sequence[str]) -> int:
+    """Run `rlrun compare`; returns the exit code."""
+    options = compare_parser().parse_args(list(argv))
+    if len(options.runs) < 2:
+        raise NotFoundError(f"got {options.runs[0]} alone, expected at least two runs")
+    curves = [_curve(word, api(options)) for word in options.runs]
+    if not options.output:
+        print(curves_table(curves))
+        print("\n" + differences_table(curves))
+        return exit_codes.OK
+    common = min(last_step(curve.lines) for curve in curves)
+    tail = max(1, common - common // 10)
+    found = {
+        "steps": common,
+        "runs": [curve.label for curve in curves],
+        "lastTenth": {
+            name: [mean_between(curve.lines, name, tail, common) for curve in curves] for name in metrics(curves)
+        },
+        "differences": dict(differences(curves)),
+    }
+    write(found, options.output)
+    return exit_codes.OK
+
+
+def _curve(word: str, cluster: Api) -> Curve:
+    run = find(word, cluster_only=is_plugin())
+    paths = RunPaths(run.root if isinstance(run, FolderRun) else Path())
+    if isinstance(run, FolderRun):
+        lines = json_lines(paths.metrics.read_text(errors="replace")) if paths.metrics.is_file() else []
+        return Curve(word, lines, read_config(paths, paths.attempts_on_disk()))
+    seen = read(run, cluster, time.time(), events=False)
+    lines = json_lines(Volume(run, seen, cluster).text(PurePosixPath(paths.metrics.name)))
+    return Curve(word, lines, ask_json(cluster, ["get", RUNS, run.name]).get("spec") or {})

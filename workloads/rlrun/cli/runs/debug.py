@@ -1,0 +1,52 @@
+"""`rlrun debug`: a bundle for a bug report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
+from rlrun.config.loading.parser import Parser
+from rlrun.inspect import bundle, screen
+from rlrun.inspect.kubectl import Api
+from rlrun.inspect.redact import known_secrets
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
+from rlrun.inspect.why import explain
+from rlrun.runtime import exit_codes
+
+
+def debug_parser() -> Parser:
+    """The command line of `rlrun debug`."""
+    text = "Write what explains a run into one file for a bug report: status, configuration, events, logs. No model, no rollout, no secret."
+    p = runs_parser("debug", text)
+    p.add_argument("run", metavar="RUN", help=RUN_HELP)
+    p.add_argument("--file", type=Path, metavar="FILE", help="a new file (default: rlrun-debug-NAME-TIME.tar.gz here)")
+    return p
+
+
+@answered("debug")
+def run_debug(argv: Sequence[str]) -> int:
+    """Run `rlrun debug`; returns the exit code."""
+    options, now = debug_parser().parse_args(list(argv)), time.time()
+    run, cluster = the_run(options), api(options)
+    seen = read(run, cluster, now)
+    top = f"rlrun-debug-{seen.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
+    file: Path = options.file or Path(f"{top}.tar.gz")
+    if file.exists():
+        raise NotFoundError(f"--file: {file} is there already; name a new one")
+    names = bundle.write(file, top, _parts(run, seen, cluster, now), known_secrets(os.environ))
+    print(f"{file}: {len(names)} files, {file.stat().st_size // 1024 + 1} KiB")
+    print("look into it before you send it: logs hold what your environments have printed", file=sys.stderr)
+    return exit_codes.OK
+
+
+def _parts(run: Run, seen: Snapshot, cluster: Api, now: float) -> Iterator[bundle.Part]:
+    told = explain(seen, now)
+    yield "why.txt", screen.words(told, now) + "\n"
+    yield "status.txt", screen.joined([screen.status(seen, told, now), screen.pods(seen, now)]) + "\n"
+    yield "versions.txt", bundle.versions()
+    yield from bundle.parts_of_folder(run) if isinstance(run, FolderRun) else bundle.parts_of_cluster(seen, cluster)

@@ -1,0 +1,131 @@
+"""`rlrun logs`: what the roles of a run have written."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
+from rlrun.config.loading.parser import Parser, whole
+from rlrun.inspect import logs
+from rlrun.inspect.kubectl import Api
+from rlrun.inspect.snapshot import Process, Snapshot
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
+from rlrun.protocol.files.launcher import read_record
+from rlrun.protocol.files.paths import Role, RunPaths
+from rlrun.runtime import exit_codes
+
+_TAIL = 100
+_ON_VOLUME = 'for f in "$0"/*.log; do [ -e "$f" ] || exit 3; echo "==> $f"; tail -n "$1" "$f"; done'
+"""Shell in the orchestrator's container: the logs of an attempt that has no pods any more."""
+
+
+def logs_parser() -> Parser:
+    """The command line of `rlrun logs`."""
+    p = runs_parser("logs", "Print what the roles of a run have written, of the newest attempt or another one.")
+    p.add_argument("run", metavar="RUN", help=RUN_HELP)
+    p.add_argument("-f", "--follow", action="store_true", help="go on with what is written, until the run is over")
+    p.add_argument(
+        "--role",
+        choices=("trainer", "inference", "orchestrator", "all"),
+        help="which role (default: orchestrator, which tells of all)",
+    )
+    p.add_argument(
+        "--rank",
+        type=whole(0),
+        metavar="N",
+        help="rank of the trainer, or number of the engine; in a cluster the number of the pod",
+    )
+    p.add_argument("--attempt", type=whole(1), metavar="N", help="attempt (default: the newest)")
+    p.add_argument(
+        "--tail", type=whole(1, 1_000_000), default=_TAIL, metavar="N", help=f"last lines (default: {_TAIL})"
+    )
+    p.add_argument(
+        "--previous", action="store_true", help="of the process before, where a container was started again (cluster)"
+    )
+    return p
+
+
+@answered("logs")
+def run_logs(argv: Sequence[str]) -> int:
+    """Run `rlrun logs`; returns the exit code."""
+    options = logs_parser().parse_args(list(argv))
+    run = the_run(options)
+    roles: Sequence[Role] = logs.ROLES if options.role == "all" else (options.role or "orchestrator",)
+    wanted = logs.Wanted(roles, options.rank, options.attempt, options.tail)
+    if isinstance(run, FolderRun):
+        return _of_folder(run.root, wanted, options)
+    return _of_cluster(run, wanted, options)
+
+
+def _of_folder(root: Path, wanted: logs.Wanted, options: argparse.Namespace) -> int:
+    if options.previous:
+        raise NotFoundError("--previous is for a cluster; --attempt names an earlier one")
+    found = logs.files(root, wanted)
+    several = len(found) > 1
+    for file in found:
+        for line in logs.last_lines(file, wanted.lines):
+            print(logs.shown(file, line, several=several))
+    if options.follow:
+        for file, line in logs.follow(found, lambda: _alive(root)):
+            print(logs.shown(file, line, several=several), flush=True)
+    return exit_codes.OK
+
+
+def _alive(root: Path) -> bool:
+    """True while somebody may write: without a record of a launcher nobody knows, and the reader stops it."""
+    record = read_record(RunPaths(root).launcher)
+    return record is None or record.alive(time.time())
+
+
+def _of_cluster(run: Run, wanted: logs.Wanted, options: argparse.Namespace) -> int:
+    cluster = api(options)
+    seen = read(run, cluster, time.time(), events=False)
+    found = chosen(seen, wanted)
+    if not found:
+        return _of_volume(cluster, seen, wanted)
+    more = ["--follow"] if options.follow else []
+    more += ["--previous"] if options.previous else []
+    if options.follow and len(found) > 1:
+        label = f"rlrun.io/run={seen.name}" + (f",rlrun.io/role={wanted.roles[0]}" if len(wanted.roles) == 1 else "")
+        many = ["--prefix", "--all-containers", f"--max-log-requests={len(found) + 8}"]
+        return cluster.show(["logs", "--namespace", seen.where, "-l", label, f"--tail={wanted.lines}", *many, *more])
+    codes = []
+    for pod in found:
+        prefix = ["--prefix"] if len(found) > 1 else []
+        words = ["logs", "--namespace", seen.where, pod.name, "-c", pod.role, f"--tail={wanted.lines}", *prefix, *more]
+        codes.append(cluster.show(words))
+    return max(codes)
+
+
+def chosen(seen: Snapshot, wanted: logs.Wanted) -> list[Process]:
+    """Pods whose logs are meant. Engines outlive attempts, so that theirs are meant whatever the attempt."""
+    attempt = wanted.attempt or seen.attempt
+    found = [p for p in seen.processes if p.role in wanted.roles and (p.role == "inference" or p.attempt == attempt)]
+    if wanted.rank is None:
+        return found
+    ranked: list[Process] = []
+    for role in wanted.roles:
+        own = [p for p in found if p.role == role]
+        ranked += own if role == "orchestrator" else own[wanted.rank : wanted.rank + 1]
+    return ranked
+
+
+def _of_volume(cluster: Api, seen: Snapshot, wanted: logs.Wanted) -> int:
+    """Logs of an attempt without pods, which lie on the volume, through a pod that has it mounted."""
+    attempt = wanted.attempt or seen.attempt
+    mounted = [p for p in seen.processes if p.role == "orchestrator" and p.ready]
+    if not mounted or seen.folder is None:
+        there = ", ".join(p.name for p in seen.processes) or "none"
+        raise NotFoundError(
+            f"attempt {attempt} has no such pod (there are: {there}), and no orchestrator runs through which the logs on its volume "
+            f"could be read: logs/attempt_{attempt:04d}"
+        )
+    codes = []
+    for role in wanted.roles:
+        folder = f"{seen.folder}/logs/attempt_{attempt:04d}/{role}"
+        words = ["exec", "--namespace", seen.where, mounted[0].name, "-c", "orchestrator", "--", "sh", "-c", _ON_VOLUME]
+        codes.append(cluster.show([*words, folder, str(wanted.lines)]))
+    return max(codes)

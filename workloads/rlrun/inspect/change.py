@@ -1,0 +1,72 @@
+"""Changes of a run: merge patches of its manifest, made of words like `inference.replicas=6`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
+
+
+class WordError(ValueError):
+    """Error for a word that is no change; one line for a person."""
+
+
+def patch_of(words: Sequence[str]) -> dict[str, Any]:
+    """Merge patch of `spec` from words `field.name=value`; a value is YAML, and `null` removes the field.
+
+    Raises:
+        WordError: a word is none; says what is expected.
+    """
+    spec: dict[str, Any] = {}
+    for word in words:
+        path, value = _split(word)
+        place = spec
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise WordError(f"{word}: {name} has a value already")
+        if path[-1] in place:
+            raise WordError(f"{word}: the field is set twice")
+        place[path[-1]] = value
+    return {"spec": spec}
+
+
+def _split(word: str) -> tuple[list[str], Any]:
+    field, equals, text = word.partition("=")
+    names = field.removeprefix("--").removeprefix("spec.").split(".")
+    if not equals or not all(names):
+        raise WordError(f"got {word!r}, expected field=value, such as inference.replicas=6")
+    if (number := next((name for name in names if name.isdecimal()), None)) is not None:
+        raise WordError(
+            f"{word}: {number} is an item of a list, which cannot be changed alone; edit the manifest and apply it"
+        )
+    if (wrong := next((name for name in names if not _WORD.fullmatch(name)), None)) is not None:
+        raise WordError(f"{word}: {wrong!r} is no name of a field")
+    try:
+        return [_camel(name) for name in names], yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise WordError(f"{word}: the value is no YAML; quote it") from None
+
+
+def _camel(name: str) -> str:
+    first, *more = re.split(r"[-_]", name)
+    return first + "".join(part[:1].upper() + part[1:] for part in more)
+
+
+def dropped(patch: Mapping[str, Any], got: Mapping[str, Any], path: str = "") -> list[str]:
+    """Fields of a patch that an object does not have after it, as `spec.inference.replica`: the API server does not know them."""
+    lost = []
+    for key, value in patch.items():
+        here = f"{path}.{key}" if path else key
+        if value is None:
+            continue
+        there = got.get(key)
+        if isinstance(value, Mapping) and value:
+            lost += dropped(value, there if isinstance(there, Mapping) else {}, here)
+        elif key not in got:
+            lost.append(here)
+    return lost

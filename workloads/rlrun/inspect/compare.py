@@ -1,0 +1,114 @@
+"""Two or more runs beside each other: their curves at the same steps, and what differs in their configurations. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.inspect.screen import columns, cut, number
+from rlrun.runtime.printable import printable
+
+Lines = Sequence[Mapping[str, Any]]
+_POINTS = 10
+_METRICS = (
+    "reward/mean",
+    "loss",
+    "validation/loss",
+    "mismatch_kl",
+    "entropy",
+    "off_policy/mean",
+    "perf/throughput",
+    "time/step",
+)
+_PLACES = ("name", "uid", "output_dir", "port", "host", "metrics_port", "trainer_url", "inference_urls", "engine_urls")
+"""Fields that differ between any two runs and say nothing about them."""
+_TEXT = 40
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run to be compared."""
+
+    label: str
+    lines: Lines
+    """Its metrics."""
+    config: Mapping[str, Any]
+
+
+def last_step(lines: Lines) -> int:
+    """The last trained step; 0: there is none."""
+    return max((int(line["step"]) for line in lines if isinstance(line.get("step"), int)), default=0)
+
+
+def metrics(curves: Sequence[Curve]) -> list[str]:
+    """Metrics that all runs have: the usual ones, and held-out rewards."""
+    names = [{name for line in curve.lines for name in line} for curve in curves]
+    both = set.intersection(*names) if names else set()
+    evaluated = sorted(name for name in both if name.startswith("eval/") and name.endswith("reward/mean"))
+    return [name for name in (*_METRICS, *evaluated) if name in both]
+
+
+def mean_between(lines: Lines, metric: str, first: int, last: int) -> float | None:
+    """Mean of a metric over steps, both included; None: it was not measured there."""
+    values = [
+        float(line[metric])
+        for line in lines
+        if first <= _step(line) <= last and isinstance(line.get(metric), int | float)
+    ]
+    return sum(values) / len(values) if values else None
+
+
+def _step(line: Mapping[str, Any]) -> int:
+    step = line.get("step")
+    return step if isinstance(step, int) else -1
+
+
+def curves_table(curves: Sequence[Curve]) -> str:
+    """Each metric at the steps that all runs have, ten spans of them: a row a span, a column a run."""
+    common = min(last_step(curve.lines) for curve in curves)
+    if common == 0:
+        return "no step that all of them have trained"
+    size = -(-common // _POINTS)
+    parts = []
+    for metric in metrics(curves):
+        rows: list[Sequence[str]] = [(metric, *(curve.label for curve in curves))]
+        for first in range(1, common + 1, size):
+            last = min(common, first + size - 1)
+            values = [mean_between(curve.lines, metric, first, last) for curve in curves]
+            if any(value is not None for value in values):
+                rows.append((f"{first}–{last}", *(number(value, ".4g") for value in values)))
+        parts.append(columns(rows))
+    return "\n\n".join(parts)
+
+
+def differences(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
+    """Fields whose values differ, with the value of each run; what only says where a run is is left out."""
+    flat = [_flat(curve.config) for curve in curves]
+    found = []
+    for name in sorted({name for one in flat for name in one}):
+        values = [one.get(name, "–") for one in flat]
+        if len(set(values)) > 1:
+            found.append((name, values))
+    return found
+
+
+def _flat(value: Any, path: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping):
+        found: dict[str, str] = {}
+        for key, one in value.items():
+            if key not in _PLACES:
+                found |= _flat(one, f"{path}.{key}" if path else str(key))
+        return found
+    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+        return {name: text for at, one in enumerate(value) for name, text in _flat(one, f"{path}.{at}").items()}
+    return {path: printable(str(value))}
+
+
+def differences_table(curves: Sequence[Curve]) -> str:
+    """The differences as a table."""
+    found = differences(curves)
+    if not found:
+        return "their configurations do not differ"
+    head = ("field", *(curve.label for curve in curves))
+    return columns([head, *((name, *(cut(value, _TEXT) for value in values)) for name, values in found)])

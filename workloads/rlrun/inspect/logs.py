@@ -1,0 +1,139 @@
+"""Logs of a run's roles: files in its folder, pods in a cluster, and of ended attempts those on the cluster's volume."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlrun.inspect.folder import tail_text
+from rlrun.inspect.source import NotFoundError
+from rlrun.protocol.files.paths import Role, RunPaths
+from rlrun.runtime.printable import printable
+
+ROLES: Sequence[Role] = ("trainer", "inference", "orchestrator")
+_LINE_BYTES = 2000
+"""Assumed length of a line, for how much of a file's end is read."""
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which logs, and how much of them."""
+
+    roles: Sequence[Role]
+    rank: int | None
+    attempt: int | None
+    """None: the newest."""
+    lines: int
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One file, and which of its lines are meant."""
+
+    path: Path
+    label: str
+    rank: int | None = None
+    """Rank of the trainer whose lines are meant, as torchrun marks them; None: all lines."""
+
+    def wants(self, line: str) -> bool:
+        """True if a line is meant."""
+        marked = re.match(r"\[(?:rank|default)(\d+)\]", line)
+        return self.rank is None or (marked is not None and int(marked[1]) == self.rank)
+
+
+def attempt_folders(root: Path) -> dict[int, Path]:
+    """Folders of logs by attempt."""
+    logs = root / "logs"
+    found = [(re.fullmatch(r"attempt_(\d+)", path.name), path) for path in logs.iterdir()] if logs.is_dir() else []
+    return {int(match[1]): path for match, path in sorted(found, key=lambda item: item[1]) if match is not None}
+
+
+def files(root: Path, wanted: Wanted) -> list[LogFile]:
+    """Log files of a run's folder.
+
+    Raises:
+        NotFoundError: there are none; says which there are.
+    """
+    attempts = attempt_folders(root)
+    if not attempts:
+        raise NotFoundError(f"{root} has no logs yet")
+    attempt = wanted.attempt if wanted.attempt is not None else max(attempts)
+    if attempt not in attempts:
+        raise NotFoundError(
+            f"--attempt: there is no attempt {attempt} in {root}; it has {', '.join(map(str, attempts))}"
+        )
+    found = [file for role in wanted.roles for file in _of_role(root, attempt, role, wanted.rank)]
+    if not found:
+        there = sorted(str(path.relative_to(root)) for path in attempts[attempt].glob("*/*.log"))
+        known = f"there are {', '.join(there)}" if there else "roles that were started by hand write to their terminals"
+        raise NotFoundError(f"attempt {attempt} has no such log; {known}")
+    return found
+
+
+def _of_role(root: Path, attempt: int, role: Role, rank: int | None) -> list[LogFile]:
+    paths = sorted(RunPaths(root).logs(attempt, role).glob("*.log"))
+    if rank is None or role == "orchestrator":
+        return [LogFile(path, path.stem) for path in paths]
+    if role == "inference":
+        one = [path for path in paths if path.stem in (f"inference-{rank}", "inference" if rank == 0 else "")]
+        return [LogFile(path, path.stem) for path in one]
+    return [LogFile(path, path.stem, rank) for path in paths if path.stem == "trainer"]
+
+
+def last_lines(file: LogFile, count: int) -> list[str]:
+    """Last lines of a file that are meant."""
+    text = tail_text(file.path, max(64 * 1024, count * _LINE_BYTES))
+    return [line for line in text.splitlines() if file.wants(line)][-count:]
+
+
+def shown(file: LogFile, line: str, *, several: bool) -> str:
+    """A line for the terminal, with its file's name where several are shown."""
+    text = printable(line, lines=True)
+    return f"{file.label} | {text}" if several else text
+
+
+def follow(
+    found: Sequence[LogFile], alive: Callable[[], bool], pause: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[LogFile, str]]:
+    """Lines that are written from now on, until the run is over and all of them are read.
+
+    Args:
+        found: the files; one that is cut back is followed from its new end.
+        alive: whether the run goes on.
+        pause: waits between two looks.
+    """
+    offsets = {file.path: _size(file.path) for file in found}
+    while True:
+        going = alive()  # before reading: what was written until it ended is read below
+        for file in found:
+            size = _size(file.path)
+            if size < offsets[file.path]:
+                offsets[file.path] = size
+            lines, offsets[file.path] = _new_lines(file.path, offsets[file.path], whole=going)
+            yield from ((file, line) for line in lines if file.wants(line))
+        if not going:
+            return
+        pause(_POLL_SECONDS)
+
+
+def _new_lines(path: Path, offset: int, *, whole: bool) -> tuple[list[str], int]:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            content = file.read()
+    except OSError:
+        return [], offset
+    if whole:
+        content = content[: content.rfind(b"\n") + 1]
+    return content.decode(errors="replace").splitlines(), offset + len(content)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,121 @@
+"""Rollouts of a step from its trace, chosen by reward and written for people. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlrun.inspect.screen import cut
+from rlrun.runtime.printable import printable
+
+Row = Mapping[str, Any]
+
+
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """Rollouts of the newest attempt that trained the step."""
+    last = max((_number(row.get("attempt")) for row in rows), default=0.0)
+    return [row for row in rows if _number(row.get("attempt")) == last]
+
+
+def choose(rows: Sequence[Row], *, worst: int | None, best: int | None, environment: str | None) -> list[Row]:
+    """Rollouts by reward: the worst first, or the best first; without both, all in the order of the trace."""
+    found = [row for row in rows if environment in (None, row.get("environment"))]
+    if worst is None and best is None:
+        return found
+    known = sorted(
+        (row for row in found if isinstance(row.get("reward"), int | float)), key=lambda row: float(row["reward"])
+    )
+    return known[:worst] if worst is not None else known[::-1][:best]
+
+
+def environments(rows: Sequence[Row]) -> list[str]:
+    """Names of the environments, sorted."""
+    return sorted({str(row.get("environment")) for row in rows})
+
+
+def summary(step: str, rows: Sequence[Row], shown: int) -> str:
+    """One line on a step's rollouts."""
+    rewards = [float(row["reward"]) for row in rows if isinstance(row.get("reward"), int | float)]
+    if not rewards:
+        return f"{step}: {len(rows)} rollouts, none of them with a reward"
+    mean, least, most = sum(rewards) / len(rewards), min(rewards), max(rewards)
+    return f"{step}: {shown} of {len(rows)} rollouts; reward {mean:.4f} on average, from {least:.4f} to {most:.4f}"
+
+
+def text(row: Row, *, most: int) -> str:
+    """A rollout: what it is worth, and its turns.
+
+    Args:
+        row: of the trace.
+        most: characters of each message; 0: all of it.
+    """
+    lines = [f"── {_head(row)}"]
+    metrics = row.get("metrics")
+    if isinstance(metrics, Mapping) and metrics:
+        lines.append("   " + ", ".join(f"{printable(str(name))} {_short(value)}" for name, value in metrics.items()))
+    for message in _messages(row):
+        lines += list(_turn(message, most))
+    return "\n".join(lines)
+
+
+def _head(row: Row) -> str:
+    versions = sorted(
+        {int(_number(span.get("version"))) for spans in _lists(row.get("versions")) for span in _maps(spans)}
+    )
+    words = [
+        f"reward {_short(row.get('reward'))}",
+        f"advantage {_short(row.get('advantage'))}",
+        f"environment {printable(str(row.get('environment')))}",
+        f"task {printable(str(row.get('task_id')))}",
+    ]
+    if row.get("group") is not None:
+        words.append(f"group {row.get('group')}, rollout {row.get('rollout')}")
+    if row.get("completion_tokens") is not None:
+        words.append(f"{row.get('completion_tokens')} tokens sampled")
+    if versions:
+        words.append(f"versions {', '.join(map(str, versions))}")
+    if row.get("finish_reason"):
+        words.append(
+            f"ended by {printable(str(row.get('finish_reason')))}{', truncated' if row.get('truncated') else ''}"
+        )
+    return "; ".join(words)
+
+
+def _messages(row: Row) -> list[Row]:
+    """Turns; of a trace whose messages lack what was sampled, the completion comes last."""
+    found = list(_maps(row.get("messages")))
+    if row.get("completion") and not any(message.get("role") == "assistant" for message in found):
+        found.append({"role": "assistant", "content": row["completion"]})
+    return found
+
+
+def _turn(message: Row, most: int) -> Iterator[str]:
+    role = printable(str(message.get("role")))
+    content = message.get("content")
+    body = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+    calls = message.get("tool_calls")
+    body = printable(body, lines=True)
+    for at, line in enumerate((cut(body, most) if most else body).splitlines() or [""]):
+        yield f"   {role + ':' if at == 0 else '':<11} {line}"
+    for call in _maps(calls):
+        function = call.get("function")
+        named = function if isinstance(function, Mapping) else call
+        written = printable(f"{named.get('name')}({named.get('arguments', '')})")
+        yield f"   {'calls':<11} {cut(written, most) if most else written}"
+
+
+def _maps(value: Any) -> list[Row]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
+def _lists(value: Any) -> list[Any]:
+    return [one for one in value if isinstance(one, list)] if isinstance(value, list) else []
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _short(value: Any) -> str:
+    return f"{float(value):.4g}" if isinstance(value, int | float) else "–"

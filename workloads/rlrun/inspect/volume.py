@@ -1,0 +1,75 @@
+"""Small files of a run by their path in its folder: read here, or through the orchestrator's pod of a cluster."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+from rlrun.inspect.kubectl import Api, ClusterError
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.source import FolderRun, NotFoundError, Run
+
+_SECONDS = 60.0
+
+
+class Volume:
+    """A run's folder.
+
+    Args:
+        run: where it is.
+        seen: a look at it; of a run in a cluster, with its pods.
+        api: the cluster.
+    """
+
+    def __init__(self, run: Run, seen: Snapshot, api: Api) -> None:
+        self._run, self._seen, self._api = run, seen, api
+
+    def text(self, path: PurePosixPath) -> str:
+        """Content of a file.
+
+        Raises:
+            NotFoundError: it is not there, or nobody can read it now.
+        """
+        if isinstance(self._run, FolderRun):
+            file = self._run.root / path
+            if not file.is_file():
+                raise NotFoundError(f"there is no {file}")
+            return file.read_text(errors="replace")
+        try:
+            return self._exec("cat", str(self._inside(path)))
+        except ClusterError as error:
+            if "No such file" in str(error):
+                raise NotFoundError(f"the run's volume has no {path}") from None
+            raise
+
+    def names(self, path: PurePosixPath) -> list[str]:
+        """Names in a folder, sorted; none: there is no such folder."""
+        if isinstance(self._run, FolderRun):
+            folder = self._run.root / path
+            return sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+        try:
+            return sorted(self._exec("ls", "-1", str(self._inside(path))).splitlines())
+        except ClusterError as error:
+            if "No such file" in str(error):
+                return []
+            raise
+
+    def _inside(self, path: PurePosixPath) -> PurePosixPath:
+        if self._seen.folder is None:
+            raise NotFoundError(f"{self._seen.name} has no volume yet")
+        return PurePosixPath(self._seen.folder) / path
+
+    def _exec(self, *command: str) -> str:
+        pod = next((p for p in self._seen.processes if p.role == "orchestrator" and p.ready), None)
+        if pod is None:
+            raise NotFoundError(
+                f"the volume of {self._seen.name} is read through its orchestrator's pod, and none runs (phase {self._seen.phase}); "
+                f"mount the claim {self._seen.storage or ''} in a pod of your own".replace("  ", " ")
+            )
+        here = ["--namespace", self._seen.where, pod.name, "-c", "orchestrator", "--"]
+        return self._api.ask(["exec", *here, *command], timeout=_SECONDS)
+
+
+def traced_steps(names: list[str]) -> list[int]:
+    """Steps that have a trace, ascending."""
+    return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"step_(\d{8})\.jsonl", name)))
