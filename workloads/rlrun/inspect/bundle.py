@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import platform
+import os
 import sys
 import tarfile
 import time
@@ -93,13 +93,14 @@ def _trimmed(value: Any) -> Any:
 
 def versions() -> str:
     """Versions of this installation."""
-    found = []
+    here, found = os.uname(), []
+    system = f"{here.sysname} {here.release} {here.machine}"
     for package in _PACKAGES:
         try:
             found.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             found.append(f"{package} is not installed")
-    return "\n".join([f"python {sys.version.split()[0]}", platform.platform(), *found]) + "\n"
+    return "\n".join([f"python {sys.version.split()[0]}", system, *found]) + "\n"
 
 
 def clean(name: str, content: str, secrets: list[str]) -> str:

@@ -66,7 +66,8 @@ _FISH = """\
 complete -c rlrun -f -n __fish_use_subcommand
 %(fish)s
 complete -c rlrun -n "__fish_seen_subcommand_from %(on_runs)s" -a "(rlrun get -o name 2>/dev/null)"
-complete -c rlrun -n "not __fish_use_subcommand" -a "(rlrun (commandline -opc)[2] --help 2>/dev/null | string match -rag -- '(--[a-z][a-z-]*)' | sort -u)"
+set -l options "rlrun (commandline -opc)[2] --help 2>/dev/null | string match -rag -- '(--[a-z][a-z-]*)' | sort -u"
+complete -c rlrun -n "not __fish_use_subcommand" -a "($options)"
 """
 SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 

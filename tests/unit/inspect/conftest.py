@@ -1,0 +1,27 @@
+"""What the tests of the commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rlrun.cli.runs import change, common, compare, debug, logs, look, rollouts
+from rlrun.inspect.kubectl import Kubectl
+from tests.unit.inspect.recorded import Recorded, Use
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Put recorded answers in the place of a cluster."""
+
+    def put(cluster: Recorded) -> Recorded:
+        def api(options: object) -> Kubectl:
+            flags: Sequence[str] = common.flags(options)  # type: ignore[arg-type]
+            return cluster.kubectl(flags)
+
+        for module in (change, compare, debug, logs, look, rollouts):
+            monkeypatch.setattr(module, "api", api)
+        return cluster
+
+    return put

@@ -1,0 +1,77 @@
+"""A cluster of recorded answers: `kubectl` words -> what it prints, and what was asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlrun.inspect.kubectl import Answer, Kubectl
+
+Json = dict[str, Any]
+EMPTY: Json = {"kind": "List", "items": []}
+
+
+class Recorded:
+    """Answers by the words that a command contains; the first rule that fits is taken, and what no rule fits fails."""
+
+    def __init__(self, *rules: tuple[str, Json | str | Answer]) -> None:
+        self.rules = list(rules)
+        self.asked: list[list[str]] = []
+        self.shown: list[list[str]] = []
+
+    def start(self, command: Sequence[str], _timeout: float) -> Answer:
+        """Answer one request."""
+        self.asked.append(list(command))
+        line = " ".join(command)
+        for words, answer in self.rules:
+            if words in line:
+                if isinstance(answer, Answer):
+                    return answer
+                return Answer(0, answer if isinstance(answer, str) else json.dumps(answer), "")
+        return Answer(1, "", f"error: nothing is recorded for {line}")
+
+    def show(self, command: Sequence[str]) -> int:
+        """Remember a command on the terminal."""
+        self.shown.append(list(command))
+        return 0
+
+    def kubectl(self, flags: Sequence[str] = ()) -> Kubectl:
+        """The way to it."""
+        return Kubectl(flags, self.start, self.show)
+
+
+def of_run(run: Json, *more: tuple[str, Json | str | Answer], pods: Sequence[Json] = ()) -> Recorded:
+    """A cluster with one run `a`."""
+    return Recorded(
+        *more,
+        ("get rlruns.rlrun.io a", run),
+        ("get rlruns.rlrun.io -o", {"items": [run]}),
+        ("get rlruns.rlrun.io --all-namespaces", {"items": [run]}),
+        ("get pods", {"items": list(pods)}),
+        (
+            "get leases",
+            Answer(1, "", 'Error from server (NotFound): leases.coordination.k8s.io "a-progress" not found'),
+        ),
+        ("get events", EMPTY),
+    )
+
+
+def pod(name: str, role: str, *, attempt: int = 1, ready: bool = True, **container: Any) -> Json:
+    """A pod of the run `a`."""
+    own = {"name": role, "ready": ready, "state": {"running": {}}, "restartCount": 0} | container
+    return {
+        "metadata": {"name": name, "labels": {"rlrun.io/role": role, "rlrun.io/attempt": str(attempt)}},
+        "spec": {"nodeName": "node-7"},
+        "status": {"phase": "Running", "containerStatuses": [own]},
+    }
+
+
+PODS = [
+    pod("a-trainer-0", "trainer"),
+    pod("a-trainer-1", "trainer", ready=False, state={"waiting": {"reason": "ImagePullBackOff"}}),
+    pod("a-inference-x", "inference", attempt=1, restartCount=2),
+    pod("a-orchestrator-1", "orchestrator"),
+]
+
+Use = Callable[[Recorded], Recorded]

@@ -1,0 +1,370 @@
+"""The commands against recorded answers of an API server."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlrun.cli.main import main
+from rlrun.cli.runs import plugin
+from rlrun.inspect.kubectl import Answer
+from rlrun.runtime import exit_codes
+from tests.unit.inspect.broken import BROKEN, condition, failure, restarting, run
+from tests.unit.inspect.recorded import PODS, Recorded, Use, of_run, pod
+
+STORAGE = {"storage": {"claimName": "a-data", "size": "2Ti", "path": "/data/a"}}
+
+
+def test_get_lists_runs_with_their_reasons_and_guests_below_their_hosts(
+    use: Use, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guest = run("Pending", condition("HostAvailable", "False", "HostNotReady", "x"))
+    guest["metadata"]["name"], guest["spec"]["trainer"] = "g", {"sharedWith": "z"}
+    host = run("Running", trainerReady="1/1")
+    host["metadata"]["name"] = "z"
+    cluster = use(Recorded(("get rlruns.rlrun.io", {"items": [guest, host]})))
+    assert main(["get", "-n", "team", "--context", "lab"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["NAME", "z", "└─"]
+    assert lines[1].split() == [
+        "z",
+        "Running",
+        "7/100",
+        "0.500",
+        "1/1",
+        "–",
+        "0",
+        "–",
+        lines[1].split()[-2],
+        "Training",
+    ]
+    assert lines[2].endswith("HostNotReady")
+    assert cluster.asked[0][1:3] == ["--namespace=team", "--context=lab"]
+
+
+def test_get_of_all_namespaces_and_as_documents(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = use(of_run(run("Running")))
+    assert main(["get", "-A"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("team")
+    assert "--all-namespaces" in cluster.asked[0]
+    assert main(["get", "-n", "team", "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["progress"]["totalSteps"], found["restartsCounted"]) == ("a", 100, 0)
+    assert main(["get", "-n", "team", "-o", "name"]) == 0
+    assert capsys.readouterr().out == "a\n"
+    assert main(["get", "a", "-o", "wide"]) == 0
+    assert "STALENESS" in capsys.readouterr().out
+
+
+def test_get_of_one_run_shows_its_pods(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    use(of_run(run("Starting"), pods=PODS))
+    assert main(["get", "a"]) == 0
+    assert "a-trainer-1: ImagePullBackOff, not ready, on node-7" in capsys.readouterr().out
+
+
+def test_status_and_why_say_the_same_as_documents(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    use(
+        of_run(
+            restarting(failure("OOMKilled", "too much", code=137), restarts=1, restartsCountedTowardsMax=1), pods=PODS
+        )
+    )
+    assert main(["why", "a", "-o", "yaml"]) == 0
+    told = yaml.safe_load(capsys.readouterr().out)
+    assert told["toDo"][-1] == "Lower trainer.microBatchTokens, or raise resources.limits.memory of the role."
+    assert main(["status", "a"]) == 0
+    text = capsys.readouterr().out
+    assert "1, 1 counted of at most 3" in text
+    assert "OOMKilled of a-trainer-0 on node-7" in text
+
+
+def test_what_may_not_be_read_is_said_and_the_rest_is_told(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    forbidden = Answer(
+        1, "", 'Error from server (Forbidden): events is forbidden: User "u" cannot list resource "events"'
+    )
+    use(of_run(BROKEN["quota"][0], ("get events", forbidden)))
+    assert main(["why", "a"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "QuotaExceeded" in text
+    assert (
+        'events could not be read: kubectl get failed: (Forbidden): events is forbidden: User "u" cannot list' in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "expected"),
+    [
+        (
+            'Error from server (NotFound): rlruns.rlrun.io "a" not found',
+            exit_codes.USAGE,
+            "there is no run a in this namespace",
+        ),
+        (
+            'error: the server doesn\'t have a resource type "rlruns"',
+            exit_codes.UNAVAILABLE,
+            "rlrun crd | kubectl apply",
+        ),
+        (
+            "The connection to the server 10.0.0.1:6443 was refused - did you specify",
+            69,
+            "the API server 10.0.0.1:6443 does not answer",
+        ),
+        ('error: context "x" does not exist', exit_codes.USAGE, "--context: there is no context x"),
+        (
+            "I0101 00:00:00.0 noise\nerror: \x1b[31msomething else",
+            exit_codes.UNAVAILABLE,
+            "kubectl get failed: \\x1b[31msomething else",
+        ),
+    ],
+)
+def test_what_the_cluster_refuses_is_one_line(
+    use: Use, capsys: pytest.CaptureFixture[str], said: str, code: int, expected: str
+) -> None:
+    use(Recorded(("get", Answer(1, "", said))))
+    assert main(["why", "a"]) == code
+    err = capsys.readouterr().err
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def patched(cluster: Recorded) -> list[Any]:
+    """Patches that were really made."""
+    real = [words for words in cluster.asked if "patch" in words and "--dry-run=server" not in words]
+    return [
+        json.loads(word.removeprefix("--patch=")) for words in real for word in words if word.startswith("--patch=")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "spec"),
+    [
+        (["suspend", "a"], {"suspend": True}),
+        (["resume", "a"], {"suspend": False}),
+        (["scale", "a", "--inference", "6", "--min-available", "2"], {"inference": {"replicas": 6, "minAvailable": 2}}),
+        (
+            ["set", "a", "maxSteps=200", "spec.inference.min-available=1"],
+            {"maxSteps": 200, "inference": {"minAvailable": 1}},
+        ),
+    ],
+)
+def test_changes_are_tried_and_then_made(use: Use, words: list[str], spec: Any) -> None:
+    cluster = use(of_run(run("Running"), ("patch", {"spec": spec})))
+    assert main(words) == 0
+    assert patched(cluster) == [{"spec": spec}]
+    assert "--dry-run=server" in cluster.asked[0]
+    dry = use(of_run(run("Running"), ("patch", {"spec": spec})))
+    assert main([*words, "--dry-run"]) == 0
+    assert patched(dry) == []
+
+
+def test_a_field_that_the_run_does_not_have_is_refused(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = use(of_run(run("Running"), ("patch", {"spec": {"inference": {"replicas": 4}}})))
+    assert main(["set", "a", "inference.replica=6"]) == exit_codes.USAGE
+    assert "spec.inference.replica: the RLRun has no such field" in capsys.readouterr().err
+    assert patched(cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("maxSteps", "got 'maxSteps', expected field=value"),
+        ("environments.0.ratio=2", "0 is an item of a list"),
+        ("a..b=1", "expected field=value"),
+        ("x[0]=1", "'x[0]' is no name of a field"),
+        ("maxSteps={", "the value is no YAML"),
+    ],
+)
+def test_a_word_that_is_no_change_is_explained(
+    use: Use, capsys: pytest.CaptureFixture[str], word: str, expected: str
+) -> None:
+    use(Recorded())
+    assert main(["set", "a", word]) == exit_codes.USAGE
+    assert expected in capsys.readouterr().err
+
+
+def test_a_restart_writes_a_time_and_a_complete_run_needs_more_steps(
+    use: Use, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "rlrun.io/restart-requested-at"
+    failed = use(of_run(run("Failed"), ("patch", {"metadata": {"annotations": {key: "x"}}})))
+    assert main(["restart", "a"]) == 0
+    (made,) = patched(failed)
+    assert made["metadata"]["annotations"][key].endswith("Z")
+    complete = use(of_run(run("Complete")))
+    assert main(["restart", "a"]) == exit_codes.USAGE
+    assert "rlrun set a maxSteps=N" in capsys.readouterr().err
+    assert patched(complete) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "pods"),
+    [
+        ([], ["a-orchestrator-1"]),
+        (["--role", "trainer"], ["a-trainer-0", "a-trainer-1"]),
+        (["--role", "trainer", "--rank", "1"], ["a-trainer-1"]),
+        (["--role", "inference", "--attempt", "2"], ["a-inference-x"]),
+        (["--role", "all"], ["a-trainer-0", "a-trainer-1", "a-inference-x", "a-orchestrator-1"]),
+    ],
+)
+def test_logs_are_those_of_the_pods_that_are_meant(use: Use, words: list[str], pods: list[str]) -> None:
+    cluster = use(of_run(run("Running", **STORAGE), pods=PODS))
+    assert main(["logs", "a", *words, "--tail", "5", "--previous"]) == 0
+    assert [shown[4] for shown in cluster.shown] == pods
+    assert all({"--tail=5", "--previous"} <= set(shown) for shown in cluster.shown)
+
+
+def test_logs_of_several_pods_are_followed_together(use: Use) -> None:
+    cluster = use(of_run(run("Running", **STORAGE), pods=PODS))
+    assert main(["logs", "a", "--role", "trainer", "-f"]) == 0
+    (shown,) = cluster.shown
+    assert "rlrun.io/run=a,rlrun.io/role=trainer" in shown
+    assert "--follow" in shown
+
+
+def test_logs_of_an_ended_attempt_come_from_the_volume(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    later = [pod("a-orchestrator-2", "orchestrator", attempt=2)]
+    cluster = use(of_run(run("Running", attempt=2, **STORAGE), pods=later))
+    assert main(["logs", "a", "--role", "trainer", "--attempt", "1"]) == 0
+    (shown,) = cluster.shown
+    assert shown[1:5] == ["exec", "--namespace", "team", "a-orchestrator-2"]
+    assert shown[-2:] == ["/data/a/logs/attempt_0001/trainer", "100"]
+    use(of_run(run("Restarting", attempt=2, **STORAGE)))
+    assert main(["logs", "a", "--attempt", "1"]) == exit_codes.USAGE
+    assert "logs/attempt_0001" in capsys.readouterr().err
+
+
+ROWS = "".join(
+    json.dumps(
+        {
+            "step": 3,
+            "attempt": attempt,
+            "reward": reward,
+            "environment": "e",
+            "messages": [{"role": "user", "content": "q"}],
+        }
+    )
+    + "\n"
+    for attempt, reward in ((1, 0.9), (2, 0.25), (2, 0.75))
+)
+
+
+def test_rollouts_come_through_the_orchestrators_pod(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = use(
+        of_run(
+            run("Running", **STORAGE),
+            ("ls -1 /data/a/traces", "step_00000002.jsonl\nstep_00000003.jsonl\neval_00000003.jsonl\n"),
+            ("cat /data/a/traces/step_00000003.jsonl", ROWS),
+            ("cat", Answer(1, "", "cat: x: No such file or directory\ncommand terminated with exit code 1")),
+            pods=PODS,
+        )
+    )
+    assert main(["rollouts", "a", "--worst", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "step 3: 1 of 2 rollouts" in text
+    assert "reward 0.25" in text
+    assert cluster.asked[-1][2:8] == ["exec", "--namespace", "team", "a-orchestrator-1", "-c", "orchestrator"]
+    assert main(["rollouts", "a", "--step", "9"]) == exit_codes.USAGE
+    assert "there are traces of steps 2 to 3" in capsys.readouterr().err
+    use(of_run(run("Complete", **STORAGE)))
+    assert main(["rollouts", "a", "--step", "3"]) == exit_codes.USAGE
+    assert "none runs (phase Complete); mount the claim a-data 2Ti" in capsys.readouterr().err
+
+
+def test_runs_of_a_cluster_are_compared(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "".join(json.dumps({"step": step, "reward/mean": step / 10}) + "\n" for step in (1, 2, 3))
+    use(of_run(run("Running", **STORAGE), ("cat /data/a/metrics.jsonl", lines), pods=PODS))
+    assert main(["compare", "a", "a", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["lastTenth"]["reward/mean"] == [pytest.approx(0.3)] * 2
+    assert (found["steps"], found["differences"]) == (3, {})
+
+
+def test_a_bundle_of_a_cluster_has_no_secret(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "of-this-shell-0815")
+    secret = "hf_abcdefghijklmnopqrst"
+    leaky = pod("a-trainer-0", "trainer")
+    leaky["spec"]["containers"] = [
+        {
+            "env": [{"name": "WANDB_API_KEY", "value": "plain-words"}, {"name": "LEVEL", "value": "debug"}],
+            "args": ["--token", "behind-it"],
+        }
+    ]
+    leaky["metadata"]["managedFields"] = ["noise"]
+    logged = (
+        f"Authorization: Bearer abcdef123456\nurl http://user:pa55word@proxy\nTOKEN={secret}\nkey of-this-shell-0815\n"
+    )
+    use(
+        of_run(
+            run("Running", **STORAGE),
+            ("logs", logged),
+            ("get statefulsets", Answer(1, "", "error: no")),
+            ("get persist", {"items": []}),
+            pods=[leaky],
+        )
+    )
+    file = tmp_path / "b.tar.gz"
+    assert main(["debug", "a", "--file", str(file)]) == 0
+    with tarfile.open(file) as bundle:
+        parts = {one.name.partition("/")[2]: bundle.extractfile(one).read().decode() for one in bundle.getmembers()}  # type: ignore[union-attr]
+    whole = "\n".join(parts.values())
+    for word in (secret, "plain-words", "behind-it", "abcdef123456", "pa55word", "of-this-shell-0815", "managedFields"):
+        assert word not in whole
+    assert '"debug"' in parts["pods.json"], "what is no secret stays"
+    assert "could not be read: kubectl get failed: no" in parts["workloads.json"]
+    assert {
+        "why.txt",
+        "status.txt",
+        "versions.txt",
+        "rlrun.json",
+        "events.json",
+        "logs/a-trainer-0.log",
+    } <= parts.keys()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert main(["debug", "a", "--file", str(file)]) == exit_codes.USAGE
+
+
+def test_watch_says_each_change_once_until_the_run_is_over(
+    use: Use, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(
+        [
+            run("Starting"),
+            run("Starting"),
+            None,
+            run("Running"),
+            run("Failed", condition("Failed", "True", "PermanentFailure", "x")),
+        ]
+    )
+    cluster = use(of_run(next(looks)))
+
+    def pause(_seconds: float) -> None:
+        found = next(looks)
+        answer: Any = found if found is not None else Answer(1, "", "The connection to the server h:1 was refused")
+        cluster.rules.insert(0, ("get rlruns.rlrun.io a", answer))
+
+    monkeypatch.setattr("time.sleep", pause)
+    assert main(["watch", "a"]) == exit_codes.FAILURE
+    told = capsys.readouterr()
+    assert [line.split()[0] for line in told.out.splitlines()] == ["Starting", "Running", "Failed"]
+    assert "it is asked again" in told.err
+
+
+def test_the_plugin_has_the_commands_on_runs_alone(
+    use: Use, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-rlrun"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "run.json").write_text("{}")
+    cluster = use(of_run(run("Running")))
+    assert plugin.main(["-n", "team", "--context=lab", "why", "a"]) == 0
+    assert cluster.asked[0][1:3] == ["--namespace=team", "--context=lab"], "a folder of the name is not meant"
+    assert plugin.main(["local", "run.yaml"]) == exit_codes.USAGE
+    assert plugin.main(["--help"]) == 0
+    told = capsys.readouterr()
+    assert "usage: kubectl rlrun COMMAND" in told.out
+    assert "unknown command 'local'" in told.err

@@ -1,0 +1,371 @@
+"""The commands against folders as `rlrun local` leaves them, in every state that a run can be in."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.inspect import logs
+from rlrun.inspect.folder import read_folder
+from rlrun.inspect.screen import words
+from rlrun.inspect.why import explain
+from rlrun.protocol.files.launcher import LauncherRecord, new_record, read_record, write_record
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
+
+AGAIN = "rlrun local run.yaml --output-dir runs/a --resume"
+PROGRESS = {
+    "step": 3,
+    "max_steps": 10,
+    "policy_version": 2,
+    "waiting_on": "trainer: training step 4",
+    "waiting_role": "trainer",
+    "waiting_phase": "training",
+    "waiting_since": 1.0,
+    "eta_seconds": 60.0,
+    "checkpoint_step": 2,
+    "resumed_from_step": None,
+}
+
+
+class Folder:
+    """A run's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.paths = root, RunPaths(root)
+        root.mkdir(parents=True)
+        self.config: dict[str, Any] = {
+            "name": "a",
+            "uid": "u",
+            "task": "RL",
+            "max_steps": 10,
+            "checkpoint": {"enabled": True},
+        }
+        self.write("run.json", {"trainer": self.config})
+        self.begin(1)
+
+    def write(self, name: str, content: Any) -> Path:
+        """A file; what is no text becomes JSON."""
+        file = self.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        return file
+
+    def begin(self, attempt: int, base: int = 0) -> None:
+        """An attempt with its logs."""
+        self.write(
+            f"attempts/{attempt:04d}.json", {"attempt": attempt, "base_step": base, "started_at": 1_700_000_000.0}
+        )
+        for name in ("trainer/trainer", "inference/inference-0", "inference/inference-1", "orchestrator/orchestrator"):
+            self.write(f"logs/attempt_{attempt:04d}/{name}.log", f"{name} of attempt {attempt}\n")
+
+    def train(self, last: int, attempt: int = 1) -> None:
+        """Steps with their metrics, traces, and a checkpoint."""
+        lines = [
+            {"step": n, "attempt": attempt, "time": 1.7e9 + n, "reward/mean": n / 10, "off_policy/mean": 0.5}
+            for n in range(1, last + 1)
+        ]
+        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99, "torn')
+        rows = [
+            {"step": last, "attempt": attempt, "reward": reward, "environment": name, "task_id": "t", "versions": [[{"version": 4}]],
+             "messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "x" * 3000, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}]}
+            for reward, name in ((0.5, "math"), (0.0, "math"), (1.0, "code"))
+        ]  # fmt: skip
+        self.write(f"traces/step_{last:08d}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        self.write(f"checkpoints/step_{last:08d}.a{attempt:04d}/manifest.json", {})
+
+    def record(self, **changed: Any) -> LauncherRecord:
+        """The record of a launcher, which is this process unless changed."""
+        record = replace(new_record("a", 1, AGAIN), **changed)
+        assert write_record(self.paths.launcher, record)
+        return record
+
+    def told(self, now: float | None = None) -> str:
+        """What `rlrun why` says, on one line."""
+        at = time.time() if now is None else now
+        return " ".join(words(explain(read_folder(self.root, at), at), at).split())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.chdir(tmp_path)
+    return Folder(tmp_path / "runs" / "a")
+
+
+def living(folder: Folder, **progress: Any) -> None:
+    folder.train(3)
+    folder.record(progress=PROGRESS | progress, progress_time=time.time())
+
+
+def test_a_run_that_trains(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    living(folder)
+    assert main(["status", "runs/a"]) == 0
+    text = capsys.readouterr().out
+    for words_of_it in (
+        "Running (Training)",
+        "3/10 (30 %)",
+        "in 1m00s",
+        "0.3000",
+        "version 2",
+        "trainer: training step 4",
+        "step 3 is complete",
+    ):
+        assert words_of_it in text
+    assert main(["get"]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[1].split()[:3] == ["runs/a", "Running", "3/10"]
+
+
+def test_the_phases_of_a_run_on_this_machine(folder: Folder) -> None:
+    def phase(**changed: Any) -> tuple[str, str | None]:
+        folder.record(**changed)
+        seen = read_folder(folder.root, time.time())
+        return seen.phase, seen.reason
+
+    assert phase() == ("Starting", "WaitingForFirstStep")
+    at_base = PROGRESS | {"step": 2, "resumed_from_step": 2}
+    assert phase(progress=at_base, progress_time=time.time())[0] == "Starting"
+    assert phase(progress=PROGRESS, progress_time=time.time()) == ("Running", "Training")
+    assert phase(progress=PROGRESS, progress_time=time.time() - 300) == ("Running", "HeartbeatLost")
+    assert phase(state="Complete") == ("Complete", "Completed")
+    assert phase(state="Interrupted") == ("Suspended", "Interrupted")
+    assert phase(state="Failed") == ("Failed", "RoleFailed")
+    assert phase(started_ticks=1) == ("Failed", "LauncherGone"), "the pid was given to another process"
+    assert phase(host="elsewhere", time=time.time() - 5)[0] == "Starting"
+    assert phase(host="elsewhere", time=time.time() - 600) == ("Failed", "LauncherGone")
+    folder.paths.launcher.unlink()
+    assert read_folder(folder.root, time.time()).phase == "Starting", "roles by hand write their logs"
+    assert read_folder(folder.root, time.time() + 600).reason == "NotRunning"
+
+
+BROKEN: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "DataError (orchestrator, exit code 65)": (
+        {"code": 65, "message": "rewards were NaN"},
+        ("rewards were NaN", "The data is wrong"),
+    ),
+    "ConfigurationError": ({"code": 78, "message": "lr: too large"}, ("lr: too large", "names field, value and fix")),
+    "StorageError": ({"code": 10, "message": "cannot write: the volume is full"}, ("Make space on the volume",)),
+    "CudaOutOfMemory": (
+        {"code": 1, "message": "torch: CUDA out of memory. Tried"},
+        ("Lower trainer.microBatchTokens",),
+    ),
+    "PermanentError": ({"code": 69, "message": "port 8000 is in use"}, ("a port or a device (69)",)),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_the_cause_of_a_failed_run_is_told(folder: Folder, reason: str) -> None:
+    report, expected = BROKEN[reason]
+    error = {"role": "orchestrator", "message": report["message"], "exit_code": report["code"], "follows": False}
+    folder.write("logs/attempt_0001/orchestrator/error.json", error)
+    folder.write(
+        "logs/attempt_0001/trainer/error.json",
+        error | {"message": "the orchestrator is gone", "exit_code": 1, "follows": True},
+    )
+    folder.record(state="Failed", failed_role="trainer", exit_code=1)
+    text = folder.told()
+    assert reason in text
+    assert [part for part in expected if part not in text] == []
+    assert f"go on with `{AGAIN}`" in text
+
+
+def test_a_process_that_left_no_word_is_explained_by_its_log(folder: Folder) -> None:
+    folder.write("logs/attempt_0001/inference/inference-1.log", "loading\nRuntimeError: no such head\n")
+    folder.record(state="Failed", failed_role="inference-1", exit_code=-9)
+    text = folder.told()
+    assert "Killed (inference-1, exit code -9)" in text
+    assert "was ended by SIGKILL (often for lack of memory)" in text
+    assert "no such head" in text
+
+
+def test_a_launcher_that_was_killed_and_a_full_volume(folder: Folder) -> None:
+    folder.record(started_ticks=1)
+    assert f"Its launcher was killed, or the machine restarted: go on with `{AGAIN}`" in folder.told()
+    trouble = {"reason": "StorageFull", "text": "the volume is full: 1 MiB free", "blocks": True}
+    folder.record(progress=PROGRESS | {"storage": trouble}, progress_time=time.time())
+    text = folder.told()
+    assert "StorageReady: StorageFull" in text
+    assert "1 MiB free" in text
+    assert "Make space" in text
+
+
+def test_the_record_of_a_newer_release_is_read_and_a_damaged_one_is_none(folder: Folder) -> None:
+    record = folder.record()
+    document = json.loads(folder.paths.launcher.read_text())
+    folder.write("launcher.json", document | {"new_field": 1})
+    assert read_record(folder.paths.launcher) == record
+    for content in (
+        "",
+        "[]",
+        json.dumps(document | {"state": "Odd"}),
+        json.dumps({"name": "a"}),
+        json.dumps(document | {"progress": 3}),
+    ):
+        folder.write("launcher.json", content)
+        assert read_record(folder.paths.launcher) is None
+        assert folder.told()
+
+
+def test_a_folder_full_of_nonsense_is_read_as_far_as_it_can_be(folder: Folder) -> None:
+    for name in ("run.json", "attempts/0001.json", "metrics.jsonl", "logs/attempt_0001/trainer/error.json"):
+        folder.write(name, '{"trainer": ["x"], "step": "y"')
+    folder.write("logs/attempt_x/file", "")
+    assert "a (runs/a)" in folder.told()
+
+
+def test_logs_of_roles_ranks_and_attempts(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.begin(2)
+    folder.write("logs/attempt_0002/trainer/trainer.log", "start\n[rank0]: zero\n[default1]:one\n[rank1]: \x1b[2Jone\n")
+
+    def printed(*more: str) -> list[str]:
+        assert main(["logs", "runs/a", *more]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert printed() == ["orchestrator/orchestrator of attempt 2"]
+    assert printed("--attempt", "1", "--role", "trainer") == ["trainer/trainer of attempt 1"]
+    assert printed("--role", "trainer", "--rank", "1") == ["[default1]:one", "[rank1]: \\x1b[2Jone"]
+    assert printed("--role", "inference", "--rank", "1") == ["inference/inference-1 of attempt 2"]
+    assert printed("--role", "all", "--tail", "1")[-1] == "orchestrator | orchestrator/orchestrator of attempt 2"
+    assert main(["logs", "runs/a", "--attempt", "7"]) == exit_codes.USAGE
+    assert "it has 1, 2" in capsys.readouterr().err
+    assert main(["logs", "runs/a", "--role", "inference", "--rank", "5"]) == exit_codes.USAGE
+    assert "inference-1.log" in capsys.readouterr().err
+
+
+def test_a_log_is_followed_to_the_last_line_of_a_run_that_ends(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text("old\n")
+    steps = iter(["one\ntw", "o\n", "cut", "last"])
+
+    def pause(_seconds: float) -> None:
+        step = next(steps)
+        if step == "cut":
+            path.write_text("")
+        else:
+            with path.open("a") as file:
+                file.write(step)
+
+    looks = iter([True, True, True, True, False])
+    found = logs.follow([logs.LogFile(path, "trainer")], lambda: next(looks), pause)
+    assert [line for _, line in found] == ["one", "two", "last"]
+
+
+def test_rollouts_are_chosen_and_shown(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.train(4)
+    assert main(["rollouts", "runs/a", "--step", "4", "--worst", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "step 4: 2 of 3 rollouts; reward 0.5000 on average, from 0.0000 to 1.0000" in text
+    assert [line.split(";")[0] for line in text.splitlines() if line.startswith("──")] == [
+        "── reward 0",
+        "── reward 0.5",
+    ]
+    assert "calls       add({})" in text
+    assert "versions 4" in text
+    assert ("x" * 1999 + "…" in text, "x" * 2001 in text) == (True, False)
+    assert main(["rollouts", "runs/a", "--best", "1", "--full"]) == 0
+    assert "x" * 3000 in capsys.readouterr().out
+    assert main(["rollouts", "runs/a", "--environment", "code", "-o", "json"]) == 0
+    assert [row["reward"] for row in json.loads(capsys.readouterr().out)] == [1.0]
+    assert main(["rollouts", "runs/a", "--environment", "mat"]) == exit_codes.USAGE
+    assert "did you mean math?" in capsys.readouterr().err
+    assert main(["rollouts", "runs/a", "--step", "5"]) == exit_codes.USAGE
+    assert "there are traces of steps 4 to 4" in capsys.readouterr().err
+
+
+def test_runs_are_compared(folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.train(6)
+    other = Folder(tmp_path / "runs" / "b")
+    other.train(4)
+    other.write("run.json", {"trainer": other.config | {"max_steps": 20, "uid": "v"}})
+    assert main(["compare", "runs/a", "runs/b"]) == 0
+    text = capsys.readouterr().out
+    assert [line.split() for line in text.splitlines()][1] == ["1–1", "0.1", "0.1"]
+    assert "max_steps" in text
+    assert "uid" not in text
+    assert main(["compare", "runs/a"]) == exit_codes.USAGE
+
+
+def test_a_bundle_has_no_models_no_rollouts_and_no_secrets(folder: Folder, tmp_path: Path) -> None:
+    living(folder)
+    folder.write("weights/v00000001.a0001/model.safetensors", "WEIGHTS")
+    folder.write("logs/attempt_0001/orchestrator/config.json", {"judge": {"api_key": "topsecret1"}, "seq_len": 512})
+    folder.write("logs/attempt_0001/trainer/trainer.log", "api_key=topsecret2 tokens: 512\n")
+    file = tmp_path / "bundle.tar.gz"
+    assert main(["debug", "runs/a", "--file", str(file)]) == 0
+    with tarfile.open(file) as bundle:
+        parts = {one.name.partition("/")[2]: bundle.extractfile(one).read().decode() for one in bundle.getmembers()}  # type: ignore[union-attr]
+    whole = "\n".join(parts.values())
+    assert "topsecret" not in whole
+    assert "WEIGHTS" not in whole
+    assert "2+2?" not in whole
+    assert '"seq_len": 512' in whole
+    assert "tokens: 512" in whole
+    assert "v00000001.a0001/model.safetensors" in parts["files.txt"]
+    assert {
+        "why.txt",
+        "status.txt",
+        "launcher.json",
+        "metrics.jsonl",
+        "logs/attempt_0001/trainer/trainer.log",
+    } <= parts.keys()
+
+
+def test_suspend_asks_the_launcher_and_nobody_else(
+    folder: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    folder.record()
+    assert main(["suspend", "runs/a"]) == 0
+    assert sent == [(os.getpid(), 2)]
+    assert main(["suspend", "runs/a", "--dry-run"]) == 0
+    for changed, expected in (
+        ({"started_ticks": 1}, f"does not run; go on with it: {AGAIN}"),
+        ({"state": "Complete"}, "does not run"),
+        ({"host": "elsewhere"}, "runs on elsewhere"),
+    ):
+        folder.record(**changed)
+        assert main(["suspend", "runs/a"]) == exit_codes.USAGE
+        assert expected in capsys.readouterr().err
+    folder.paths.launcher.unlink()
+    assert main(["suspend", "runs/a"]) == exit_codes.USAGE
+    assert len(sent) == 1
+
+
+def test_a_run_on_this_machine_is_gone_on_with_by_its_own_command(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.record(state="Interrupted")
+    assert main(["resume", "runs/a"]) == exit_codes.USAGE
+    assert AGAIN in capsys.readouterr().err
+    assert main(["restart", "runs/a"]) == 0
+    assert AGAIN in capsys.readouterr().out
+    assert main(["set", "runs/a", "maxSteps=3"]) == exit_codes.USAGE
+    assert main(["scale", "runs/a", "--inference", "3"]) == exit_codes.USAGE
+
+
+def test_watch_ends_with_the_run(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.record(state="Complete")
+    assert main(["watch", "runs/a"]) == 0
+    folder.record(state="Failed")
+    assert main(["watch", "runs/a"]) == exit_codes.FAILURE
+    folder.record(state="Interrupted")
+    assert main(["watch", "runs/a"]) == exit_codes.FAILURE
+
+
+def test_a_path_without_a_run_is_explained(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    for word, expected in (
+        ("runs/", "1 runs are below it, such as runs/a"),
+        ("runs/none", "there is no folder runs/none"),
+    ):
+        assert main(["why", word]) == exit_codes.USAGE
+        assert expected in capsys.readouterr().err
