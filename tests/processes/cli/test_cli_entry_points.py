@@ -33,7 +33,8 @@ def program(name: str, target: str) -> list[str]:
 def test_a_program_helps_and_refuses_an_unknown_option(name: str, target: str) -> None:
     helped = call(program(name, target), "--help")
     assert (helped.returncode, helped.stderr) == (0, ""), helped.stderr
-    assert helped.stdout.startswith(f"usage: {name}")
+    called = name.replace("kubectl-", "kubectl ")  # as kubectl calls its plugins
+    assert helped.stdout.startswith(f"usage: {called}")
     refused = call(program(name, target), "--no-such-option")
     # Where the options are a configuration's fields, those that are missing are told as well.
     assert refused.returncode in (

@@ -21,6 +21,7 @@ from rlrun.inspect.why import explain
 from rlrun.protocol.files.launcher import LauncherRecord, new_record, read_record, write_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
+from tests.unit.inspect.recorded import Recorded, Use
 
 AGAIN = "rlrun local run.yaml --output-dir runs/a --resume"
 PROGRESS = {
@@ -70,16 +71,20 @@ class Folder:
 
     def train(self, last: int, attempt: int = 1) -> None:
         """Steps with their metrics, traces, and a checkpoint."""
-        lines = [
-            {"step": n, "attempt": attempt, "time": 1.7e9 + n, "reward/mean": n / 10, "off_policy/mean": 0.5}
-            for n in range(1, last + 1)
-        ]
+        shared = {"attempt": attempt, "off_policy/mean": 0.5}
+        lines = [{"step": n, "time": 1.7e9 + n, "reward/mean": n / 10} | shared for n in range(1, last + 1)]
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99, "torn')
+        call = {"function": {"name": "add", "arguments": "{}"}}
+        answer = {"role": "assistant", "content": "x" * 3000, "tool_calls": [call]}
+        shown = {
+            "messages": [{"role": "user", "content": "2+2?"}, answer],
+            "versions": [[{"version": 4}]],
+            "task_id": "t",
+        }
         rows = [
-            {"step": last, "attempt": attempt, "reward": reward, "environment": name, "task_id": "t", "versions": [[{"version": 4}]],
-             "messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "x" * 3000, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}]}
+            {"step": last, "attempt": attempt, "reward": reward, "environment": name} | shown
             for reward, name in ((0.5, "math"), (0.0, "math"), (1.0, "code"))
-        ]  # fmt: skip
+        ]
         self.write(f"traces/step_{last:08d}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         self.write(f"checkpoints/step_{last:08d}.a{attempt:04d}/manifest.json", {})
 
@@ -106,23 +111,17 @@ def living(folder: Folder, **progress: Any) -> None:
     folder.record(progress=PROGRESS | progress, progress_time=time.time())
 
 
-def test_a_run_that_trains(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_trains(folder: Folder, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     living(folder)
     assert main(["status", "runs/a"]) == 0
     text = capsys.readouterr().out
-    for words_of_it in (
-        "Running (Training)",
-        "3/10 (30 %)",
-        "in 1m00s",
-        "0.3000",
-        "version 2",
-        "trainer: training step 4",
-        "step 3 is complete",
-    ):
-        assert words_of_it in text
+    expected = ["Running (Training)", "3/10 (30 %)", "in 1m00s", "0.3000", "version 2", "trainer: training step 4"]
+    assert [part for part in [*expected, "step 3 is complete"] if part not in text] == []
+    use(Recorded())
     assert main(["get"]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines()[1].split()[:3] == ["runs/a", "Running", "3/10"]
+    assert "no runs of a cluster: kubectl get failed" in told.err
 
 
 def test_the_phases_of_a_run_on_this_machine(folder: Folder) -> None:
