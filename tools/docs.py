@@ -18,6 +18,7 @@ from pydantic.alias_generators import to_camel
 from rlrun.cli import evaluation, main, track, version
 from rlrun.cli.checks import doctor, env, fit, render, validate
 from rlrun.cli.files import convert, export, installation
+from rlrun.cli.runs import change, compare, completion, debug, logs, look, rollouts
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -254,6 +255,20 @@ def cli_page() -> str:
         "env try": env.try_parser(),
         "doctor": doctor.parser(),
         "track": track.parser(),
+        "get": look.get_parser(),
+        "status": look.status_parser(),
+        "why": look.why_parser(),
+        "watch": look.watch_parser(),
+        "logs": logs.logs_parser(),
+        "rollouts": rollouts.rollouts_parser(),
+        "compare": compare.compare_parser(),
+        "debug": debug.debug_parser(),
+        "suspend": change.suspend_parser(),
+        "resume": change.resume_parser(),
+        "restart": change.restart_parser(),
+        "scale": change.scale_parser(),
+        "set": change.set_parser(),
+        "completion": completion.completion_parser(),
         "version": version.parser(),
         "eval": evaluation.eval_parser(),
         "synthesize": evaluation.synthesize_parser(),

@@ -78,6 +78,16 @@ TESTS: Mapping[str, str] = {
         "tests/processes/local/test_gpus.py::test_runs_beside_each_other_have_gpus_of_their_own"
     ),
     r"rlrun track runs/NAME( .*)?": "tests/processes/tracking/test_whole_curves.py::test_a_killed_and_resumed_run_has_one_whole_curve",
+    r"rlrun (get|status NAME|why NAME)|kubectl rlrun why NAME .*": (
+        "tests/controlplane/test_runs_commands.py::test_a_run_is_found_and_explained"
+    ),
+    r"rlrun (suspend|resume|restart|scale|set) NAME.*": "tests/controlplane/test_runs_commands.py::test_a_run_is_changed",
+    r"rlrun debug NAME": "tests/unit/inspect/test_cluster_commands.py::test_a_bundle_of_a_cluster_has_no_secret",
+    r"rlrun watch NAME": "tests/unit/inspect/test_cluster_commands.py::test_watch_says_each_change_once_until_the_run_is_over",
+    r"rlrun status runs/NAME": "tests/unit/inspect/test_folder_commands.py::test_a_run_that_trains",
+    r"rlrun logs runs/NAME .*": "tests/unit/inspect/test_folder_commands.py::test_logs_of_roles_ranks_and_attempts",
+    r"rlrun rollouts runs/NAME .*": "tests/unit/inspect/test_folder_commands.py::test_rollouts_are_chosen_and_shown",
+    r"rlrun compare runs/a runs/b": "tests/unit/inspect/test_folder_commands.py::test_runs_are_compared",
     r"rlrun tiny-model tiny .*|(inference|trainer|orchestrator) @ .*|rl .*--engine-url .*": (
         "tests/e2e/local/test_by_hand.py::test_an_engine_outlives_rl_and_then_serves_roles_by_hand"
     ),

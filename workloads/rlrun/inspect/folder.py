@@ -89,9 +89,10 @@ def _judge(run: Snapshot, record: LauncherRecord | None, *, alive: bool, now: fl
         return _living(run, record, now)
     step, total = run.progress.step, run.progress.total_steps
     if record is None:
-        done = step is not None and step == total
-        text = "" if done else "nobody has written into its folder for two minutes, and no launcher looks after it"
-        return _ended(run, *(("Complete", "Completed", None) if done else ("Suspended", "NotRunning", text)), None)
+        if step is not None and step == total:
+            return _ended(run, "Complete", "Completed", None, None)
+        text = "nobody has written into its folder for two minutes, and no launcher looks after it"
+        return _ended(run, "Suspended", "NotRunning", text, None)
     ended = rfc3339(record.time)
     match record.state:
         case "Complete":

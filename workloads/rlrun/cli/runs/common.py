@@ -23,7 +23,7 @@ RUN_HELP = "a run's folder (runs/NAME), or its name in the cluster"
 
 def is_plugin() -> bool:
     """True if this process was started as `kubectl rlrun`: words are then never folders."""
-    return Path(sys.argv[0]).name == PLUGIN
+    return Path(sys.argv[0]).name in (PLUGIN, "plugin.py")
 
 
 def runs_parser(command: str, description: str, *, output: str | None = None) -> Parser:

@@ -1,0 +1,43 @@
+"""The page of these commands says what is said: its table of broken runs, and the plugin's manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.runs.completion import ON_RUNS
+from rlrun.inspect.cluster import snapshot
+from rlrun.inspect.screen import words
+from rlrun.inspect.why import explain
+from tests.unit.inspect.broken import BROKEN, NOW
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "cli.md").read_text()
+TABLE = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if line.startswith("| ")]
+ROWS = [row for row in TABLE if row[0] in BROKEN]
+
+
+def test_the_table_has_all_that_are_broken() -> None:
+    assert {row[0] for row in ROWS} == BROKEN.keys() - {"suspended"}
+    assert len(TABLE) == len(ROWS) + 1, "a row of a run that is not tested"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_row_says_what_the_command_says(row: list[str]) -> None:
+    _, named, advised = row
+    text = " ".join(words(explain(snapshot(BROKEN[row[0]][0], now=NOW), NOW), NOW).split())
+    assert named.strip("`") in text
+    assert advised in text
+
+
+def test_the_page_names_every_command() -> None:
+    assert [name for name in ON_RUNS if f"rlrun {name}" not in PAGE] == []
+
+
+def test_the_plugin_of_krew_is_the_script_that_is_there() -> None:
+    manifest = (ROOT / ".krew.yaml").read_text()
+    script = ROOT / "tools" / "krew" / "kubectl-rlrun"
+    assert "bin: kubectl-rlrun" in manifest
+    assert script.stat().st_mode & 0o111
+    assert "-m rlrun.cli.runs.plugin" in script.read_text()
