@@ -12,63 +12,73 @@ from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
 
 
+class _Later:
+    """A subcommand whose module is imported when it is called.
+
+    Args:
+        place: `module:function` below `rlrun.cli`.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def found(self) -> Callable[[Sequence[str]], int]:
+        """Import the module; the function."""
+        module, _, function = self._place.partition(":")
+        run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(f"rlrun.cli.{module}"), function)
+        return run
+
+    def __call__(self, words: Sequence[str]) -> int:
+        return self.found()(words)
+
+
 class Command(NamedTuple):
     """One subcommand."""
 
     summary: str
-    run: Callable[[Sequence[str]], int]
+    run: _Later
     """Takes the arguments after its name, returns the exit code."""
 
 
-def _later(place: str) -> Callable[[Sequence[str]], int]:
-    """A subcommand whose module is imported when it is called: `module:function` below `rlrun.cli`."""
-    module, _, function = place.partition(":")
-
-    def run(words: Sequence[str]) -> int:
-        return int(getattr(importlib.import_module(f"rlrun.cli.{module}"), function)(words))
-
-    return run
-
-
 COMMANDS = {
-    "init": Command("write a manifest to start from", _later("files.installation:run_init")),
-    "validate": Command("check manifests and say every problem", _later("checks.validate:run")),
-    "render": Command("print the configuration that each role gets from a manifest", _later("checks.render:run")),
-    "convert": Command("make a manifest of verl's or AReaL's files", _later("files.convert:run")),
-    "fit": Command("check a run against the memory of its GPUs, and say what to change", _later("checks.fit:run")),
-    "local": Command("run all roles of a manifest on this machine", _later("local:run")),
-    "rl": Command("run reinforcement learning from files and options on this machine", _later("rl:run")),
-    "sft": Command("run supervised fine-tuning on this machine", _later("sft:run")),
-    "trainer": Command("run the trainer alone", _later("roles:trainer")),
-    "orchestrator": Command("run the orchestrator alone", _later("roles:orchestrator")),
-    "inference": Command("run one engine alone", _later("roles:inference")),
-    "eval": Command("measure the policies of a run on held-out tasks", _later("evaluation:run_eval")),
-    "synthesize": Command("write a policy's rollouts as a data set for sft", _later("evaluation:run_synthesize")),
+    "init": Command("write a manifest to start from", _Later("files.installation:run_init")),
+    "validate": Command("check manifests and say every problem", _Later("checks.validate:run")),
+    "render": Command("print the configuration that each role gets from a manifest", _Later("checks.render:run")),
+    "convert": Command("make a manifest of verl's or AReaL's files", _Later("files.convert:run")),
+    "fit": Command("check a run against the memory of its GPUs, and say what to change", _Later("checks.fit:run")),
+    "local": Command("run all roles of a manifest on this machine", _Later("local:run")),
+    "rl": Command("run reinforcement learning from files and options on this machine", _Later("rl:run")),
+    "sft": Command("run supervised fine-tuning on this machine", _Later("sft:run")),
+    "trainer": Command("run the trainer alone", _Later("roles:trainer")),
+    "orchestrator": Command("run the orchestrator alone", _Later("roles:orchestrator")),
+    "inference": Command("run one engine alone", _Later("roles:inference")),
+    "eval": Command("measure the policies of a run on held-out tasks", _Later("evaluation:run_eval")),
+    "synthesize": Command("write a policy's rollouts as a data set for sft", _Later("evaluation:run_synthesize")),
     "rows": Command(
-        "turn a set of problems into rows of the environment dataset, each with a uid", _later("files.rows:run")
+        "turn a set of problems into rows of the environment dataset, each with a uid", _Later("files.rows:run")
     ),
-    "export": Command("write a Hugging Face model folder from a run's checkpoint", _later("files.export:run")),
-    "track": Command("send a run to its trackers, or to others", _later("track:run")),
-    "tiny-model": Command("make a tiny model for tests and first steps", _later("files.tiny_model:run")),
-    "env": Command("list environments, or play one episode of one", _later("checks.env:run")),
-    "get": Command("list runs, of the cluster or in folders, with why each waits", _later("runs.look:run_get")),
-    "status": Command("show a run on one screen", _later("runs.look:run_status")),
-    "why": Command("say why a run waits, restarted or failed, and what to do", _later("runs.look:run_why")),
-    "watch": Command("follow a run until it is over", _later("runs.look:run_watch")),
-    "logs": Command("print what the roles of a run have written", _later("runs.logs:run_logs")),
-    "rollouts": Command("print rollouts of a step, such as the worst", _later("runs.rollouts:run_rollouts")),
-    "debug": Command("write a bundle for a bug report, without secrets", _later("runs.debug:run_debug")),
-    "compare": Command("show runs beside each other", _later("runs.compare:run_compare")),
-    "suspend": Command("save a run and free its GPUs", _later("runs.change:run_suspend")),
-    "resume": Command("go on with a suspended run", _later("runs.change:run_resume")),
-    "restart": Command("begin the next attempt of a run from its last checkpoint", _later("runs.change:run_restart")),
-    "scale": Command("change the number of a run's engines", _later("runs.change:run_scale")),
-    "set": Command("change fields of a run in a cluster", _later("runs.change:run_set")),
-    "doctor": Command("say what this machine can do, and how to repair the rest", _later("checks.doctor:run")),
-    "crd": Command("print the RLRun resource, for kubectl", _later("files.installation:run_crd")),
-    "charts": Command("print the folder of the Helm charts", _later("files.installation:run_charts")),
-    "completion": Command("print the completion of a shell", _later("runs.completion:run_completion")),
-    "version": Command("print the version", _later("version:run")),
+    "export": Command("write a Hugging Face model folder from a run's checkpoint", _Later("files.export:run")),
+    "track": Command("send a run to its trackers, or to others", _Later("track:run")),
+    "tiny-model": Command("make a tiny model for tests and first steps", _Later("files.tiny_model:run")),
+    "env": Command("list environments, or play one episode of one", _Later("checks.env:run")),
+    "get": Command("list runs, of the cluster or in folders, with why each waits", _Later("runs.look:run_get")),
+    "status": Command("show a run on one screen", _Later("runs.look:run_status")),
+    "why": Command("say why a run waits, restarted or failed, and what to do", _Later("runs.look:run_why")),
+    "watch": Command("follow a run until it is over", _Later("runs.look:run_watch")),
+    "logs": Command("print what the roles of a run have written", _Later("runs.logs:run_logs")),
+    "rollouts": Command("print rollouts of a step, such as the worst", _Later("runs.rollouts:run_rollouts")),
+    "debug": Command("write a bundle for a bug report, without secrets", _Later("runs.debug:run_debug")),
+    "compare": Command("show runs beside each other", _Later("runs.compare:run_compare")),
+    "suspend": Command("save a run and free its GPUs", _Later("runs.change:run_suspend")),
+    "resume": Command("go on with a suspended run", _Later("runs.change:run_resume")),
+    "restart": Command("begin the next attempt of a run from its last checkpoint", _Later("runs.change:run_restart")),
+    "scale": Command("change the number of a run's engines", _Later("runs.change:run_scale")),
+    "set": Command("change fields of a run in a cluster", _Later("runs.change:run_set")),
+    "doctor": Command("say what this machine can do, and how to repair the rest", _Later("checks.doctor:run")),
+    "crd": Command("print the RLRun resource, for kubectl", _Later("files.installation:run_crd")),
+    "charts": Command("print the folder of the Helm charts", _Later("files.installation:run_charts")),
+    "completion": Command("print the completion of a shell", _Later("runs.completion:run_completion")),
+    "version": Command("print the version", _Later("version:run")),
 }
 
 

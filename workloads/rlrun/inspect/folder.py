@@ -194,6 +194,7 @@ def _progress(
         total_steps=_whole(said.get("max_steps")) or total,
         policy_version=_whole(said.get("policy_version")),
         reward=_number(last.get("reward/mean", said.get("reward"))),
+        loss=_number(last.get("loss")) if "reward/mean" not in last else None,
         tokens_per_second=_number(last.get("perf/throughput")),
         staleness_mean=_number(last.get("off_policy/mean")),
         last_step_time=rfc3339(float(time)) if isinstance(time, int | float) else None,

@@ -106,7 +106,12 @@ def status(run: Snapshot, told: Explanation, now: float) -> str:
     rows.append(("step", f"{steps(run)}{percent}{trained}"))
     if run.phase in ("Running", "Starting") and progress.eta_seconds is not None:
         rows.append(("ETA", f"in {span(progress.eta_seconds)}"))
-    rows.append(("reward", f"{number(progress.reward, '.4f')}, {number(progress.tokens_per_second, ',.0f')} tokens/s"))
+    label, value = (
+        ("loss", progress.loss)
+        if progress.reward is None and progress.loss is not None
+        else ("reward", progress.reward)
+    )
+    rows.append((label, f"{number(value, '.4f')}, {number(progress.tokens_per_second, ',.0f')} tokens/s"))
     if progress.staleness_mean is not None or progress.policy_version is not None:
         version = "–" if progress.policy_version is None else str(progress.policy_version)
         rows.append(

@@ -79,6 +79,8 @@ class Progress:
     total_steps: int | None = None
     policy_version: int | None = None
     reward: float | None = None
+    loss: float | None = None
+    """Of the last step, where there is no reward (task SFT, on this machine)."""
     tokens_per_second: float | None = None
     staleness_mean: float | None = None
     last_step_time: str | None = None

@@ -1,0 +1,152 @@
+"""The commands on runs as programs: what they import, the kubectl that they start, and the launcher that they stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlrun.protocol.files.launcher import LauncherRecord, read_record
+
+HEAVY = [
+    *("torch", "numpy", "rich", "plotext", "kubernetes", "aiohttp", "transformers"),
+    *(
+        "rlrun.config.models.run",
+        "rlrun.local.main",
+        "rlrun.api.resource",
+        "rlrun.environments",
+        "rlrun.cli.rl",
+        "rlrun.fit",
+    ),
+]
+FAKE = """#!/bin/sh
+case "$*" in
+  *"get rlruns.rlrun.io a"*) cat "$FAKE_RUN" ;;
+  *"get rlruns"*) echo 'Error from server (NotFound): rlruns.rlrun.io "b" not found' >&2; exit 1 ;;
+  *get*) echo '{"items": []}' ;;
+  *logs*) echo "the log of $*" ;;
+esac
+"""
+LAUNCHER = """
+import signal, sys, time
+from pathlib import Path
+from dataclasses import replace
+from rlrun.protocol.files.launcher import new_record, write_record
+asked = []
+signal.signal(signal.SIGINT, lambda *_: asked.append(1))
+path = Path(sys.argv[1])
+write_record(path, new_record("a", 1, "rlrun local a.yaml --resume"))
+while not asked:
+    time.sleep(0.02)
+write_record(path, replace(new_record("a", 1, "rlrun local a.yaml --resume"), state="Interrupted"))
+"""
+
+
+def rlrun(*words: str, path: str = os.environ["PATH"], **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": path, **more}
+    command = [sys.executable, "-m", "rlrun.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / "run.json").write_text(json.dumps({"trainer": {"name": "a", "max_steps": 10}}))
+    return root
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["get", "RUN"], ["status", "RUN"], ["why", "RUN"], ["completion", "bash"]]
+)
+def test_what_takes_long_is_not_imported(run: Path, words: list[str]) -> None:
+    code = (
+        "import sys; from rlrun.cli.main import main; code = main(sys.argv[2:]); "
+        "heavy = [name for name in sys.argv[1].split() if name in sys.modules]; sys.exit(f'imported: {heavy}' if heavy else code)"
+    )
+    argv = [str(run) if word == "RUN" else word for word in words]
+    done = subprocess.run(
+        [sys.executable, "-c", code, " ".join(HEAVY), *argv], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["version"]])
+def test_no_command_is_imported_for_another_one(words: list[str]) -> None:
+    code = (
+        "import sys; from rlrun.cli.main import main; main(sys.argv[1:]); "
+        "print(*sorted(name for name in sys.modules if name.startswith('rlrun.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120, check=True)
+    commands = {"rlrun.cli.version"} if words == ["version"] else set()
+    assert set(done.stdout.splitlines()[-1].split()) == {"rlrun.cli.common", "rlrun.cli.main"} | commands
+
+
+def test_every_command_is_there() -> None:
+    code = "from rlrun.cli.main import COMMANDS; [one.run.found() for one in COMMANDS.values()]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_cluster_is_reached_by_the_kubectl_on_path(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(FAKE)
+    kubectl.chmod(0o755)
+    answer = tmp_path / "run.json"
+    status = {"phase": "Running", "attempt": 1, "conditions": [], "storage": {"claimName": "c", "path": "/data/a"}}
+    answer.write_text(json.dumps({"metadata": {"name": "a", "namespace": "team"}, "spec": {}, "status": status}))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    told = rlrun("why", "a", path=path, FAKE_RUN=str(answer))
+    assert (told.returncode, told.stdout.splitlines()[0]) == (0, "a (namespace team): Running (attempt 1)"), told.stderr
+    missing = rlrun("why", "b", path=path, FAKE_RUN=str(answer))
+    assert (missing.returncode, missing.stderr) == (
+        64, "rlrun why: there is no run b in this namespace; `rlrun get -A` lists all\n",
+    )  # fmt: skip
+    without = rlrun("why", "a", path=str(tmp_path / "nothing"))
+    assert without.returncode == 69
+    assert "there is no kubectl on PATH" in without.stderr
+
+
+def wait_for_record(path: Path, state: str) -> LauncherRecord:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        record = read_record(path)
+        if record is not None and record.state == state:
+            return record
+        time.sleep(0.02)
+    raise AssertionError(f"no record says {state}")
+
+
+def test_a_run_of_this_machine_is_suspended(run: Path) -> None:
+    record = run / "launcher.json"
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(record)])
+    try:
+        wait_for_record(record, "Running")
+        assert "Starting" in rlrun("get", str(run)).stdout
+        asked = rlrun("suspend", str(run))
+        assert (asked.returncode, f"asked process {launcher.pid}" in asked.stderr) == (0, True), asked.stderr
+        wait_for_record(record, "Interrupted")
+        assert launcher.wait(60) == 0
+    finally:
+        launcher.kill()
+        launcher.wait()
+    told = rlrun("why", str(run))
+    assert "Go on with `rlrun local a.yaml --resume`" in " ".join(told.stdout.split())
+    again = rlrun("suspend", str(run))
+    assert (again.returncode, "does not run" in again.stderr) == (64, True), again.stderr
+
+
+def test_a_killed_launcher_is_told_from_one_that_runs(run: Path) -> None:
+    record = run / "launcher.json"
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(record)])
+    try:
+        wait_for_record(record, "Running")
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert "LauncherGone" in rlrun("why", str(run)).stdout
