@@ -111,7 +111,11 @@ def living(folder: Folder, **progress: Any) -> None:
     folder.record(progress=PROGRESS | progress, progress_time=time.time())
 
 
-def test_a_run_that_trains(folder: Folder, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_trains(
+    folder: Folder, use: Use, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "HOME"):
+        monkeypatch.delenv(name, raising=False)
     living(folder)
     assert main(["status", "runs/a"]) == 0
     text = capsys.readouterr().out
@@ -121,7 +125,10 @@ def test_a_run_that_trains(folder: Folder, use: Use, capsys: pytest.CaptureFixtu
     assert main(["get"]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines()[1].split()[:3] == ["runs/a", "Running", "3/10"]
-    assert "no runs of a cluster: kubectl get failed" in told.err
+    assert told.err == "", "no cluster is configured"
+    monkeypatch.setenv("KUBECONFIG", "some")
+    assert main(["get"]) == 0
+    assert "no runs of a cluster: kubectl get failed" in capsys.readouterr().err
 
 
 def test_the_phases_of_a_run_on_this_machine(folder: Folder) -> None:

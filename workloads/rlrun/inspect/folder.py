@@ -98,7 +98,7 @@ def _judge(run: Snapshot, record: LauncherRecord | None, *, alive: bool, now: fl
         case "Complete":
             return _ended(run, "Complete", "Completed", None, ended)
         case "Interrupted":
-            return _ended(run, "Suspended", "Interrupted", "it was interrupted by a signal, and has saved", ended)
+            return _ended(run, "Suspended", "Interrupted", "a signal has stopped it (Ctrl-C, or rlrun suspend)", ended)
         case "Failed":
             last = run.failures[-1] if run.failures else None
             return _ended(run, "Failed", "RoleFailed", last.message if last else "a role has failed", ended)

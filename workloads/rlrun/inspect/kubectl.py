@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from rlrun.runtime import exit_codes
@@ -94,6 +95,7 @@ def ask_json(api: Api, words: Sequence[str]) -> dict[str, Any]:
 
 
 _WORDS: Sequence[tuple[str, str, int]] = (
+    (r'(?s)The RLRun "[^"]+" is invalid: (.*)', r"the API server refuses it: \1", exit_codes.CONFIGURATION),
     (
         r'the server doesn\'t have a resource type "rlruns"',
         "this cluster has no RLRun resource; install it: rlrun crd | kubectl apply --server-side -f -",
@@ -123,7 +125,7 @@ def _refused(text: str, words: Sequence[str]) -> NoReturn:
     """Raise what kubectl said, in one line."""
     for pattern, told, code in _WORDS:
         if (found := re.search(pattern, text)) is not None:
-            raise ClusterError(printable(found.expand(told)), code)
+            raise ClusterError(printable(" ".join(found.expand(told).split())), code)
     lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
     said = " ".join(line.strip() for line in lines[-_LINES:]).removeprefix("error: ").removeprefix("Error from server ")
     raise ClusterError(printable(f"kubectl {words[0]} failed: {said or 'without a word'}"))
@@ -152,6 +154,13 @@ def _on_terminal(command: Sequence[str]) -> int:
         return subprocess.run(command, check=False).returncode
     except FileNotFoundError:
         raise _missing() from None
+
+
+def is_configured(environment: Mapping[str, str]) -> bool:
+    """True if kubectl knows a cluster: by a kubeconfig, or within a pod."""
+    if environment.get("KUBECONFIG") or environment.get("KUBERNETES_SERVICE_HOST"):
+        return True
+    return (Path(environment.get("HOME", "/nonexistent")) / ".kube" / "config").is_file()
 
 
 def _missing() -> ClusterError:

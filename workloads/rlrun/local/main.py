@@ -40,7 +40,7 @@ from rlrun.local.preflight import (
     check_trackers,
     free_port,
 )
-from rlrun.local.record import Recorder
+from rlrun.local.record import Recorder, saved
 from rlrun.local.shared import running_engines
 from rlrun.local.shared.gpus import Claim, claimed, gpu_ids
 from rlrun.local.shared.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
@@ -356,10 +356,14 @@ def _play(
 def _conclude(call: _Call, failed: Running | None, *, elapsed_seconds: float) -> int:
     """Say how the run ended and how it goes on; the exit code."""
     if call.interrupted:
-        call.say(f"interrupted: everything is stopped; go on with {call.again}")
+        call.say(
+            f"interrupted: everything is stopped; {saved(call.paths, trains=call.trains)}; go on with {call.again}"
+        )
         return _INTERRUPTED
     if failed:
-        print(f"everything is stopped; after mending it go on with {call.again}", file=sys.stderr)
+        kept = saved(call.paths, trains=call.trains)
+        print(f"everything is stopped; {kept}; `rlrun why {call.folder}` explains it", file=sys.stderr)
+        print(f"repair the cause, then go on with {call.again}", file=sys.stderr)
         return exit_code(failed, call.paths.root)
     if call.trains:
         print_summary(call.console, call.paths.root, elapsed_seconds=elapsed_seconds, command=call.command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from rlrun.cli.runs.common import RUN_HELP, answered, api, document, flags, is_plugin, runs_parser, the_run, write
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.inspect import screen
-from rlrun.inspect.kubectl import Api, ClusterError
+from rlrun.inspect.kubectl import Api, ClusterError, is_configured
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun, Run, find, read, read_cluster, read_folders
 from rlrun.inspect.why import explain
@@ -42,7 +43,7 @@ def run_get(argv: Sequence[str]) -> int:
     elif options.output == "name":
         print("\n".join(one.name if one.place == "cluster" else one.where for one in found))
     elif not found:
-        print("no runs", file=sys.stderr)
+        print(f"no runs{'' if is_plugin() else ' (in a cluster, or in ./runs)'}", file=sys.stderr)
     else:
         print(screen.table(found, now, wide=options.output == "wide", everywhere=options.all_namespaces))
         if len(found) == 1 and options.runs and (tree := screen.pods(found[0], now)):
@@ -63,6 +64,8 @@ def _all(options: argparse.Namespace, now: float) -> list[Snapshot]:
     """Runs of the cluster, and those in ./runs unless a cluster is asked for. A cluster that is not there is no error beside those."""
     asked = is_plugin() or options.all_namespaces or bool(flags(options))
     local = [] if asked else read_folders([_HERE], now)
+    if not asked and not is_configured(os.environ):
+        return local
     try:
         return [*local, *read_cluster(api(options), now, everywhere=options.all_namespaces)]
     except ClusterError as error:

@@ -1,0 +1,60 @@
+"""The record that a launcher keeps of its run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlrun.local.record import Recorder, saved
+from rlrun.protocol.files.launcher import BEAT_SECONDS, read_record
+from rlrun.protocol.files.paths import RunPaths
+
+
+def test_progress_is_written_now_and_then_and_the_end_at_once(tmp_path: Path) -> None:
+    now = [1000.0]
+    path = RunPaths(tmp_path).launcher
+    recorder = Recorder(path, name="a", attempt=2, command="again", clock=lambda: now[0])
+    recorder.beat(None)
+    first = read_record(path)
+    assert first is not None
+    assert (first.name, first.attempt, first.command, first.pid, dict(first.progress)) == (
+        "a",
+        2,
+        "again",
+        os.getpid(),
+        {},
+    )
+    now[0] += BEAT_SECONDS / 2
+    recorder.beat({"step": 1})
+    assert read_record(path) == first, "not yet"
+    now[0] += BEAT_SECONDS
+    recorder.beat(None)
+    later = read_record(path)
+    assert later is not None
+    assert (later.progress["step"], later.progress_time, later.time) == (
+        1,
+        1000 + BEAT_SECONDS / 2,
+        1000 + 1.5 * BEAT_SECONDS,
+    )
+    recorder.end("Interrupted")
+    ended = read_record(path)
+    assert ended is not None
+    assert (ended.state, ended.failed_role, ended.alive(now[0])) == ("Interrupted", None, False)
+
+
+def test_a_volume_that_refuses_the_record_stops_no_run(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "gone" / "launcher.json", name="a", attempt=1, command="again")
+    recorder.beat({"step": 1})
+    recorder.end("Complete")
+
+
+def test_the_farewell_says_what_is_saved(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    assert "begins again at step 1" in saved(paths, trains=True)
+    for step, whole in ((20, True), (40, True), (60, False)):
+        folder = paths.checkpoint(step, 1)
+        folder.mkdir(parents=True)
+        if whole:
+            (folder / "manifest.json").write_text("{}")
+    assert saved(paths, trains=True) == "step 40 is saved"
+    assert saved(paths, trains=False) == "what was answered is kept"
