@@ -113,6 +113,11 @@ def test_what_may_not_be_read_is_said_and_the_rest_is_told(use: Use, capsys: pyt
             69,
             "the API server 10.0.0.1:6443 does not answer",
         ),
+        (
+            'The RLRun "a" is invalid: \n* spec: maxSteps may only grow\n* spec: seqLen is frozen',
+            exit_codes.CONFIGURATION,
+            "the API server refuses it: * spec: maxSteps may only grow * spec: seqLen is frozen",
+        ),
         ('error: context "x" does not exist', exit_codes.USAGE, "--context: there is no context x"),
         (
             "I0101 00:00:00.0 noise\nerror: \x1b[31msomething else",
@@ -226,7 +231,7 @@ def test_logs_of_several_pods_are_followed_together(use: Use) -> None:
 
 
 def test_logs_of_an_ended_attempt_come_from_the_volume(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
-    later = [pod("a-orchestrator-2", "orchestrator", attempt=2)]
+    later = [pod("a-trainer-0", "trainer", attempt=2), pod("a-orchestrator-2", "orchestrator", attempt=2)]
     cluster = use(of_run(run("Running", attempt=2, **STORAGE), pods=later))
     assert main(["logs", "a", "--role", "trainer", "--attempt", "1"]) == 0
     (shown,) = cluster.shown
@@ -294,9 +299,7 @@ def test_a_bundle_of_a_cluster_has_no_secret(use: Use, tmp_path: Path, monkeypat
         }
     ]
     leaky["metadata"]["managedFields"] = ["noise"]
-    logged = (
-        f"Authorization: Bearer abcdef123456\nurl http://user:pa55word@proxy\nTOKEN={secret}\nkey of-this-shell-0815\n"
-    )
+    logged = f"with {secret}\nAuthorization: Bearer abcdef123456\nurl http://user:pa55word@proxy\nTOKEN={secret}\nkey of-this-shell-0815\n"
     use(
         of_run(
             run("Running", **STORAGE),
