@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,10 +27,9 @@ def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
 def rlrun(world: World, *words: str, module: str = "rlrun.cli.main") -> subprocess.CompletedProcess[str]:
     """`rlrun WORDS` in the world's namespace."""
     flags = ["--kubeconfig", str(world.cluster.kubeconfig), "-n", world.namespace]
-    environment = {**os.environ, "PATH": f"{world.cluster.bin}:{os.environ['PATH']}"}
     return subprocess.run(
         [sys.executable, "-m", module, *words, *flags],
-        capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False, env=environment,
+        capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False, env=world.cluster.environment,
     )  # fmt: skip
 
 

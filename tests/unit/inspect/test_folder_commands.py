@@ -228,6 +228,14 @@ def test_a_folder_full_of_nonsense_is_read_as_far_as_it_can_be(folder: Folder) -
     assert "a (runs/a)" in folder.told()
 
 
+def test_a_loss_that_has_diverged_is_shown_and_is_json(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.write("metrics.jsonl", '{"step": 3, "attempt": 1, "time": 1.7e9, "loss": NaN}\n')
+    assert main(["status", "runs/a"]) == 0
+    assert "loss        nan" in capsys.readouterr().out
+    assert main(["status", "runs/a", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["progress"]["loss"] == "nan"
+
+
 def test_logs_of_roles_ranks_and_attempts(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.begin(2)
     folder.write("logs/attempt_0002/trainer/trainer.log", "start\n[rank0]: zero\n[default1]:one\n[rank1]: \x1b[2Jone\n")

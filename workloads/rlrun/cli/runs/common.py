@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -105,8 +106,18 @@ def _name(key: str) -> str:
     return first + "".join(word.title() for word in more)
 
 
+def _finite(value: Any) -> Any:
+    """A document as JSON has it: a number that is none (a loss that has diverged) is its name."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write(found: Any, form: str) -> None:
     """Print a document as JSON or YAML."""
+    found = _finite(found)
     if form == "json":
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
+from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run, write
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.config.suggest import unknown_name
 from rlrun.inspect import rollouts
@@ -64,7 +63,7 @@ def run_rollouts(argv: Sequence[str]) -> int:
         raise NotFoundError(f"--environment: {unknown_name('environment', options.environment, known)}")
     found = rollouts.choose(rows, worst=options.worst, best=options.best, environment=options.environment)
     if options.output == "json":
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        write(found, "json")
         return exit_codes.OK
     if options.worst is None and options.best is None:
         found = found[:_SHOWN]
