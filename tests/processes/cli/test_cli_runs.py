@@ -28,6 +28,8 @@ FAKE = """#!/bin/sh
 case "$*" in
   *"get rlruns.rlrun.io a"*) cat "$FAKE_RUN" ;;
   *"get rlruns"*) echo 'Error from server (NotFound): rlruns.rlrun.io "b" not found' >&2; exit 1 ;;
+  *"get pods"*) cat "$FAKE_PODS" ;;
+  *"tar -C /data/a"*) tar -C "$FAKE_FILES" -cf - -- metrics.jsonl; exit "${FAKE_CODE:-0}" ;;
   *get*) echo '{"items": []}' ;;
   *logs*) echo "the log of $*" ;;
 esac
@@ -100,16 +102,41 @@ def test_a_cluster_is_reached_by_the_kubectl_on_path(tmp_path: Path) -> None:
     answer = tmp_path / "run.json"
     status = {"phase": "Running", "attempt": 1, "conditions": [], "storage": {"claimName": "c", "path": "/data/a"}}
     answer.write_text(json.dumps({"metadata": {"name": "a", "namespace": "team"}, "spec": {}, "status": status}))
+    none = tmp_path / "none.json"
+    none.write_text('{"items": []}')
     path = f"{tmp_path}:{os.environ['PATH']}"
-    told = rlrun("why", "a", path=path, FAKE_RUN=str(answer))
+    told = rlrun("why", "a", path=path, FAKE_RUN=str(answer), FAKE_PODS=str(none))
     assert (told.returncode, told.stdout.splitlines()[0]) == (0, "a (namespace team): Running (attempt 1)"), told.stderr
-    missing = rlrun("why", "b", path=path, FAKE_RUN=str(answer))
+    missing = rlrun("why", "b", path=path, FAKE_RUN=str(answer), FAKE_PODS=str(none))
     assert (missing.returncode, missing.stderr) == (
         64, "rlrun why: there is no run b in this namespace; `rlrun get -A` lists all\n",
     )  # fmt: skip
     without = rlrun("why", "a", path=str(tmp_path / "nothing"))
     assert without.returncode == 69
     assert "there is no kubectl on PATH" in without.stderr
+
+
+def test_a_part_is_copied_out_of_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "kubectl").write_text(FAKE)
+    (tmp_path / "kubectl").chmod(0o755)
+    files = tmp_path / "volume"
+    files.mkdir()
+    (files / "metrics.jsonl").write_text("x" * 300_000)
+    labels = {"rlrun.io/role": "orchestrator", "rlrun.io/attempt": "1"}
+    container = {"name": "orchestrator", "ready": True, "state": {"running": {}}}
+    pod = {"metadata": {"name": "a-orchestrator-1", "labels": labels}, "status": {"containerStatuses": [container]}}
+    (tmp_path / "pods.json").write_text(json.dumps({"items": [pod]}))
+    status = {"phase": "Running", "attempt": 1, "storage": {"claimName": "c", "path": "/data/a"}}
+    (tmp_path / "run.json").write_text(json.dumps({"metadata": {"name": "a", "namespace": "team"}, "status": status}))
+    more = {"FAKE_RUN": str(tmp_path / "run.json"), "FAKE_PODS": str(tmp_path / "pods.json"), "FAKE_FILES": str(files)}
+    path, target = f"{tmp_path}:{os.environ['PATH']}", tmp_path / "copy.jsonl"
+    done = rlrun("pull", "a", "metrics", "--to", str(target), path=path, **more)
+    assert (done.returncode, target.read_text()) == (0, "x" * 300_000), done.stderr
+    (files / "metrics.jsonl").unlink()
+    lost = rlrun("pull", "a", "metrics", "--to", str(tmp_path / "b"), path=path, **more, FAKE_CODE="2")
+    assert lost.returncode == 69, lost.stderr
+    assert "kubectl exec failed: tar: metrics.jsonl" in lost.stderr
+    assert not (tmp_path / "b").exists()
 
 
 def wait_for_record(path: Path, state: str) -> LauncherRecord:

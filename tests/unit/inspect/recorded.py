@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
 
 from rlrun.inspect.kubectl import Answer, Kubectl
 
@@ -19,6 +21,8 @@ class Recorded:
         self.rules = list(rules)
         self.asked: list[list[str]] = []
         self.shown: list[list[str]] = []
+        self.streams: dict[str, bytes] = {}
+        """Words -> what a command with them streams."""
 
     def start(self, command: Sequence[str], _timeout: float) -> Answer:
         """Answer one request."""
@@ -36,9 +40,15 @@ class Recorded:
         self.shown.append(list(command))
         return 0
 
+    @contextmanager
+    def stream(self, command: Sequence[str]) -> Iterator[IO[bytes]]:
+        """Stream recorded bytes."""
+        self.asked.append(list(command))
+        yield io.BytesIO(next(content for words, content in self.streams.items() if words in " ".join(command)))
+
     def kubectl(self, flags: Sequence[str] = ()) -> Kubectl:
         """The way to it."""
-        return Kubectl(flags, self.start, self.show)
+        return Kubectl(flags, self.start, self.show, self.stream)
 
 
 def of_run(run: Json, *more: tuple[str, Json | str | Answer], pods: Sequence[Json] = ()) -> Recorded:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import IO, Any, NamedTuple, NoReturn, Protocol
 
 from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
 
 RUNS = "rlruns.rlrun.io"
+_END_SECONDS = 5.0
+"""Time in which a program ends whose output nobody reads any more."""
 _LINES = 5
 """Last lines of an error that are told."""
 _SECONDS = 20
@@ -49,6 +53,9 @@ class Api(Protocol):
     def show(self, words: Sequence[str]) -> int:
         """Run `kubectl WORDS` on this terminal; its exit code."""
 
+    def stream(self, words: Sequence[str]) -> AbstractContextManager[IO[bytes]]:
+        """Standard output of `kubectl WORDS` while it runs; `ClusterError` at the end if it fails."""
+
 
 class Kubectl:
     """`kubectl` with the user's flags.
@@ -57,6 +64,7 @@ class Kubectl:
         flags: such as `--context a`.
         start: runs a command; for tests.
         show: runs a command on this terminal; for tests.
+        stream: runs a command and gives its output; for tests.
     """
 
     def __init__(
@@ -64,8 +72,10 @@ class Kubectl:
         flags: Sequence[str] = (),
         start: Callable[[Sequence[str], float], Answer] | None = None,
         show: Callable[[Sequence[str]], int] | None = None,
+        stream: Callable[[Sequence[str]], AbstractContextManager[IO[bytes]]] | None = None,
     ) -> None:
-        self._flags, self._start, self._show = list(flags), start or _start, show or _on_terminal
+        self._flags, self._start = list(flags), start or _start
+        self._show, self._stream = show or _on_terminal, stream or _streamed
 
     def ask(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
         """See `Api`."""
@@ -77,6 +87,10 @@ class Kubectl:
     def show(self, words: Sequence[str]) -> int:
         """See `Api`."""
         return self._show(["kubectl", *self._flags, *words])
+
+    def stream(self, words: Sequence[str]) -> AbstractContextManager[IO[bytes]]:
+        """See `Api`."""
+        return self._stream(["kubectl", *self._flags, *words])
 
 
 def ask_json(api: Api, words: Sequence[str]) -> dict[str, Any]:
@@ -154,6 +168,46 @@ def _on_terminal(command: Sequence[str]) -> int:
         return subprocess.run(command, check=False).returncode
     except FileNotFoundError:
         raise _missing() from None
+
+
+@contextmanager
+def _streamed(command: Sequence[str]) -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        except FileNotFoundError:
+            raise _missing() from None
+        assert process.stdout is not None
+        try:
+            with process.stdout as out:
+                yield out
+                while out.read(1 << 16):  # a tar ends before its stream does
+                    pass
+        except BaseException:
+            if _code(process) > 0:  # its own words say more than what came of it
+                _refused(_text(errors), _verb(command))
+            raise
+        if process.wait():
+            _refused(_text(errors), _verb(command))
+
+
+def _code(process: subprocess.Popen[bytes]) -> int:
+    """Exit code of a process whose output is closed; one that does not end is killed."""
+    try:
+        return process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _verb(command: Sequence[str]) -> list[str]:
+    """Words of a command from its verb on, for the message."""
+    return [word for word in command[1:] if not word.startswith("-")]
 
 
 def is_configured(environment: Mapping[str, str]) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from pathlib import PurePosixPath
+from typing import IO
 
 from rlrun.inspect.kubectl import Api, ClusterError
 from rlrun.inspect.snapshot import Snapshot
@@ -54,20 +56,33 @@ class Volume:
                 return []
             raise
 
+    def packed(self, path: PurePosixPath) -> AbstractContextManager[IO[bytes]]:
+        """A tar stream of a file or a folder of a run in a cluster, with `path` as the name of its root.
+
+        Raises:
+            NotFoundError: nobody can read it now.
+        """
+        folder = str(self._inside(PurePosixPath()))
+        return self._api.stream([*self._through(), "tar", "-C", folder, "-cf", "-", "--", str(path)])
+
     def _inside(self, path: PurePosixPath) -> PurePosixPath:
         if self._seen.folder is None:
             raise NotFoundError(f"{self._seen.name} has no volume yet")
         return PurePosixPath(self._seen.folder) / path
 
-    def _exec(self, *command: str) -> str:
+    def _through(self) -> list[str]:
+        """Words of kubectl that run a command where the volume is mounted."""
         pod = next((p for p in self._seen.processes if p.role == "orchestrator" and p.ready), None)
         if pod is None:
+            claim = f"the claim {self._seen.storage}" if self._seen.storage else "its claim"
             raise NotFoundError(
-                f"the volume of {self._seen.name} is read through its orchestrator's pod, and none runs (phase {self._seen.phase}); "
-                f"mount the claim {self._seen.storage or ''} in a pod of your own".replace("  ", " ")
+                f"the volume of {self._seen.name} is read through its orchestrator's pod, and none runs "
+                f"(phase {self._seen.phase}); mount {claim} in a pod of your own"
             )
-        here = ["--namespace", self._seen.where, pod.name, "-c", "orchestrator", "--"]
-        return self._api.ask(["exec", *here, *command], timeout=_SECONDS)
+        return ["exec", "--namespace", self._seen.where, pod.name, "-c", "orchestrator", "--"]
+
+    def _exec(self, *command: str) -> str:
+        return self._api.ask([*self._through(), *command], timeout=_SECONDS)
 
 
 def traced_steps(names: list[str]) -> list[int]:

@@ -16,6 +16,7 @@ ON_RUNS = (
     "rollouts",
     "compare",
     "debug",
+    "pull",
     "suspend",
     "resume",
     "restart",

@@ -1,0 +1,89 @@
+"""Parts of a run come out of a cluster whole, or not at all."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.runtime import exit_codes
+from tests.unit.inspect.broken import run
+from tests.unit.inspect.recorded import PODS, Recorded, Use, of_run
+
+STORAGE = {"storage": {"claimName": "a-data", "path": "/data/a"}}
+NEWEST = "weights/v00000009.a0002"
+
+
+def packed(*names: str, cut: int = 0) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(name)
+            archive.addfile(entry, io.BytesIO(name.encode()))
+    return out.getvalue()[:cut] if cut else out.getvalue()
+
+
+@pytest.fixture
+def cluster(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """A run whose newest model is not complete yet."""
+    monkeypatch.chdir(tmp_path)
+    return use(
+        of_run(
+            run("Running", **STORAGE),
+            ("ls -1 /data/a/weights/v00000012", "config.json\n"),
+            ("ls -1 /data/a/weights/v", "COMPLETE\nconfig.json\n"),
+            ("ls -1 /data/a/weights", "v00000003.a0001\nv00000012.a0002\nv00000009.a0002\nv00000015.a0002.tmp\n"),
+            ("ls -1 /data/a/checkpoints", ""),
+            pods=PODS,
+        )
+    )
+
+
+def test_the_newest_complete_model_is_copied(
+    cluster: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.streams[f"tar -C /data/a -cf - -- {NEWEST}"] = packed(f"{NEWEST}/config.json", f"{NEWEST}/COMPLETE")
+    assert main(["pull", "a", "model"]) == 0
+    assert capsys.readouterr().out == f"a-model: {NEWEST} of a, 2 files\n"
+    assert sorted(path.name for path in (tmp_path / "a-model").iterdir()) == ["COMPLETE", "config.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a-model"]
+    assert main(["pull", "a", "model"]) == exit_codes.USAGE
+    cluster.streams = {"weights/v00000003.a0001": packed("weights/v00000003.a0001/config.json")}
+    assert main(["pull", "a", "model", "--step", "3", "--to", "old"]) == 0
+    cluster.streams = {"-- metrics.jsonl": packed("metrics.jsonl")}
+    assert main(["pull", "a", "metrics", "--to", "m.jsonl"]) == 0
+    assert (tmp_path / "m.jsonl").read_text() == "metrics.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["model", "--step", "12"], "no complete one in weights of step 12; there are those of steps 3, 9, 12"),
+        (["checkpoint"], "no complete one in checkpoints; there is none yet"),
+        (["traces", "--step", "3"], "--step is for a model or a checkpoint"),
+    ],
+)
+def test_what_is_not_there_is_explained(
+    cluster: Recorded, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pull", "a", *words]) == exit_codes.USAGE
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [b"", packed(f"{NEWEST}/config.json", cut=100), packed(f"{NEWEST}/x", "../../out"), packed("elsewhere/x")],
+    ids=["empty", "cut", "out of the folder", "another folder"],
+)
+def test_a_stream_that_is_not_whole_leaves_nothing(
+    cluster: Recorded, stream: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.streams[NEWEST] = stream
+    assert main(["pull", "a", "model"]) == exit_codes.FAILURE
+    assert "did not come whole" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path.parent / "out").exists()

@@ -1,0 +1,48 @@
+"""`rlrun pull`: a run's model, checkpoint, traces, metrics or logs out of the volume of a cluster."""
+
+from __future__ import annotations
+
+import tarfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.cli.runs.common import answered, api, runs_parser, the_run
+from rlrun.config.loading.parser import Parser, whole
+from rlrun.inspect.kubectl import ClusterError
+from rlrun.inspect.pull import PARTS, place_of, unpack
+from rlrun.inspect.source import FolderRun, NotFoundError, read
+from rlrun.inspect.volume import Volume
+from rlrun.runtime import exit_codes
+
+
+def pull_parser() -> Parser:
+    """The command line of `rlrun pull`."""
+    text = "Copy a part of a run out of the cluster's volume, through its orchestrator's pod."
+    p = runs_parser("pull", text)
+    p.add_argument("run", metavar="RUN", help="its name in the cluster")
+    p.add_argument("part", choices=PARTS, help="what to copy; of models and checkpoints the newest complete one")
+    p.add_argument("--step", type=whole(0), metavar="N", help="of this step (model, checkpoint)")
+    p.add_argument("--to", type=Path, metavar="PATH", help="a new path (default: RUN-PART here)")
+    return p
+
+
+@answered("pull")
+def run_pull(argv: Sequence[str]) -> int:
+    """Run `rlrun pull`; returns the exit code."""
+    options = pull_parser().parse_args(list(argv))
+    run, cluster = the_run(options), api(options)
+    if isinstance(run, FolderRun):
+        raise NotFoundError(f"{run.root} is on this machine already")
+    target: Path = options.to or Path(f"{run.name}-{options.part}")
+    if target.exists():
+        raise NotFoundError(f"--to: {target} is there already; name a new path")
+    volume = Volume(run, read(run, cluster, time.time(), events=False), cluster)
+    place = place_of(options.part, options.step, volume.names)
+    try:
+        with volume.packed(place) as stream:
+            count = unpack(stream, place, target)
+    except (tarfile.TarError, FileNotFoundError) as error:
+        raise ClusterError(f"{place} did not come whole: {error}", exit_codes.FAILURE) from None
+    print(f"{target}: {place} of {run.name}, {count} files")
+    return exit_codes.OK
