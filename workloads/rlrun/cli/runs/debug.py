@@ -10,9 +10,10 @@ from pathlib import Path
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
 from rlrun.config.loading.parser import Parser
-from rlrun.inspect import bundle, screen
+from rlrun.inspect import screen
 from rlrun.inspect.kubectl import Api
-from rlrun.inspect.redact import known_secrets
+from rlrun.inspect.report import bundle
+from rlrun.inspect.report.redact import known_secrets
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
 from rlrun.inspect.why import explain

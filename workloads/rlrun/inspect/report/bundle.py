@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlrun.inspect import redact
 from rlrun.inspect.folder import json_lines, tail_text
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
 from rlrun.inspect.logs import attempt_folders
+from rlrun.inspect.report import redact
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun
 from rlrun.protocol.files.paths import RunPaths
