@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlrun.inspect.folder import read_folder
+from rlrun.inspect.screen import words
+from rlrun.inspect.why import explain
 from rlrun.protocol.files.batch import read_batch
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
@@ -78,6 +82,8 @@ def test_the_example_learns_and_its_held_out_loss_is_the_models(undisturbed: Loc
     assert measured[100] == pytest.approx(by_hand(final.path, data), rel=1e-4)
     assert measured[0] == pytest.approx(by_hand(run.folder / "model", data), rel=1e-4)
     assert "validation loss 4." in run.output
+    seen = read_folder(run.folder, time.time())
+    assert (seen.phase, seen.progress.step, seen.progress.checkpoint_step) == ("Complete", STEPS, STEPS)
     assert not [line for line in run.steps() if "mismatch_kl" in line]
     assert processes_of(run.folder) == []
 
@@ -107,8 +113,12 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun],
             ),
             f"checkpoint {number}",
         )
+        assert read_folder(run.folder, time.time()).phase == "Running"
         kill(run, module)
         assert run.wait(120) != 0
+        seen = read_folder(run.folder, time.time())
+        assert (seen.phase, seen.failures[-1].attempt) == ("Failed", number), seen
+        assert f"attempt {number} ended: {seen.failures[-1].reason}" in words(explain(seen, time.time()), time.time())
     run.start(*tracker(), "--resume")
     assert run.wait() == 0, run.output + run.tails()
     if tracker():

@@ -193,6 +193,15 @@ def test_a_process_that_left_no_word_is_explained_by_its_log(folder: Folder) -> 
     assert "no such head" in text
 
 
+def test_a_report_of_a_role_that_only_followed_is_no_cause(folder: Folder) -> None:
+    lost = {"role": "trainer", "message": "the orchestrator is gone", "exit_code": 1, "follows": True}
+    folder.write("logs/attempt_0001/trainer/error.json", lost)
+    folder.record(state="Failed", failed_role="orchestrator", exit_code=-9)
+    assert "Killed (orchestrator, exit code -9)" in folder.told()
+    folder.paths.launcher.unlink()
+    assert "ExitCode (trainer, exit code 1)" in folder.told(), "where nothing else is known"
+
+
 def test_a_launcher_that_was_killed_and_a_full_volume(folder: Folder) -> None:
     folder.record(started_ticks=1)
     assert f"Its launcher was killed, or the machine restarted: go on with `{AGAIN}`" in folder.told()

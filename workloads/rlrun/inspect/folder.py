@@ -205,30 +205,36 @@ def _progress(
 
 
 def _failure(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Failure | None:
-    """First cause of an attempt's end: a role's own report, else how the process ended that the launcher names."""
+    """First cause of an attempt's end.
+
+    A role's own report; else how the process ended that the launcher names; else a report of one that only followed.
+    """
     reports = []
     for role in get_args(Role):
         folder = paths.logs(attempt, role)
         if (error := read_error(folder)) is not None:
             reports.append((error.follows, role, error, _mtime(folder / "error.json")))
-    if reports:
-        _, role, error, time = min(reports, key=lambda report: report[0])
-        text = printable(str(error))
-        return _of(attempt, role, error.code, _reason(error.code, text), text, time)
-    if (
-        record is None
-        or record.attempt != attempt
-        or record.state != "Failed"
-        or not isinstance(record.failed_role, str)
-    ):
+    first = min(reports, key=lambda report: report[0], default=None)
+    if first is None or first[0]:
+        named = _named_by(paths, attempt, record)
+        if named is not None or first is None:
+            return named
+    _, role, error, time = first
+    text = printable(str(error))
+    return _of(attempt, role, error.code, _reason(error.code, text), text, time)
+
+
+def _named_by(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Failure | None:
+    """Failure of the process that the launcher's record names, with the end of its log."""
+    if record is None or record.attempt != attempt or record.state != "Failed":
+        return None
+    if not isinstance(record.failed_role, str):
         return None
     name, code = printable(record.failed_role), record.exit_code
     role = name.rpartition("-")[0] if name.startswith("inference-") else name
-    log = paths.root / "logs" / f"attempt_{attempt:04d}" / role / f"{name}.log"
-    text = tail_text(log)
-    lines = telling_lines(text, 3)
+    text = tail_text(paths.root / "logs" / f"attempt_{attempt:04d}" / role / f"{name}.log")
     words = f"{name} {how(code)}" if code is not None else f"{name} ended"
-    said = "; ".join([words, *lines])
+    said = "; ".join([words, *telling_lines(text, 3)])
     return replace(_of(attempt, role, code, _reason(code, text), said, record.time), process=name)
 
 
