@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlrun.cli.runs import change, common, compare, debug, logs, look, pull, rollouts
+from rlrun.cli.runs import change, common, compare, debug, logs, look, plot, pull, rollouts
 from rlrun.inspect.kubectl import Kubectl
 from tests.unit.inspect.recorded import Recorded, Use
 
@@ -20,7 +20,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
             flags: Sequence[str] = common.flags(options)  # type: ignore[arg-type]
             return cluster.kubectl(flags)
 
-        for module in (change, compare, debug, logs, look, pull, rollouts):
+        for module in (change, compare, debug, logs, look, plot, pull, rollouts):
             monkeypatch.setattr(module, "api", api)
         return cluster
 

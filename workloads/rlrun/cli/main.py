@@ -69,6 +69,7 @@ COMMANDS = {
     "rollouts": Command("print rollouts of a step, such as the worst", _Later("runs.rollouts:run_rollouts")),
     "debug": Command("write a bundle for a bug report, without secrets", _Later("runs.debug:run_debug")),
     "compare": Command("show runs beside each other", _Later("runs.compare:run_compare")),
+    "plot": Command("draw a metric of runs", _Later("runs.plot:run_plot")),
     "pull": Command("copy a model, checkpoint, traces, metrics or logs out of a cluster", _Later("runs.pull:run_pull")),
     "suspend": Command("save a run and free its GPUs", _Later("runs.change:run_suspend")),
     "resume": Command("go on with a suspended run", _Later("runs.change:run_resume")),

@@ -31,7 +31,7 @@ def run_compare(argv: Sequence[str]) -> int:
     options = compare_parser().parse_args(list(argv))
     if len(options.runs) < 2:
         raise NotFoundError(f"got {options.runs[0]} alone, expected at least two runs")
-    curves = [_curve(word, api(options)) for word in options.runs]
+    curves = [read_curve(word, api(options)) for word in options.runs]
     if not options.output:
         print(curves_table(curves))
         print("\n" + differences_table(curves))
@@ -50,7 +50,8 @@ def run_compare(argv: Sequence[str]) -> int:
     return exit_codes.OK
 
 
-def _curve(word: str, cluster: Api) -> Curve:
+def read_curve(word: str, cluster: Api) -> Curve:
+    """Metrics and configuration of the run that a word of the command line names."""
     run = find(word, cluster_only=is_plugin())
     paths = RunPaths(run.root if isinstance(run, FolderRun) else Path())
     if isinstance(run, FolderRun):

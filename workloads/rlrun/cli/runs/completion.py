@@ -15,6 +15,7 @@ ON_RUNS = (
     "logs",
     "rollouts",
     "compare",
+    "plot",
     "debug",
     "pull",
     "suspend",

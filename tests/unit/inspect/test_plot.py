@@ -1,0 +1,52 @@
+"""Curves are drawn as they were measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.inspect.curves import curve, svg
+from rlrun.runtime import exit_codes
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, rewards in (("a", [0.1, 0.2, 0.9]), ("b", [0.3, 0.3, 0.3])):
+        root = tmp_path / "runs" / name
+        root.mkdir(parents=True)
+        (root / "run.json").write_text("{}")
+        lines = [{"step": step, "reward/mean": reward, "time": 1.0} for step, reward in enumerate(rewards, 1)]
+        (root / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_curves_are_drawn(runs: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", "runs/a", "runs/b", "--metric", "reward/mean", "--smooth", "5"]) == 0
+    text = capsys.readouterr().out
+    assert "reward/mean" in text
+    assert "runs/b" in text
+    assert main(["plot", "runs/a", "--svg", "a.svg"]) == 0
+    picture = ElementTree.fromstring(Path("a.svg").read_text())
+    points = [one.get("points") for one in picture.iter() if one.tag.endswith("polyline")]
+    assert points == ["70.0,320.0 455.0,285.0 840.0,40.0"]
+
+
+def test_a_metric_that_is_not_there_is_explained(runs: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", "runs/a", "--metric", "reward/men"]) == exit_codes.USAGE
+    assert "unknown metric 'reward/men' (did you mean reward/mean?)" in capsys.readouterr().err
+
+
+def test_smoothing_is_the_mean_of_the_last_values_and_what_is_no_number_is_left_out() -> None:
+    lines = [{"step": step, "m": value} for step, value in enumerate([1.0, 3.0, float("nan"), 5.0, "x", True])]
+    assert curve("l", lines, "m", 2).values == [1.0, 2.0, 4.0]
+    assert curve("l", lines, "m").steps == [0, 1, 3]
+    many = [{"step": step, "m": 1.0} for step in range(5000)]
+    assert len(curve("l", many, "m").steps) == 1000
+
+
+def test_a_label_is_no_markup() -> None:
+    assert "<script>" not in svg("<script>", [curve("<script>", [{"step": 1, "m": 1.0}], "m")])
