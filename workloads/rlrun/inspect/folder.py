@@ -91,7 +91,7 @@ def _judge(run: Snapshot, record: LauncherRecord | None, *, alive: bool, now: fl
     if record is None:
         if step is not None and step == total:
             return _ended(run, "Complete", "Completed", None, None)
-        text = "nobody has written into its folder for two minutes, and no launcher looks after it"
+        text = "nothing was written into its folder for two minutes, and it has no launcher"
         return _ended(run, "Suspended", "NotRunning", text, None)
     ended = rfc3339(record.time)
     match record.state:

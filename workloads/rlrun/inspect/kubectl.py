@@ -16,9 +16,9 @@ from rlrun.runtime.printable import printable
 
 RUNS = "rlruns.rlrun.io"
 _END_SECONDS = 5.0
-"""Time in which a program ends whose output nobody reads any more."""
+"""Time in which a program ends whose output is closed."""
 _LINES = 5
-"""Last lines of an error that are told."""
+"""Last lines of an error that are shown."""
 _SECONDS = 20
 """Longest time that one request may take."""
 

@@ -30,7 +30,7 @@ class Volume:
         """Content of a file.
 
         Raises:
-            NotFoundError: it is not there, or nobody can read it now.
+            NotFoundError: it is not there, or no pod can read it now.
         """
         if isinstance(self._run, FolderRun):
             file = self._run.root / path
@@ -60,7 +60,7 @@ class Volume:
         """A tar stream of a file or a folder of a run in a cluster, with `path` as the name of its root.
 
         Raises:
-            NotFoundError: nobody can read it now.
+            NotFoundError: no pod can read it now.
         """
         folder = str(self._inside(PurePosixPath()))
         return self._api.stream([*self._through(), "tar", "-C", folder, "-cf", "-", "--", str(path)])
