@@ -234,6 +234,9 @@ def test_a_folder_full_of_nonsense_is_read_as_far_as_it_can_be(folder: Folder) -
     for name in ("run.json", "attempts/0001.json", "metrics.jsonl", "logs/attempt_0001/trainer/error.json"):
         folder.write(name, '{"trainer": ["x"], "step": "y"')
     folder.write("logs/attempt_x/file", "")
+    folder.write("identity.json", {"name": "\x1b[2J"})
+    assert "\x1b" not in folder.told()
+    (folder.root / "identity.json").unlink()
     assert "a (runs/a)" in folder.told()
 
 

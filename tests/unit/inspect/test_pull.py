@@ -36,7 +36,10 @@ def cluster(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record
             run("Running", **STORAGE),
             ("ls -1 /data/a/weights/v00000012", "config.json\n"),
             ("ls -1 /data/a/weights/v", "COMPLETE\nconfig.json\n"),
-            ("ls -1 /data/a/weights", "v00000003.a0001\nv00000012.a0002\nv00000009.a0002\nv00000015.a0002.tmp\n"),
+            (
+                "ls -1 /data/a/weights",
+                "v00000003.a0001\nv00000012.a0002\nv00000009.a0002\nv00000015.a0002.tmp\nv99/../../x\n",
+            ),
             ("ls -1 /data/a/checkpoints", ""),
             pods=PODS,
         )

@@ -72,7 +72,7 @@ def curves_table(curves: Sequence[Curve]) -> str:
     size = -(-common // _POINTS)
     parts = []
     for metric in metrics(curves):
-        rows: list[Sequence[str]] = [(metric, *(curve.label for curve in curves))]
+        rows: list[Sequence[str]] = [(printable(metric), *(curve.label for curve in curves))]
         for first in range(1, common + 1, size):
             last = min(common, first + size - 1)
             values = [mean_between(curve.lines, metric, first, last) for curve in curves]

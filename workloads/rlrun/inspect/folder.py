@@ -62,9 +62,9 @@ def read_folder(root: Path, now: float) -> Snapshot:
     failures = tuple(f for n in numbers[-_FAILURES:] if (f := _failure(paths, n, record)) is not None)
     base = Snapshot(
         place="folder",
-        name=str(role.get("name") or _json(paths.identity).get("name") or root.name),
+        name=printable(str(role.get("name") or _json(paths.identity).get("name") or root.name)),
         where=_short(root),
-        task=str(role.get("task") or "RL"),
+        task=printable(str(role.get("task") or "RL")),
         phase="Running",
         reason=None,
         message=None,
@@ -74,7 +74,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
         max_restarts=None,
         progress=progress,
         failures=failures,
-        host=role.get("shared_with") if isinstance(role.get("shared_with"), str) else None,
+        host=_text(role.get("shared_with")),
         go_on=printable(record.command) if record is not None else None,
         started=_started(paths, numbers, record),
         results=tuple(printable(str(line)) for line in ((record.progress if record else {}).get("results") or ())),

@@ -50,11 +50,12 @@ class Volume:
             folder = self._run.root / path
             return sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
         try:
-            return sorted(self._exec("ls", "-1", str(self._inside(path))).splitlines())
+            found = self._exec("ls", "-1", str(self._inside(path))).splitlines()
         except ClusterError as error:
             if "No such file" in str(error):
                 return []
             raise
+        return sorted(name for name in found if "/" not in name)  # what a pod answers becomes a part of paths here
 
     def packed(self, path: PurePosixPath) -> AbstractContextManager[IO[bytes]]:
         """A tar stream of a file or a folder of a run in a cluster, with `path` as the name of its root.

@@ -14,6 +14,7 @@ from rlrun.inspect.compare import Curve
 from rlrun.inspect.curves import DEFAULTS, Line, curve, names, svg
 from rlrun.inspect.source import NotFoundError
 from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import printable
 
 _ROWS = 18
 _COLUMNS = 100
@@ -37,7 +38,7 @@ def run_plot(argv: Sequence[str]) -> int:
     metric = options.metric or _default(runs)
     found = [curve(run.label, run.lines, metric, options.smooth) for run in runs]
     if not all(line.steps for line in found):
-        known = sorted({name for run in runs for name in names(run.lines)})
+        known = sorted({printable(name) for run in runs for name in names(run.lines)})
         without = next(line.label for line in found if not line.steps)
         raise NotFoundError(f"--metric: {without}: {unknown_name('metric', metric, known)}")
     if options.svg is not None:
