@@ -114,6 +114,12 @@ def test_warnings_that_explain_more_are_told_besides() -> None:
     assert "AttemptStarted" not in text
 
 
+def test_a_message_of_several_lines_is_told_without_escapes() -> None:
+    text = told(over("PermanentFailure", "first\nsecond", failure("ExitCode", "ValueError: x\n  at y")))
+    assert "first second" in text
+    assert "ValueError: x at y" in text
+
+
 def test_a_status_full_of_nonsense_is_read_as_far_as_it_can_be() -> None:
     found = run("Running")
     found["status"] |= {

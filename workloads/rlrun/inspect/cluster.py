@@ -39,7 +39,7 @@ def snapshot(
         task=str(spec.get("task") or "RL"),
         phase=phase,
         reason=_text(status.get("reason")) or ("Unserved" if phase == "Unserved" else None),
-        message=_text(status.get("message")),
+        message=_message(status) or None,
         attempt=attempt,
         restarts=_whole(status.get("restarts")) or 0,
         restarts_counted=_whole(status.get("restartsCountedTowardsMax")) or 0,
@@ -101,7 +101,7 @@ def _condition(one: Json) -> Condition:
         str(one.get("type")),
         str(one.get("status")),
         printable(str(one.get("reason") or "")),
-        printable(str(one.get("message") or "")),
+        _message(one),
         _text(one.get("lastTransitionTime")),
     )
 
@@ -114,7 +114,7 @@ def _failure(one: Json) -> Failure:
         node=_text(one.get("nodeName")),
         exit_code=_whole(one.get("exitCode")),
         reason=printable(str(one.get("reason"))),
-        message=printable(str(one.get("message") or "")),
+        message=_message(one),
         counted=one.get("counted") is not False,
         step=_whole(one.get("step")),
         time=_text(one.get("time")),
@@ -133,7 +133,7 @@ def _event(one: Json) -> Event:
     )
     return Event(
         printable(str(one.get("reason"))),
-        printable(str(one.get("message") or "")),
+        _message(one),
         one.get("type") == "Warning",
         _text(time),
         _whole(series.get("count")) or _whole(one.get("count")) or 1,
@@ -158,6 +158,11 @@ def _process(pod: Json) -> Process:
         restarts=_whole(own.get("restartCount")) or 0,
         node=_text(_map(pod, "spec").get("nodeName")),
     )
+
+
+def _message(one: Json) -> str:
+    """Message for people, of several lines where it has them."""
+    return printable(str(one.get("message") or ""), lines=True)
 
 
 def _role(one: Json) -> Role:
