@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import StorageStatus
 from rlrun_operator import render
 from rlrun_operator.decide import host_run, stall, status_builder
@@ -204,7 +205,14 @@ def _scene(case: Case, attempt: int, heard: progress.Report | None) -> Scene:
         waiting_on=heard.waiting_on if heard is not None else None,
         trouble=volumes.ready(heard, case.wanted.claim),
         engines_refused=_is_refused(case.deployment),
+        tracker_secrets=_tracker_secrets(case.spec),
     )
+
+
+def _tracker_secrets(spec: RLRunSpec | None) -> dict[str, str]:
+    """See `Scene.tracker_secrets`."""
+    tracking = spec.tracking if spec is not None else None
+    return {secret.reference.name: secret.field for secret in (tracking.secrets if tracking is not None else ())}
 
 
 def _is_refused(deployment: Manifest | None) -> bool:

@@ -94,7 +94,7 @@ def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[
         "name": name,
         **_image(ctx, role),
         "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", command],
-        "env": _environment(ctx, role),
+        "env": _environment(ctx, role, with_trackers=command == "orchestrator"),
         "volumeMounts": _mounts(ctx, role),
         "securityContext": security.CONTAINER,
         # The role's own message; the end of its log when it could not write one.
@@ -114,7 +114,7 @@ def _image(ctx: RunContext, role: Role) -> dict[str, str]:
     return image if policy is None else image | {"imagePullPolicy": policy}
 
 
-def _environment(ctx: RunContext, role: Role) -> list[Json]:
+def _environment(ctx: RunContext, role: Role, *, with_trackers: bool) -> list[Json]:
     """Ours, then the block's, which replaces one of ours of the same name; the reserved ones cannot be in the block."""
     attempt = ENGINE_ATTEMPT if role == "inference" else ctx.attempt
     values = {
@@ -147,9 +147,21 @@ def _environment(ctx: RunContext, role: Role) -> list[Json]:
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         {"name": "RLRUN_API_KEY", "valueFrom": {"secretKeyRef": {"name": ctx.key_secret, "key": API_KEY}}},
+        *(_tracker_keys(ctx) if with_trackers else ()),
     ]
     own = [variable.model_dump(by_alias=True, exclude_none=True) for variable in block(ctx.spec, role).env]
     return list({variable["name"]: variable for variable in [*ours, *own]}.values())
+
+
+def _tracker_keys(ctx: RunContext) -> list[Json]:
+    """Variables with the keys of trackers, each from its Secret: the container waits for a key that is not there, unless it is optional."""
+    found: list[Json] = []
+    for secret in ctx.spec.tracking.secrets if ctx.spec.tracking is not None else ():
+        optional = {"optional": True} if secret.reference.optional else {}
+        for key in secret.keys:
+            source = {"name": secret.reference.name, "key": key, **optional}
+            found.append({"name": key, "valueFrom": {"secretKeyRef": source}})
+    return found
 
 
 def _mounts(ctx: RunContext, role: Role) -> list[Json]:

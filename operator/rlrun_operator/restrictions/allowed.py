@@ -156,8 +156,10 @@ ROLE = Fields(
 )
 """Rule for a role's block; its other fields ask nothing of Kubernetes that a run does not have anyway."""
 
+_TRACKER = Fields({"secretRef": Fields({"name": Listed("secrets"), **_free("optional")})}, closed=False)
 REST = Fields(
     {
+        "tracking": Fields({"wandb": _TRACKER, "mlflow": _TRACKER}, closed=False),
         "storage": Fields({"claimName": Listed("claims")}, closed=False),
         "environments": Each(Fields({"image": Listed("images")}, closed=False)),
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlrun_operator.names import MODEL_CONTAINER, ROLES, Names, Role
 from rlrun_operator.pods import Container, Pod
@@ -31,6 +31,7 @@ _PULLING = (
 )
 _UNSTARTABLE = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
 _MISSING = re.compile(r"(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
+_MISSING_KEY = re.compile(r"couldn't find key (\S+) in (secret|configmap) (?:[^/\s]+/)?([^/\s]+)", re.IGNORECASE)
 _PULL_PREFIX = re.compile(r"^(?:Back-off pulling image \"[^\"]*\":? ?)?(?:ErrImagePull: )?")
 """The kubelet alternates between the registry's text with and without this; the status must not."""
 _CREATE_PREFIX = re.compile(r"^.*?(?:failed error: |Error creating: )", re.DOTALL)
@@ -68,6 +69,8 @@ class Scene:
     """Report of the roles on a bound volume."""
     engines_refused: bool = False
     """The engines' controller says that it may not make a pod now. Events outlive what they tell of."""
+    tracker_secrets: Mapping[str, str] = field(default_factory=dict)
+    """Field of the specification, such as tracking.wandb.secretRef, by the name of the Secret there."""
 
     def of(self, role: Role) -> list[Pod]:
         return [pod for pod in self.pods if pod.role == role]
@@ -279,7 +282,7 @@ def _over_quota(what: str, text: str) -> Say:
 def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
     """Cause that keeps a scheduled pod from being ready, where it needs a person."""
     for container in pod.containers:
-        if (found := _container_trouble(pod, container, role)) is not None:
+        if (found := _container_trouble(pod, container, role, scene.tracker_secrets)) is not None:
             return found
     mounts = (
         _newest(scene.events, "Pod", pod.name, reason=reason, uid=pod.uid)
@@ -317,7 +320,7 @@ def _silent_node(scene: Scene, pod: Pod, role: str) -> Say | None:
     return Say("False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}")
 
 
-def _container_trouble(pod: Pod, container: Container, role: str) -> Say | None:
+def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mapping[str, str]) -> Say | None:
     reason, message = container.waiting_reason, container.waiting_message
     if reason in _PULLING:
         text = shorten(_PULL_PREFIX.sub("", message), _TEXT_MAX)
@@ -325,14 +328,8 @@ def _container_trouble(pod: Pod, container: Container, role: str) -> Say | None:
         said = f": {text}" if text else ""
         return Say("False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{said}; {fix}")
     if reason == "CreateContainerConfigError":
-        found = _MISSING.search(message)
-        fix = (
-            f"create {found.group(1).lower()} {found.group(2)} in the run's namespace, or correct"
-            if found
-            else "correct"
-        )
-        told = shorten(message, _TEXT_MAX)
-        return Say("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {told}; {fix} {role}.env and {role}.envFrom")
+        told, fix = shorten(message, _TEXT_MAX), _what_to_create(message, role, secrets)
+        return Say("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {told}; {fix}")
     if reason in _UNSTARTABLE:
         told = f"container {container.name} cannot be started: {shorten(message or reason, _TEXT_MAX)}"
         return Say("False", reasons.CONTAINER_FAILING, f"{role}: {told}; correct {role}.image")
@@ -352,6 +349,21 @@ def _container_trouble(pod: Pod, container: Container, role: str) -> Say | None:
             "False", reasons.CONTAINER_FAILING, f"{role}: container {container.name} {why} (exit code {end.code}){told}"
         )
     return None
+
+
+def _what_to_create(message: str, role: str, secrets: Mapping[str, str]) -> str:
+    """What helps a container that names a Secret, ConfigMap or key which is not there."""
+    object_missing, key_missing = _MISSING.search(message), _MISSING_KEY.search(message)
+    if object_missing is not None:
+        kind, name = object_missing.groups()
+        create = f"create {kind.lower()} {name} in the run's namespace, or correct"
+    elif key_missing is not None:
+        key, kind, name = key_missing.groups()
+        create = f"add the key {key} to {kind.lower()} {name}, or correct"
+    else:
+        return f"correct {role}.env and {role}.envFrom"
+    of_tracker = secrets.get(name) if role == "orchestrator" and kind.lower() == "secret" else None
+    return f"{create} {of_tracker or f'{role}.env and {role}.envFrom'}"
 
 
 def _newest(

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
-from rlrun.config.formats import RESERVED_VARIABLES, Format
+from rlrun.config.formats import RESERVED_VARIABLES, SUBDOMAIN, Format, ObjectName
 from rlrun.config.free import FreeMapping
 from rlrun.config.rule import Rule, listed
 
@@ -79,23 +79,15 @@ LabelValue = Annotated[
         "a label value: letters and digits, and -, _ or . between them",
     ),
 ]
-_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _NAME_PART = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LabelKey = Annotated[
     str,
     Field(min_length=1, max_length=317),
     Format(
-        rf"({_SUBDOMAIN}/)?{_NAME_PART}",
+        rf"({SUBDOMAIN}/)?{_NAME_PART}",
         "a label key such as zone or topology.kubernetes.io/zone: at most 63 letters, digits, '-', '_' and '.' after the domain and '/'",
     ),
 ]
-ObjectName = Annotated[
-    str,
-    Field(min_length=1, max_length=253),
-    Format(_SUBDOMAIN, "the name of a Kubernetes object: lower-case letters and digits, and '-' or '.' between them"),
-]
-"""An RFC 1123 subdomain."""
 DataKey = Annotated[
     str,
     Field(min_length=1, max_length=253),
@@ -133,7 +125,7 @@ ExtendedResource = Annotated[
     str,
     Field(min_length=1, max_length=253),
     Format(
-        rf"{_SUBDOMAIN}/{_NAME_PART}",
+        rf"{SUBDOMAIN}/{_NAME_PART}",
         "an extended resource such as nvidia.com/gpu: a domain, '/', and a name of at most 63 characters",
     ),
 ]
@@ -141,7 +133,7 @@ ResourceName = Annotated[
     str,
     Field(min_length=1, max_length=253),
     Format(
-        rf"cpu|memory|ephemeral-storage|hugepages-[0-9]+[KMG]i|{_SUBDOMAIN}/{_NAME_PART}",
+        rf"cpu|memory|ephemeral-storage|hugepages-[0-9]+[KMG]i|{SUBDOMAIN}/{_NAME_PART}",
         "the name of a resource: cpu, memory, ephemeral-storage, hugepages-2Mi, or one with a domain such as nvidia.com/gpu",
     ),
 ]

@@ -159,6 +159,6 @@ class NetworkPolicySpec(Config):
     """Network access of the run's pods."""
 
     mode: Literal["Restricted", "None"] = "Restricted"
-    """Restricted: each role reaches what it needs of the run, DNS, the API server, and port 443 if it reads the hub. None: no policy."""
+    """Restricted: each role reaches what it needs of the run, DNS, API server, hub, trackers and rewards' servers. None: no policy."""
     extra_egress: Annotated[list[FreeMapping], Field(max_length=32)] = Field(default_factory=list)
-    """More egress rules of a NetworkPolicy, such as one for a judge's server."""
+    """More egress rules of a NetworkPolicy, such as one for a proxy or a mirror of the hub."""

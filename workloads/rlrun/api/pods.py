@@ -13,14 +13,13 @@ from rlrun.api.kubernetes import (
     LabelKey,
     LabelValue,
     LocalObjectReference,
-    ObjectName,
     PositiveQuantity,
     ResourceRequirements,
     Toleration,
     reserved_variable,
 )
 from rlrun.config.base import Config
-from rlrun.config.formats import Distinct, GuestPattern, ImageReference
+from rlrun.config.formats import Distinct, GuestPattern, ImageReference, ObjectName
 from rlrun.config.free import FreeMapping
 from rlrun.config.models.engine_arguments import EXTRA_ARGUMENTS_RULES
 from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSpec

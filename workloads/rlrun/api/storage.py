@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.api.kubernetes import Capacity, ObjectName
+from rlrun.api.kubernetes import Capacity
 from rlrun.config.base import Config
-from rlrun.config.formats import Format
+from rlrun.config.formats import Format, ObjectName
 from rlrun.config.rule import Rule, listed
 
 MountPath = Annotated[

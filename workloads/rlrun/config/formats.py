@@ -105,6 +105,14 @@ OperatorName = Annotated[
         "the operatorName of an operator's installation: lower-case letters, digits, and '-' between them",
     ),
 ]
+DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+SUBDOMAIN = rf"{DNS_LABEL}(\.{DNS_LABEL})*"
+ObjectName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(SUBDOMAIN, "the name of a Kubernetes object: lower-case letters and digits, and '-' or '.' between them"),
+]
+"""An RFC 1123 subdomain."""
 WebAddress = Annotated[
     str,
     Field(min_length=1, max_length=1024),

@@ -96,7 +96,9 @@ def environment(ctx: RunContext, role: str, pod: str) -> dict[str, str]:
             result[variable["name"]] = fields[source["fieldRef"]["fieldPath"]]
         elif "secretKeyRef" in source:
             secret = api_key_secret(ctx, KEY)
-            assert source["secretKeyRef"]["name"] == secret["metadata"]["name"]
+            if source["secretKeyRef"]["name"] != secret["metadata"]["name"]:
+                assert source["secretKeyRef"]["name"].startswith("for-rlrun-"), "a Secret of the user's own"
+                continue
             result[variable["name"]] = secret["stringData"][source["secretKeyRef"]["key"]]
         else:
             result[variable["name"]] = variable["value"]

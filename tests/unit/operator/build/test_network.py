@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from rlrun_operator.render import RunContext
+from rlrun_operator.render.outside import outside_rules
 from rlrun_operator.settings import NetworkSettings
 from tests.cluster.native.policy_rules import selects
 from tests.unit.operator.build.examples import context, everything
@@ -21,6 +23,12 @@ Labels = dict[str, str]
 Way = tuple[str, str, int]
 
 
+class Elsewhere(NamedTuple):
+    """Pods of another namespace."""
+
+    namespace: str
+
+
 def policies(*runs: RunContext) -> list[dict[str, Any]]:
     return [child["spec"] for ctx in runs for child in everything(ctx) if child["kind"] == "NetworkPolicy"]
 
@@ -29,15 +37,15 @@ def pod(run: str, role: str) -> Labels:
     return {"rlrun.io/run": run, "rlrun.io/role": role}
 
 
-def passes(found: list[dict[str, Any]], source: Labels | None, target: Labels | str, port: int) -> bool:
+def passes(found: list[dict[str, Any]], source: Labels | None, target: Labels | Elsewhere | str, port: int) -> bool:
     """Whether a TCP connection is allowed; a source of None is a stranger's pod, a target that is a text an address outside."""
     if source is not None and not _allowed(found, source, ("egress", "to"), target, port):
         return False
-    return isinstance(target, str) or _allowed(found, target, ("ingress", "from"), source, port)
+    return isinstance(target, str | Elsewhere) or _allowed(found, target, ("ingress", "from"), source, port)
 
 
 def _allowed(
-    found: list[dict[str, Any]], own: Labels, way: tuple[str, str], other: Labels | str | None, port: int
+    found: list[dict[str, Any]], own: Labels, way: tuple[str, str], other: Labels | Elsewhere | str | None, port: int
 ) -> bool:
     direction, side = way
     mine = [p for p in found if selects(p["podSelector"], own) and direction.capitalize() in p["policyTypes"]]
@@ -45,17 +53,22 @@ def _allowed(
     return not mine or any(_peer(rule.get(side), other) and _port(rule.get("ports"), port) for rule in rules)
 
 
-def _peer(peers: list[dict[str, Any]] | None, other: Labels | str | None) -> bool:
+def _peer(peers: list[dict[str, Any]] | None, other: Labels | Elsewhere | str | None) -> bool:
     if not peers:
         return True
     if isinstance(other, str):
         return any(peer.get("ipBlock", {}).get("cidr") == f"{other}/32" for peer in peers)
+    if isinstance(other, Elsewhere):
+        spaces = (
+            peer["namespaceSelector"] for peer in peers if "namespaceSelector" in peer and "podSelector" not in peer
+        )
+        return any(selects(space, {"kubernetes.io/metadata.name": other.namespace}) for space in spaces)
     here = (peer["podSelector"] for peer in peers if "podSelector" in peer and "namespaceSelector" not in peer)
     return other is not None and any(selects(selector, other) for selector in here)
 
 
 def _port(ports: list[dict[str, Any]] | None, port: int) -> bool:
-    return not ports or any(entry["protocol"] == "TCP" and entry["port"] == port for entry in ports)
+    return not ports or any(entry["protocol"] == "TCP" and entry.get("port", port) == port for entry in ports)
 
 
 def ways(found: list[dict[str, Any]]) -> Iterator[Way]:
@@ -161,3 +174,85 @@ def test_a_guest_reaches_the_two_doors_of_its_host_and_nothing_else_of_it() -> N
     open_ways = {(role, port) for role in ROLES for port in PORTS if passes(found, asks, pod("host", role), port)}
     assert open_ways == {("trainer", CHANNEL), ("inference", ENGINE)}
     assert [p for p in PORTS for role in ROLES if passes(found, pod("host", role), asks, p)] == []
+
+
+TRACKED = {"tensorboard": {}, "trackio": {}}
+OUTSIDE, LITERAL = "203.0.113.7", "192.0.2.7"
+DOORS_OUT = (80, 443, 5000, 8443)
+IN_TOOLS: set[tuple[str | Elsewhere, int]] = {(Elsewhere("tools"), port) for port in DOORS_OUT}
+JUDGED: list[dict[str, Any]] = [
+    {"reward": "judge", "reward_args": {"model": "m", "base_url": "{url}"}},
+    {"reward": ["math", {"name": "reward-model", "args": {"model": "m", "base_url": "{url}"}}]},
+    {"reward_by_source": {"a": "math", "*": [{"name": "group-judge", "args": {"model": "m", "base_url": "{url}"}}]}},
+]
+NAMED: list[tuple[str, set[tuple[str | Elsewhere, int]]]] = [
+    ("https://mlflow.example.org", {(OUTSIDE, 443)}),
+    ("http://mlflow.example.org", {(OUTSIDE, 80)}),
+    ("https://user:word@mlflow.example.org:8443/mlflow", {(OUTSIDE, 8443)}),
+    ("http://192.0.2.7:8443/v1", {(LITERAL, 8443)}),
+    ("http://mlflow.tools.svc", IN_TOOLS),
+    ("http://mlflow.tools.svc.cluster.local.:80", IN_TOOLS),
+    ("http://mlflow-0.mlflow.tools.svc:80", IN_TOOLS),
+    ("http://mlflow.tools", {(OUTSIDE, 80)} | (IN_TOOLS - {(Elsewhere("tools"), 80)})),
+    ("http://127.0.0.1:5000", set()),
+    ("http://localhost:5000", set()),
+    ("http://[::1]:80", set()),
+    ("http://mlflow.example.org:99999", set()),
+]
+
+
+def judged(args: dict[str, Any], url: str) -> dict[str, Any]:
+    """A run whose environment `dataset` has these arguments, with the server's URL in them."""
+    text = json.dumps({"path": "/data/rows", **args}).replace("{url}", url)
+    return {"environments": [{"id": "dataset", "args": json.loads(text)}]}
+
+
+def ways_out(edit: dict[str, Any], role: str = "orchestrator") -> set[tuple[str | Elsewhere, int]]:
+    """Places and ports outside of the run that a role reaches. A port that is open to any address is there once, with `OUTSIDE`."""
+    found = policies(known_address(context(edit)))
+    own, anywhere = pod("run", role), {port for port in DOORS_OUT if passes(found, pod("run", role), OUTSIDE, port)}
+    places = (LITERAL, Elsewhere("tools"), Elsewhere("other"))
+    only = {(place, port) for place in places for port in DOORS_OUT if passes(found, own, place, port)}
+    return {(OUTSIDE, port) for port in anywhere} | {way for way in only if way[1] not in anywhere}
+
+
+@pytest.mark.parametrize(("url", "open_ways"), NAMED, ids=[url for url, _ in NAMED])
+def test_the_server_of_a_tracker_or_a_reward_is_open_to_the_orchestrator_alone(
+    url: str, open_ways: set[tuple[str | Elsewhere, int]]
+) -> None:
+    for edit in ({"tracking": {"mlflow": {"uri": url}}}, *(judged(args, url) for args in JUDGED)):
+        assert ways_out(edit) == open_ways
+        assert ways_out(edit, "trainer") == ways_out(edit, "inference") == set()
+
+
+def test_a_name_of_one_label_is_a_service_of_the_runs_own_namespace() -> None:
+    found = policies(known_address(context({"tracking": {"mlflow": {"uri": "http://mlflow:80"}}})))
+    asks = pod("run", "orchestrator")
+    assert passes(found, asks, {"app": "mlflow"}, 5000)
+    assert not passes(found, asks, OUTSIDE, 80)
+
+
+WANDB: list[tuple[dict[str, Any], list[dict[str, str]], set[tuple[str | Elsewhere, int]]]] = [
+    (TRACKED, [], set()),
+    ({"wandb": {}}, [], {(OUTSIDE, 443)}),
+    ({"wandb": {"offline": True}}, [], set()),
+    ({"wandb": {}}, [{"name": "WANDB_MODE", "value": "offline"}], set()),
+    ({"wandb": {}}, [{"name": "WANDB_MODE", "value": "disabled"}], set()),
+    ({"wandb": {"baseUrl": "http://192.0.2.7:80"}}, [], {(LITERAL, 80)}),
+    ({"wandb": {}}, [{"name": "WANDB_BASE_URL", "value": "http://192.0.2.7:80"}], {(LITERAL, 80)}),
+    ({"mlflow": {}}, [{"name": "MLFLOW_TRACKING_URI", "value": "http://192.0.2.7:5000"}], {(LITERAL, 5000)}),
+    ({"mlflow": {}}, [{"name": "MLFLOW_TRACKING_URI", "value": "file:/data/mlruns"}], set()),
+]
+
+
+@pytest.mark.parametrize(("tracking", "env", "open_ways"), WANDB)
+def test_a_tracker_opens_what_its_fields_and_variables_say(
+    tracking: dict[str, Any], env: list[dict[str, str]], open_ways: set[tuple[str | Elsewhere, int]]
+) -> None:
+    assert ways_out({"tracking": tracking, "orchestrator": {"env": env}}) == open_ways
+
+
+def test_a_server_that_two_name_has_one_rule() -> None:
+    url = "http://192.0.2.7:5000"
+    rules = outside_rules(context({"tracking": {"mlflow": {"uri": url}}, **judged(JUDGED[0], url)}).spec)
+    assert len(rules) == 1

@@ -179,6 +179,48 @@ def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> Non
     assert "RLRUN_ENVIRONMENT_SOCKETS" not in str(pods(plain))
 
 
+def test_keys_of_trackers_come_from_their_secrets_to_the_orchestrators_container_alone() -> None:
+    ctx = context(
+        {
+            "task": "SFT",
+            "model": {"tiny": {}},
+            "data": {"sources": [{"path": "/rows"}]},
+            "tracking": {
+                "wandb": {"secretRef": {"name": "for-rlrun-wandb"}},
+                "mlflow": {"credentials": "Password", "secretRef": {"name": "for-rlrun-mlflow", "optional": True}},
+            },
+        }
+    )
+    found = [
+        (inner["name"], variable["name"], variable["valueFrom"]["secretKeyRef"])
+        for made in workloads(ctx).made
+        for pod in [made["spec"].get("template", made)["spec"]]
+        for inner in [*pod["containers"], *pod["initContainers"]]
+        for variable in inner.get("env", ())
+        if variable["name"].startswith(("WANDB", "MLFLOW"))
+    ]
+    mlflow = {"name": "for-rlrun-mlflow", "optional": True}
+    assert found == [
+        ("orchestrator", "WANDB_API_KEY", {"name": "for-rlrun-wandb", "key": "WANDB_API_KEY"}),
+        *(
+            ("orchestrator", f"MLFLOW_TRACKING_{key}", {**mlflow, "key": f"MLFLOW_TRACKING_{key}"})
+            for key in ("USERNAME", "PASSWORD")
+        ),
+    ]
+
+
+def test_a_variable_of_the_orchestrators_own_wins_over_a_trackers_secret() -> None:
+    secret = {"valueFrom": {"secretKeyRef": {"name": "mine", "key": "k"}}}
+    ctx = context(
+        {
+            "tracking": {"wandb": {"secretRef": {"name": "for-rlrun-wandb"}}},
+            "orchestrator": {"env": [{"name": "WANDB_API_KEY", **secret}]},
+        }
+    )
+    keys = [variable for variable in container(ctx, "orchestrator")["env"] if variable["name"] == "WANDB_API_KEY"]
+    assert keys == [{"name": "WANDB_API_KEY", **secret}]
+
+
 def test_containers_of_environments_share_nothing_that_can_be_written() -> None:
     storage = {"claimName": "team", "subPath": "exp", "mountPath": "/mnt/rl"}
     ctx = context({"environments": IMAGES, "storage": storage})

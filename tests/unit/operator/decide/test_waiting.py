@@ -318,6 +318,14 @@ def test_a_claim_that_does_not_exist_or_has_lost_its_volume() -> None:
         (
             "trainer",
             "PodsReady",
+            "CreateContainerConfigError",
+            "couldn't find key HF_TOKEN in Secret team-a/hub-token",
+            "ContainerConfigInvalid",
+            ["add the key HF_TOKEN to secret hub-token, or correct trainer.env"],
+        ),
+        (
+            "trainer",
+            "PodsReady",
             "CreateContainerError",
             "exec: sh: not found",
             "ContainerFailing",
@@ -331,6 +339,23 @@ def test_a_container_that_cannot_start(
     kube = Kube()
     waiting(kube, role, reason, message)
     check(kube, condition, expected, *words)
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ('secret "for-rlrun-wandb" not found', "create secret for-rlrun-wandb in the run's namespace"),
+        (
+            "couldn't find key WANDB_API_KEY in Secret team-a/for-rlrun-wandb",
+            "add the key WANDB_API_KEY to secret for-rlrun-wandb",
+        ),
+    ],
+)
+def test_a_trackers_key_that_is_missing_names_its_field(message: str, fix: str) -> None:
+    kube = Kube({"tracking": {"wandb": {"secretRef": {"name": "for-rlrun-wandb"}}}})
+    waiting(kube, "orchestrator", "CreateContainerConfigError", message)
+    said = f"{message}; {fix}, or correct tracking.wandb.secretRef"
+    check(kube, "PodsReady", "ContainerConfigInvalid", f"orchestrator: {said}")
 
 
 def test_the_kubelet_alternates_between_two_words_for_one_trouble_and_the_status_does_not() -> None:

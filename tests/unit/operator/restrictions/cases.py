@@ -222,6 +222,12 @@ REFUSED = [
         (f"{V}.secret.secretName",),
         EVERYTHING,
     ),
+    Case("secret-of-tracker-by-convention", {"tracking": {"wandb": {"secretRef": {"name": "for-rlrun-wandb"}}}}),
+    Case(
+        "secret-of-tracker",
+        {"tracking": {"wandb": {"secretRef": {"name": "db"}}, "mlflow": {"secretRef": {"name": "x-key-0123abcd"}}}},
+        ("tracking.wandb.secretRef.name", "tracking.mlflow.secretRef.name"),
+    ),
     Case("secret-volume", volume(secret={"secretName": "db"}), (f"{V}.secret.secretName",)),
     Case(
         "projected-secret",

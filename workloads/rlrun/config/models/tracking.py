@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from rlrun.config.base import Config
-from rlrun.config.formats import WebAddress
+from rlrun.config.formats import ObjectName, WebAddress
 
 TrackerText = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class TrackerSecretReference(Config):
+    """Reference to a Secret of the run's namespace, whose keys are called after the tracker's variables."""
+
+    name: ObjectName
+    """Name of the Secret."""
+    optional: bool = False
+    """Start the orchestrator without the Secret or its keys too."""
 
 
 class WandbConfig(Config):
@@ -29,6 +38,13 @@ class WandbConfig(Config):
     """A server of one's own."""
     offline: bool | None = None
     """Write files on the volume for `wandb sync` instead; default: as `WANDB_MODE` says, or off."""
+    secret_ref: TrackerSecretReference | None = None
+    """Secret with `WANDB_API_KEY`, in a cluster; default: the variable, from `orchestrator.env` or `envFrom`."""
+
+    @property
+    def secret_keys(self) -> tuple[str, ...]:
+        """Keys that the Secret has to have; each becomes the variable of its name."""
+        return ("WANDB_API_KEY",)
 
 
 class TensorBoardConfig(Config):
@@ -44,6 +60,17 @@ class MlflowConfig(Config):
     """Experiment; default: `MLFLOW_EXPERIMENT_NAME`, or rlrun."""
     name: TrackerText | None = None
     """Name of the tracked run; default: the run's."""
+    secret_ref: TrackerSecretReference | None = None
+    """Secret with the credentials, in a cluster; default: the variables, from `orchestrator.env` or `envFrom`."""
+    credentials: Literal["Token", "Password"] = "Token"
+    """Keys of the Secret: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`."""
+
+    @property
+    def secret_keys(self) -> tuple[str, ...]:
+        """Keys that the Secret has to have; each becomes the variable of its name."""
+        if self.credentials == "Token":
+            return ("MLFLOW_TRACKING_TOKEN",)
+        return ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 
 
 class TrackioConfig(Config):
@@ -82,6 +109,26 @@ class TrackingConfig(Config):
     def trackers(self) -> list[str]:
         """Names of the trackers that are set."""
         return [name for name in TRACKERS if getattr(self, name) is not None]
+
+    @property
+    def secrets(self) -> list[TrackerSecret]:
+        """Secrets that the trackers name."""
+        return [
+            TrackerSecret(f"tracking.{name}.secretRef", block.secret_ref, block.secret_keys)
+            for name, block in (("wandb", self.wandb), ("mlflow", self.mlflow))
+            if block is not None and block.secret_ref is not None
+        ]
+
+
+class TrackerSecret(NamedTuple):
+    """A Secret of a tracker."""
+
+    field: str
+    """Field of the specification that names it."""
+    reference: TrackerSecretReference
+    """The name."""
+    keys: tuple[str, ...]
+    """Its keys, which are variables of the tracker."""
 
 
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlrun.config.models.tracking import TrackingConfig
-from rlrun.tracking.enabled import enabled_trackers, is_offline
+from rlrun.tracking.enabled import enabled_trackers, mlflow_address, wandb_address
 
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "wandb": ("wandb", "pip install 'rlrun[wandb]'"),
@@ -32,13 +32,11 @@ def problems(config: TrackingConfig, environ: Mapping[str, str]) -> list[tuple[s
     found = [
         (name, missing_package(name)) for name in names if name in PACKAGES and find_spec(PACKAGES[name][0]) is None
     ]
-    if config.mlflow is not None and not (
-        config.mlflow.uri or environ.get("MLFLOW_TRACKING_URI", "").startswith("http")
-    ):
+    if config.mlflow is not None and mlflow_address(config.mlflow, environ) is None:
         found.append(("mlflow", MLFLOW_ADDRESS))
-    if config.wandb is not None and "wandb" in names and not is_offline(config.wandb, environ):
-        address = config.wandb.base_url or environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-        if not environ.get("WANDB_API_KEY") and not _logged_in(address, environ):
+    if config.wandb is not None and "wandb" in names:
+        address = wandb_address(config.wandb, environ)
+        if address is not None and not environ.get("WANDB_API_KEY") and not _logged_in(address, environ):
             found.append(("wandb", WANDB_KEY.format(urlsplit(address).hostname)))
     return found
 
@@ -56,4 +54,4 @@ MLFLOW_ADDRESS = (
     "needs an address: uri is not set, and MLFLOW_TRACKING_URI is no address of a server; "
     "set one of them, such as http://127.0.0.1:5000 (`mlflow server`)"
 )
-WANDB_KEY = "has no key for {}: set WANDB_API_KEY, say `wandb login`, or set offline: true"
+WANDB_KEY = "has no key for {}: set WANDB_API_KEY (in a cluster: secretRef), say `wandb login`, or set offline: true"

@@ -101,7 +101,11 @@ class WandbTracker:
 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    fix = "; set WANDB_API_KEY, or tracking.wandb.offline: true" if any(sign in text for sign in _REFUSED) else ""
+    fix = (
+        "; set WANDB_API_KEY (in a cluster: tracking.wandb.secretRef), or tracking.wandb.offline: true"
+        if any(sign in text for sign in _REFUSED)
+        else ""
+    )
     return f"W&B does not take the run: {text}{fix}"
 
 

@@ -1,0 +1,89 @@
+"""Servers outside of a run that its orchestrator talks to: those of trackers, and of rewards of bundled environments.
+
+A NetworkPolicy knows addresses and pods, no names. So a name of the public network opens its port to any address, as a hub does. The
+name of a Service opens the pods of its namespace on every port: networks judge a packet when its address and port are already those of a
+pod, and the Service alone knows that port.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.tracking.enabled import server_addresses
+from rlrun_operator.state import Json
+
+_PORTS = {"http": 80, "https": 443}
+_NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+"""Label that Kubernetes itself puts on each namespace."""
+_REWARD_ARGUMENTS = ("reward", "reward_args", "reward_by_source")
+"""Arguments of the environment `dataset` in which a `base_url` is that of a reward's server."""
+
+
+def outside_rules(spec: RLRunSpec) -> list[Json]:
+    """Egress rules of the orchestrator for the servers that the specification names, each once."""
+    found: list[Json] = []
+    for address in outside_addresses(spec):
+        found += [rule for rule in _rules(address) if rule not in found]
+    return found
+
+
+def outside_addresses(spec: RLRunSpec) -> list[str]:
+    """URLs of those servers. What a variable from a Secret or ConfigMap names is not known here."""
+    literal = {variable.name: variable.value for variable in spec.orchestrator.env if variable.value}
+    found = server_addresses(spec.tracking, literal)
+    for environment in spec.environments:
+        if environment.id == "dataset":
+            for argument in _REWARD_ARGUMENTS:
+                found += _base_urls(environment.args.get(argument))
+    return found
+
+
+def _base_urls(value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key == "base_url" and isinstance(inner, str):
+                yield inner
+            else:
+                yield from _base_urls(inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _base_urls(item)
+
+
+def _rules(address: str) -> list[Json]:
+    """Rules for a URL; none for the pod itself, and for what is no URL, which its user refuses by name."""
+    try:
+        parts = urlsplit(address)
+        host, port = (parts.hostname or "").rstrip("."), parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return []
+    if not host or port is None or host == "localhost":
+        return []
+    door: Json = {"ports": [{"protocol": "TCP", "port": port}]}
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return _named(host.split("."), door)
+    if ip.is_loopback or ip.is_unspecified:
+        return []
+    return [{"to": [{"ipBlock": {"cidr": f"{ip}/{ip.max_prefixlen}"}}], **door}]
+
+
+def _named(labels: list[str], door: Json) -> list[Json]:
+    """Rules for a host name: of a Service, of the public network, or of two labels, which can be either."""
+    if len(labels) == 1:
+        return [_pods({"podSelector": {}})]
+    if "svc" in labels[2:]:
+        return [_in_namespace(labels[labels.index("svc", 2) - 1])]
+    return [door, _in_namespace(labels[1])] if len(labels) == 2 else [door]
+
+
+def _in_namespace(name: str) -> Json:
+    return _pods({"namespaceSelector": {"matchLabels": {_NAMESPACE_LABEL: name}}})
+
+
+def _pods(peer: Json) -> Json:
+    return {"to": [peer], "ports": [{"protocol": "TCP"}]}
