@@ -98,6 +98,8 @@ docs: install ## write the generated pages
 UV_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade --quiet
 IMAGE_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-index-url --no-annotate --quiet
 IMAGE_CPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.11 --constraint requirements/cpu.txt
+# What the trainer's image has already: the layer of trackers leaves that alone.
+HELD = $(shell sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/images/trainer-?pu.txt | sort -u)
 IMAGE_GPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.12 --constraint requirements/gpu.txt --override requirements/images/overrides-gpu.txt --extra trainer
 lock: ## renew the lock files
 	$(UV_COMPILE) pyproject.toml requirements/engine-cpu.in --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra engine --extra dev \
@@ -112,6 +114,7 @@ lock: ## renew the lock files
 	$(IMAGE_CPU) --extra stub --extra cli -o requirements/images/stub.txt
 	$(IMAGE_GPU) -o requirements/images/common-gpu.txt
 	$(IMAGE_GPU) --extra orchestrator --extra cli -o requirements/images/trainer-gpu.txt
+	$(IMAGE_CPU) --override requirements/images/overrides-trackers.txt --extra wandb --extra tensorboard --extra trackio $(HELD) -o requirements/images/trackers.txt
 	$(IMAGE_GPU) --extra inference --extra cli --extra gpu -o requirements/images/inference-gpu.txt
 	echo verifiers==0.1.14 | $(UV_COMPILE) - --python-version 3.11 -o requirements/verifiers-0.1.txt
 	grep -o 'setuptools==[0-9.]*' pyproject.toml | $(IMAGE_COMPILE) - -o requirements/images/build.txt

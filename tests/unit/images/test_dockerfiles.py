@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.tracking.backends.missing import PACKAGES
 from tests.cluster.images import IMAGES
 from tests.cluster.images.builder import ROOT
 from tests.cluster.images.inputs import Ignore, arguments, copied, files, parse
@@ -80,6 +81,20 @@ def test_an_image_holds_the_versions_that_are_tested_with_hashes(lock: Path) -> 
     assert held
     assert {name: version for name, version in held.items() if whole.get(name) != version} == {}
     assert len(re.findall(r"==\S+ (?:; [^\\]+)?\\\n    --hash=sha256:", lock.read_text())) == len(held)
+
+
+def test_the_layer_of_trackers_adds_to_the_trainers_packages_and_replaces_none() -> None:
+    lock = REQUIREMENTS / "images/trackers.txt"
+    held = pins(lock)
+    assert {package for package, _ in PACKAGES.values()} <= held.keys()
+    assert len(re.findall(r"==\S+ (?:; [^\\]+)?\\\n    --hash=sha256:", lock.read_text())) == len(held)
+    for accelerator in ACCELERATORS:
+        assert not held.keys() & pins(REQUIREMENTS / f"images/trainer-{accelerator}.txt").keys()
+    tested = pins(REQUIREMENTS / "cpu.txt")
+    assert {name: version for name, version in held.items() if tested.get(name, version) != version} == {}
+    assert not {"grpcio", "werkzeug", "tensorboard-data-server"} & held.keys(), (
+        "TensorBoard's files are written here, not served"
+    )
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)

@@ -59,6 +59,7 @@ EVERY = set(IMAGES)
         ("requirements/images/stub.txt", {"stub"}),
         ("requirements/images/common-cpu.txt", {"trainer", "inference"}),
         ("requirements/images/inference-cpu.txt", {"inference"}),
+        ("requirements/images/trackers.txt", {"trainer"}),
         ("tests/cluster/images/cuda_stubs.py", {"trainer", "inference"}),
         ("Dockerfile.stub", {"stub"}),
         ("tests/support/faults/sitecustomize.py", {"stub"}),

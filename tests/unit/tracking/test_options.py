@@ -53,6 +53,10 @@ def test_a_tracker_that_cannot_work_here_is_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(missing, "find_spec", lambda name: None)
     config = tracking(wandb={}, tensorboard={}, mlflow={}, trackio={})
     environ = {"WANDB_API_KEY": "k"}
+    assert dict(missing.problems(config, environ, in_image=True))["wandb"] == (
+        "needs the package wandb, which this image lacks; set orchestrator.image to one that has it, as the trainer's image of a release "
+        "has, or remove tracking.wandb"
+    )
     assert dict(missing.problems(config, environ)) == {
         "wandb": "needs the package wandb, which is not installed; install it: pip install 'rlrun[wandb]'",
         "tensorboard": "needs the package tensorboard, which is not installed; install it: pip install 'rlrun[tensorboard]'",

@@ -127,7 +127,7 @@ def sink_beside(
     if config.tracking is None or not enabled_trackers(config.tracking, environ):
         yield
         return
-    for name, message in problems(config.tracking, environ):
+    for name, message in problems(config.tracking, environ, in_image=True):
         say(f"tracking.{name} {message}; the run goes on without it")
     root = Path(config.trainer.output_dir)
     sink = SinkProcess(file, root, environ)

@@ -19,18 +19,35 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
 """Package of a tracker, and how to install it. MLflow needs none."""
 
 
-def missing_package(tracker: str, error: ImportError | None = None) -> str:
-    """One line about a tracker's package that cannot be imported."""
+def missing_package(tracker: str, error: ImportError | None = None, *, in_image: bool = False) -> str:
+    """One line about a tracker's package that cannot be imported.
+
+    Args:
+        tracker: its name.
+        error: of the import.
+        in_image: nothing can be installed here, as in a pod.
+    """
     package, command = PACKAGES[tracker]
     why = f" ({error})" if error is not None and error.name != package else ""
+    if in_image:
+        fix = f"set orchestrator.image to one that has it, as the trainer's image of a release has, or remove tracking.{tracker}"
+        return f"needs the package {package}, which this image lacks; {fix}"
     return f"needs the package {package}, which is not installed{why}; install it: {command}"
 
 
-def problems(config: TrackingConfig, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Trackers that cannot work on this machine, and why: a package, an address or a key is missing. Imports none of them."""
+def problems(config: TrackingConfig, environ: Mapping[str, str], *, in_image: bool = False) -> list[tuple[str, str]]:
+    """Trackers that cannot work on this machine, and why: a package, an address or a key is missing. Imports none of them.
+
+    Args:
+        config: the trackers.
+        environ: where their variables are.
+        in_image: this is a pod, where nothing can be installed.
+    """
     names = enabled_trackers(config, environ)
     found = [
-        (name, missing_package(name)) for name in names if name in PACKAGES and find_spec(PACKAGES[name][0]) is None
+        (name, missing_package(name, in_image=in_image))
+        for name in names
+        if name in PACKAGES and find_spec(PACKAGES[name][0]) is None
     ]
     if config.mlflow is not None and mlflow_address(config.mlflow, environ) is None:
         found.append(("mlflow", MLFLOW_ADDRESS))
