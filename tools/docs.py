@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic.alias_generators import to_camel
 
 from rlrun.cli import evaluation, main, track, version
-from rlrun.cli.checks import doctor, env, fit, render, validate
+from rlrun.cli.checks import doctor, env, env_install, fit, render, validate
 from rlrun.cli.files import convert, export, installation
 from rlrun.cli.runs import change, compare, completion, debug, logs, look, plot, pull, rollouts
 from rlrun.config.algorithm.names import (
@@ -253,6 +253,7 @@ def cli_page() -> str:
         "export": export.parser(),
         "env": env.parser(),
         "env try": env.try_parser(),
+        "env install": env_install.install_parser(),
         "doctor": doctor.parser(),
         "track": track.parser(),
         "get": look.get_parser(),

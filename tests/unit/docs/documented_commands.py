@@ -70,6 +70,12 @@ TESTS: Mapping[str, str] = {
     r"rlrun init .*": "tests/unit/cli/test_cli_installation.py::test_every_manifest_that_init_writes_is_valid",
     r"rlrun convert .*": "tests/processes/cli/test_cli_convert.py::test_the_example_of_the_page",
     r"rlrun validate run\.yaml && rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns_and_stays_there",
+    r"rlrun env install (word-chain.*|\./environments/word_chain)": (
+        "tests/processes/cli/test_cli_env_install.py::test_a_folder_is_installed_and_what_is_there_is_replaced_only_on_purpose"
+    ),
+    r"rlrun env install ann/word-chain@.*": (
+        "tests/processes/cli/test_cli_env_install.py::test_a_hubs_environment_comes_from_its_owner_and_nothing_else_does"
+    ),
     r"rlrun env try calculator .*": "tests/processes/cli/test_cli_env.py::test_written_replies_of_several_turns",
     r"rlrun env try my_package\.tasks:make .*": "tests/processes/cli/test_cli_env.py::test_an_episode_is_printed",
     r"rlrun env try gsm8k --base-url .*": "tests/processes/cli/test_cli_env.py::test_a_server_answers",

@@ -60,7 +60,7 @@ COMMANDS = {
     "export": Command("write a Hugging Face model folder from a run's checkpoint", _Later("files.export:run")),
     "track": Command("send a run to its trackers, or to others", _Later("track:run")),
     "tiny-model": Command("make a tiny model for tests and first steps", _Later("files.tiny_model:run")),
-    "env": Command("list environments, or play one episode of one", _Later("checks.env:run")),
+    "env": Command("list environments, play one episode of one, or install one", _Later("checks.env:run")),
     "get": Command("list runs, of the cluster or in folders, with why each waits", _Later("runs.look:run_get")),
     "status": Command("show a run on one screen", _Later("runs.look:run_status")),
     "why": Command("say why a run waits, restarted or failed, and what to do", _Later("runs.look:run_why")),

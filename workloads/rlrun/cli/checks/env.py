@@ -1,4 +1,4 @@
-"""`rlrun env list` and `rlrun env try ID`: which environments there are, and one episode of one of them, to look at."""
+"""`rlrun env list`, `rlrun env try ID`, `rlrun env install SOURCE`: which environments there are, one episode of one, one more."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlrun.cli.checks.env_install import run_install
 from rlrun.config.loading.parser import Parser
 from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
@@ -24,11 +25,15 @@ _MARK = "> "
 
 def parser() -> Parser:
     """The command line of `rlrun env`."""
-    p = Parser(prog="rlrun env", description="Look at environments.")
+    p = Parser(prog="rlrun env", description="Look at environments, and install them.")
     p.add_argument(
-        "action", choices=("list", "try"), help="list those that are shipped, or play one episode: rlrun env try ID"
+        "action",
+        choices=("list", "try", "install"),
+        help="list those that are shipped, play one episode (rlrun env try ID), or install one (rlrun env install SOURCE)",
     )
-    p.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="see rlrun env try --help")
+    p.add_argument(
+        "rest", nargs=argparse.REMAINDER, metavar="...", help="see rlrun env try --help and rlrun env install --help"
+    )
     return p
 
 
@@ -63,6 +68,8 @@ def run(argv: Sequence[str]) -> int:
     rest = list(argv)[1:]
     if options.action == "try":
         return _try(rest)
+    if options.action == "install":
+        return run_install(rest)
     if rest:
         parser().error(f"list takes no argument, got {rest[0]!r}")
     from rlrun.environments.registry import known

@@ -12,6 +12,7 @@ PROCESS_VARIABLES: Mapping[str, str] = {
     "RLRUN_CONFIG_MARK": "the fingerprint that the pod's file must have",
     "RLRUN_CRASHES": "folder of crash reports",
     "RLRUN_ENGINE": "what an engine's process is started with",
+    "RLRUN_ENVIRONMENT_HUB": "index of a hub of environments",
     "RLRUN_ENVIRONMENT_MARK": "mark of an environment's processes",
     "RLRUN_ENVIRONMENT_SOCKETS": "sockets of environments in containers of their own",
     "RLRUN_ERROR_DIR": "folder of a role's error file",
