@@ -15,7 +15,8 @@ def noted(code: str, folder: Path, port: int) -> list[str]:
     """Notes of a process that runs this code."""
     notes = folder / "notes.txt"
     environ = {
-        **os.environ, "PYTHONPATH": str(PROBE), "PROBE_NOTES": str(notes), "PROBE_FOLDER": str(folder / "tracking"), "PROBE_PORT": str(port),
+        **os.environ, "PYTHONPATH": str(PROBE),
+        "PROBE_NOTES": str(notes), "PROBE_FOLDER": str(folder / "tracking"), "PROBE_PORT": str(port),
     }  # fmt: skip
     subprocess.run([sys.executable, "-c", code], env=environ, check=True)
     return [line.rpartition(": ")[2] for line in notes.read_text().splitlines()] if notes.exists() else []
