@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +31,7 @@ class SampleRow:
 
     COLUMNS = ("environment", "task", "prompt", "completion", "reward", "advantage", "versions")
 
-    def cells(self) -> list[Any]:
+    def cells(self) -> list[object]:
         """Values in the order of `COLUMNS`."""
         return [getattr(self, name) for name in self.COLUMNS]
 
@@ -58,7 +58,7 @@ class TrackedRun:
     name: str
     root: Path
     """The run's folder."""
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     """The resolved configuration of all roles."""
     max_steps: int
 

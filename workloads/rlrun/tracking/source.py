@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from rlrun.config.models.run import RunConfig
 from rlrun.config.models.tracking import TrackedSamplesConfig
@@ -28,7 +27,7 @@ class Lines:
         self._offset, self._last = 0, b""
         """Position at which reading goes on, and the line that ends there: another one is of another file."""
 
-    def new(self) -> tuple[bool, list[dict[str, Any]]]:
+    def new(self) -> tuple[bool, list[dict[str, object]]]:
         """True if reading has begun at the start of the file, and the whole lines that are new since the call before."""
         try:
             with self._path.open("rb") as file:
@@ -66,7 +65,7 @@ class Source:
         self._samples = (config.tracking.samples if config.tracking else None) or TrackedSamplesConfig()
         self._lines = Lines(self._paths.metrics)
         self._system = Lines(self._paths.root / "tracking" / SYSTEM_FILE)
-        self._measures: list[dict[str, Any]] = []
+        self._measures: list[dict[str, float]] = []
         self._last = sent[-1] if sent else None
         self._translator = self._new_translator()
         self._before = 0.0
@@ -88,16 +87,13 @@ class Source:
         replaced, lines = self._lines.new()
         if replaced:
             self._translator, self._before = self._new_translator(), 0.0
-        self._measures += self._system.new()[1]
+        self._measures += [_numbers(line) for line in self._system.new()[1]]
         for line in lines:
             mark = Mark(_whole(line.get("step")), _whole(line.get("attempt")))
-            values = {
-                name: float(value)
-                for name, value in line.items()
-                if name not in _NOT_METRICS and isinstance(value, int | float)
-            }
+            numbers = _numbers(line)
+            values = {name: value for name, value in numbers.items() if name not in _NOT_METRICS}
             scalars = self._translator.translate(mark.step, values)
-            time = float(line.get("time") or 0.0)
+            time = numbers.get("time", 0.0)
             system = self._measured(self._before, time)
             self._before = time or self._before
             if self._last is not None and mark.step <= self._last.step and mark.attempt <= self._last.attempt:
@@ -108,10 +104,10 @@ class Source:
 
     def _measured(self, after: float, until: float) -> dict[str, float]:
         """Means of the machine's measures between two lines; those that are used up are dropped."""
-        own = [m for m in self._measures if after < float(m.get("time", 0.0)) <= until]
-        self._measures = [m for m in self._measures if float(m.get("time", 0.0)) > until]
+        own = [m for m in self._measures if after < m.get("time", 0.0) <= until]
+        self._measures = [m for m in self._measures if m.get("time", 0.0) > until]
         names = dict.fromkeys(name for m in own for name in m if name != "time")
-        values = {name: [float(m[name]) for m in own if name in m] for name in names}
+        values = {name: [m[name] for m in own if name in m] for name in names}
         return {name: sum(found) / len(found) for name, found in values.items()}
 
     def _of_traces(
@@ -129,20 +125,20 @@ class Source:
                 ("distributions/advantages", "advantage"),
                 ("distributions/completion_len", "completion_tokens"),
             ):
-                if values := [float(row[field]) for row in rows if isinstance(row.get(field), int | float)]:
+                if values := [value for row in rows if (value := _number(row.get(field))) is not None]:
                     histograms[name] = values
             samples["samples"] = self._chosen(rows)
         if evaluated:
             samples["eval_samples"] = self._chosen(_trace(self._paths.evaluation_trace(mark.step)))
         return histograms, {name: rows for name, rows in samples.items() if rows}
 
-    def _chosen(self, rows: Sequence[dict[str, Any]]) -> list[SampleRow]:
+    def _chosen(self, rows: Sequence[dict[str, object]]) -> list[SampleRow]:
         """Rows at equal distances, so that all environments of a trace have some."""
         count = min(self._samples.count, len(rows))
         return [_sample(rows[i * len(rows) // count]) for i in range(count)]
 
 
-def _is_evaluated(line: Mapping[str, Any]) -> bool:
+def _is_evaluated(line: Mapping[str, object]) -> bool:
     return any(name.startswith("eval/") for name in line)
 
 
@@ -150,7 +146,7 @@ def _whole(value: object) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _trace(path: Path) -> list[dict[str, Any]]:
+def _trace(path: Path) -> list[dict[str, object]]:
     """Rows of a trace; none where the volume refused it, or does now."""
     try:
         return Lines(path).new()[1]
@@ -158,11 +154,15 @@ def _trace(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _sample(row: Mapping[str, Any]) -> SampleRow:
+def _sample(row: Mapping[str, object]) -> SampleRow:
     messages = row.get("messages")
     shown = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
     prompt = [m for m in shown if m.get("role") != "assistant"]
-    versions = sorted({_whole(span.get("version")) for spans in row.get("versions") or () for span in spans})
+    replies = row.get("versions")
+    spans = (
+        [span for reply in replies if isinstance(reply, list) for span in reply] if isinstance(replies, list) else []
+    )
+    versions = sorted({_whole(span.get("version")) for span in spans if isinstance(span, dict)})
     return SampleRow(
         environment=str(row.get("environment", "")),
         task=str(row.get("task_id", "")),
@@ -172,6 +172,11 @@ def _sample(row: Mapping[str, Any]) -> SampleRow:
         advantage=_number(row.get("advantage")),
         versions=", ".join(map(str, versions)),
     )
+
+
+def _numbers(line: Mapping[str, object]) -> dict[str, float]:
+    """Numbers of a line, by name."""
+    return {name: float(value) for name, value in line.items() if isinstance(value, int | float)}
 
 
 def _number(value: object) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ class Signature:
         return COMPLETIONS in self.takes
 
 
-def signature_of(path: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Signature:
+def signature_of(path: str, function: Callable[..., Any], options: Mapping[str, object]) -> Signature:
     """Hold a function's parameters against the arguments that there are.
 
     Args:
@@ -92,7 +92,7 @@ def signature_of(path: str, function: Callable[..., Any], options: Mapping[str, 
     return Signature(takes, frozenset(name for name in takes if named[name]))
 
 
-def _refuse_options(where: str, options: Mapping[str, Any], named: Mapping[str, bool], *, takes_any: bool) -> None:
+def _refuse_options(where: str, options: Mapping[str, object], named: Mapping[str, bool], *, takes_any: bool) -> None:
     """Refuse options that the function has no parameter for, and those of the row or the reply. Raises ValueError."""
     for option in options:
         if option in ARGUMENTS:
@@ -131,11 +131,11 @@ class RewardFunction:
         """True if it takes columns that a row may lack."""
         return any(name in self.signature.required and name not in _REQUIRED_NOWHERE for name in _COLUMNS)
 
-    def check(self, row: Mapping[str, Any]) -> None:
+    def check(self, row: Mapping[str, object]) -> None:
         """Refuse a row that lacks what the function takes. Raises ValueError: names the column."""
         self._columns(row)
 
-    async def one(self, given: Mapping[str, Any], row: Mapping[str, Any], reply: str) -> Score:
+    async def one(self, given: Mapping[str, object], row: Mapping[str, object], reply: str) -> Score:
         """The function's score of one reply.
 
         Args:
@@ -150,12 +150,12 @@ class RewardFunction:
         scores = await self._call({name: reply}, given, row, None)
         return scores[0]
 
-    async def all(self, given: Mapping[str, Any], row: Mapping[str, Any], replies: Sequence[str]) -> list[Score]:
+    async def all(self, given: Mapping[str, object], row: Mapping[str, object], replies: Sequence[str]) -> list[Score]:
         """The function's scores of all replies of a group; see `one`."""
         return await self._call({COMPLETIONS: list(replies)}, given, row, len(replies))
 
     async def _call(
-        self, said: Mapping[str, Any], given: Mapping[str, Any], row: Mapping[str, Any], members: int | None
+        self, said: Mapping[str, object], given: Mapping[str, object], row: Mapping[str, object], members: int | None
     ) -> list[Score]:
         available = {**said, **given, "row": dict(row)}
         arguments = {name: value for name, value in available.items() if name in self.signature.takes}
@@ -174,8 +174,8 @@ class RewardFunction:
             raise RewardFunctionError(f"reward {self._entry.name}: {problem}")
         return [Score(reward, metrics) for reward, metrics in scores]
 
-    def _columns(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _columns(self, row: Mapping[str, object]) -> dict[str, object]:
+        found: dict[str, object] = {}
         for name in _COLUMNS:
             if name not in self.signature.takes:
                 continue
@@ -193,7 +193,7 @@ class RewardFunction:
 Numbers = tuple[list[tuple[float, dict[str, float]]], str | None]
 
 
-def call_here(path: str, arguments: Mapping[str, Any], members: int | None) -> Numbers:
+def call_here(path: str, arguments: Mapping[str, object], members: int | None) -> Numbers:
     """Call a user's function in this process: its scores, or what it raised."""
     try:
         value = imported(KIND, path)(**arguments)
@@ -204,7 +204,7 @@ def call_here(path: str, arguments: Mapping[str, Any], members: int | None) -> N
         return [], _told(error)
 
 
-async def _awaited(value: Any) -> Any:
+async def _awaited(value: Awaitable[object]) -> object:
     return await value
 
 
@@ -218,7 +218,7 @@ def _told(error: BaseException) -> str:
     return f"raised {describe(error)}{where}"
 
 
-def scores_of(value: Any, members: int | None) -> list[Score]:
+def scores_of(value: object, members: int | None) -> list[Score]:
     """Scores within the bounds, from the result of a function.
 
     Args:
@@ -231,7 +231,8 @@ def scores_of(value: Any, members: int | None) -> list[Score]:
     if members is None:
         return [_score(value, "reward")]
     try:
-        found = [] if isinstance(value, str | bytes | Mapping) else list(value)
+        is_text = isinstance(value, str | bytes | Mapping)
+        found = list(value) if isinstance(value, Iterable) and not is_text else []
     except TypeError:
         found = []
     if len(found) != members:
@@ -239,7 +240,7 @@ def scores_of(value: Any, members: int | None) -> list[Score]:
     return [_score(item, f"reward of completion {i}") for i, item in enumerate(found)]
 
 
-def _score(value: Any, what: str) -> Score:
+def _score(value: object, what: str) -> Score:
     if not isinstance(value, Mapping):
         return Score(number(value, what, MAX_REWARD))
     if "score" not in value:
@@ -254,6 +255,6 @@ def _score(value: Any, what: str) -> Score:
     return Score(number(value["score"], what, MAX_REWARD), metrics)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     sized = f" of {len(value)}" if isinstance(value, list | tuple) else ""
     return f"{type(value).__name__}{sized}"

@@ -22,7 +22,7 @@ T = TypeVar("T")
 class RowTask(Task):
     """A task that was made from a row of a data set."""
 
-    row: Mapping[str, Any] = field(default_factory=dict)
+    row: Mapping[str, object] = field(default_factory=dict)
     truth: Any = None
     """The row's ground truth as it is there."""
 
@@ -45,7 +45,7 @@ class _Part:
     def demanding(self) -> bool:
         return self._function is not None and self._function.demanding
 
-    def check(self, row: Mapping[str, Any]) -> None:
+    def check(self, row: Mapping[str, object]) -> None:
         if self._function is not None:
             self._function.check(row)
 
@@ -62,7 +62,7 @@ class _Part:
         return [Score(reward) for reward in await self._scorer.of_group(task, replies)]
 
 
-def _given(task: RowTask) -> dict[str, Any]:
+def _given(task: RowTask) -> dict[str, object]:
     return {"prompt": task.prompt, "ground_truth": task.truth}
 
 
@@ -98,7 +98,7 @@ class Sum:
         """True if a part of it takes columns that a row may lack."""
         return any(part.demanding for part in self._parts)
 
-    def check(self, row: Mapping[str, Any]) -> None:
+    def check(self, row: Mapping[str, object]) -> None:
         """Refuse a row that lacks what a reward takes. Raises ValueError."""
         for part in self._parts:
             part.check(row)
@@ -160,7 +160,7 @@ class Rewards:
         """True if some reward is of whole groups."""
         return any(found.compares for found in self._sums.values())
 
-    def check(self, row: Mapping[str, Any]) -> None:
+    def check(self, row: Mapping[str, object]) -> None:
         """Refuse a row that no reward can be given for. Raises ValueError: names column, value and fix."""
         self._of(row).check(row)
 
@@ -175,7 +175,7 @@ class Rewards:
         found = self._of(task.row)
         return await found.compare(task, replies, scores) if found.compares else scores
 
-    def _of(self, row: Mapping[str, Any]) -> Sum:
+    def _of(self, row: Mapping[str, object]) -> Sum:
         source = row.get("data_source")
         found = self._sums.get(str(source), self._sums.get(ANY_SOURCE))
         if found is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -28,7 +28,7 @@ class RewardModelArgs(ServedArgs):
     """Index of the number that is the score; only a model of one label needs none."""
     scale: float = Field(default=1.0, gt=0)
     """The score is divided by this."""
-    body: dict[str, Any] = Field(default_factory=dict)
+    body: dict[str, object] = Field(default_factory=dict)
     """More fields of each request, such as `use_activation: false` for scores without a sigmoid or softmax."""
 
 
@@ -55,7 +55,7 @@ class RewardModel:
             RewardModelError: there was no score before the deadline, or the server refuses the request.
         """
         args = self._args
-        body: dict[str, Any] = {"model": args.model, **args.body}
+        body: dict[str, object] = {"model": args.model, **args.body}
         if args.endpoint == "score":
             body |= {"text_1": question, "text_2": reply}
         elif args.input == "messages":
@@ -64,7 +64,7 @@ class RewardModel:
             body["input"] = filled(args.template, {"question": question, "reply": reply})
         return await self._server.ask(args.endpoint, body, self._parsed) / args.scale
 
-    def _parsed(self, document: Any) -> float:
+    def _parsed(self, document: object) -> float:
         numbers = _numbers(document, self._args.endpoint)
         if self._args.label is None and len(numbers) != 1:
             raise RewardModelError(
@@ -79,9 +79,8 @@ class RewardModel:
 def _numbers(document: Any, endpoint: str) -> list[float]:
     """The numbers of an answer's one item. Raises RewardModelError: it has another form."""
     try:
-        item: Mapping[str, Any] = document["data"][0]
         found = {"classify": "probs", "pooling": "data", "score": "score"}[endpoint]
-        value = item[found]
+        value = document["data"][0][found]
         if isinstance(value, list) and value and isinstance(value[0], list):
             value = value[-1]  # a vector for each token: that of the last one is of all
         return [float(number) for number in (value if isinstance(value, list) else [value])]

@@ -64,7 +64,7 @@ class ExactArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def scorer(name: str, options: Mapping[str, Any]) -> Scorer:
+def scorer(name: str, options: Mapping[str, object]) -> Scorer:
     """The built-in reward of this name.
 
     Raises:
@@ -75,14 +75,14 @@ def scorer(name: str, options: Mapping[str, Any]) -> Scorer:
     return found
 
 
-def group_scorer(name: str, options: Mapping[str, Any]) -> GroupScorer:
+def group_scorer(name: str, options: Mapping[str, object]) -> GroupScorer:
     """The same of one in `OF_GROUPS`."""
     found = _made(name, options)
     assert isinstance(found, GroupScorer)
     return found
 
 
-def _made(name: str, options: Mapping[str, Any]) -> Scorer | GroupScorer:
+def _made(name: str, options: Mapping[str, object]) -> Scorer | GroupScorer:
     model, make = BUILT_IN[name]
     try:
         args: Any = model.model_validate(dict(options))

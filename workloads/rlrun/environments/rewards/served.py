@@ -87,7 +87,7 @@ class Server:
         self._slots = asyncio.Semaphore(args.concurrency)
         self._session: Any = None
 
-    async def ask(self, path: str, body: Mapping[str, Any], parse: Callable[[Any], T]) -> T:
+    async def ask(self, path: str, body: Mapping[str, object], parse: Callable[[object], T]) -> T:
         """Result of `parse` on the JSON that the server answers at `path`.
 
         Raises:
@@ -122,7 +122,7 @@ class Server:
         if self._session is not None:
             await self._session.close()
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def _post(self, path: str, body: Mapping[str, object]) -> object:
         import aiohttp
 
         if self._session is None:

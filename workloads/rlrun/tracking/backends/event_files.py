@@ -77,13 +77,13 @@ class TensorBoardTracker:
         session = self._event.SessionLog(status=self._event.SessionLog.START)
         self._put(self._event.Event(wall_time=time.time(), step=max(0, step), session_log=session))
 
-    def _put_values(self, step: int, wall_time: float, values: Sequence[Any]) -> None:
+    def _put_values(self, step: int, wall_time: float, values: Sequence[object]) -> None:
         self._put(self._event.Event(wall_time=wall_time, step=step, summary=self._summary.Summary(value=values)))
 
     def _put(self, event: Any) -> None:
         self._writer.write(event.SerializeToString())
 
-    def _histogram(self, values: Sequence[float]) -> Any:
+    def _histogram(self, values: Sequence[float]) -> object:
         low, high = min(values), max(values)
         width = (high - low) / _BINS or 1.0
         counts = [0] * _BINS
@@ -99,7 +99,7 @@ class TensorBoardTracker:
             bucket=counts,
         )
 
-    def _text(self, tag: str, text: str) -> Any:
+    def _text(self, tag: str, text: str) -> object:
         plugin = self._summary.SummaryMetadata.PluginData(plugin_name="text")
         shape = self._shape.TensorShapeProto(dim=[self._shape.TensorShapeProto.Dim(size=1)])
         tensor = self._tensor.TensorProto(dtype=self._types.DT_STRING, string_val=[text.encode()], tensor_shape=shape)

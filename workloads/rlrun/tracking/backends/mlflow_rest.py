@@ -13,7 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 from rlrun.config.models.tracking import MlflowConfig
@@ -27,6 +26,7 @@ _MOST_METRICS, _MOST_PARAMETERS = 1000, 100
 _PARAMETER_CHARACTERS = 500
 _NOT_IN_NAMES = re.compile(r"[^-\w./ ]", re.ASCII)
 UID_TAG = "rlrun.uid"
+_UNLIKE = "does not answer like an MLflow server; set tracking.mlflow.uri to one"
 
 
 def metric_key(name: str) -> str:
@@ -34,7 +34,7 @@ def metric_key(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
 
 
-def flattened(value: Any, path: str = "") -> dict[str, str]:
+def flattened(value: object, path: str = "") -> dict[str, str]:
     """Leaves of a document as text, by dotted path."""
     if isinstance(value, Mapping) and value:
         return {
@@ -60,16 +60,17 @@ class MlflowTracker:
         self._name = config.name
         self._headers = {"Content-Type": "application/json"} | _credentials(environ)
         self._run_id, self._artifacts = "", ""
-        self._metrics: list[dict[str, Any]] = []
+        self._metrics: list[dict[str, object]] = []
 
     def open(self, run: TrackedRun, sent: Sequence[Mark], confirmed: int) -> int:
         """See `Tracker.open`."""
         experiment = self._experiment_id()
         query = {"experiment_ids": [experiment], "filter": f"tags.`{UID_TAG}` = '{run.uid}'", "max_results": 1}
-        found = self._call("runs/search", query).get("runs") or ()
-        if found:
-            info = found[0]["info"]
-            self._call("runs/update", {"run_id": info["run_id"], "status": "RUNNING"})
+        found = self._call("runs/search", query).get("runs")
+        known = found[0] if isinstance(found, list) and found else None
+        if known is not None:
+            info = self._part({"run": known}, "run", "info")
+            self._call("runs/update", {"run_id": info.get("run_id"), "status": "RUNNING"})
         else:
             tags = [{"key": UID_TAG, "value": run.uid}]
             wanted = {
@@ -78,20 +79,21 @@ class MlflowTracker:
                 "start_time": _now(),
                 "tags": tags,
             }
-            info = self._call("runs/create", wanted)["run"]["info"]
-        self._run_id, self._artifacts = info["run_id"], info.get("artifact_uri", "")
-        if not found:
+            info = self._part(self._call("runs/create", wanted), "run", "info")
+        self._run_id, self._artifacts = str(info.get("run_id", "")), str(info.get("artifact_uri", ""))
+        if known is None:
             self._describe(run)
-        return confirmed if found else 0
+        return 0 if known is None else confirmed
 
     def _experiment_id(self) -> str:
         name = quote(self._experiment)
         try:
-            return str(self._call(f"experiments/get-by-name?experiment_name={name}")["experiment"]["experiment_id"])
+            answer = self._call(f"experiments/get-by-name?experiment_name={name}")
+            return str(self._part(answer, "experiment").get("experiment_id"))
         except TrackerError as error:
             if not isinstance(error, _AnswerError) or error.status != 404:
                 raise
-        return str(self._call("experiments/create", {"name": self._experiment})["experiment_id"])
+        return str(self._call("experiments/create", {"name": self._experiment}).get("experiment_id"))
 
     def _describe(self, run: TrackedRun) -> None:
         parameters = [{"key": metric_key(k), "value": v} for k, v in flattened(run.config).items()]
@@ -132,7 +134,7 @@ class MlflowTracker:
             return
         self._send(f"mlflow-artifacts/artifacts/{quote(parts.path.strip('/'))}/{quote(path)}", content, "PUT")
 
-    def _call(self, path: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _call(self, path: str, document: Mapping[str, object] | None = None) -> dict[str, object]:
         content = None if document is None else json.dumps(document).encode()
         answer = self._send(f"mlflow/{path}", content, "GET" if document is None else "POST")
         try:
@@ -140,7 +142,16 @@ class MlflowTracker:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise TrackerError(f"{self._uri} does not answer like an MLflow server; set tracking.mlflow.uri to one")
+            raise TrackerError(f"{self._uri} {_UNLIKE}")
+        return found
+
+    def _part(self, answer: Mapping[str, object], *path: str) -> Mapping[str, object]:
+        """An object within an answer."""
+        found: object = answer
+        for name in path:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping):
+            raise TrackerError(f"{self._uri} {_UNLIKE}")
         return found
 
     def _send(self, path: str, content: bytes | None, method: str) -> bytes:

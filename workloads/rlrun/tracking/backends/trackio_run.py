@@ -55,7 +55,7 @@ class TrackioTracker:
     def log(self, number: int, record: Record) -> None:
         """See `Tracker.log`."""
         trackio = self._trackio
-        row: dict[str, Any] = dict(record.scalars)
+        row: dict[str, object] = dict(record.scalars)
         row |= {name: trackio.Histogram(list(values)) for name, values in record.histograms.items()}
         for name, rows in record.samples.items():
             row[name] = trackio.Table(columns=list(SampleRow.COLUMNS), data=[r.cells() for r in rows])

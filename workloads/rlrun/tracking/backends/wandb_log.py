@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 _BLOCK = 32768
 _PREAMBLE = 7
@@ -37,7 +36,7 @@ def messages(content: bytes) -> Iterator[bytes]:
         position = end
 
 
-def history(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def history(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Rows of a run's history in a log: number, and values by name."""
     from wandb.proto import wandb_internal_pb2
 

@@ -83,7 +83,7 @@ class WandbTracker:
     def log(self, number: int, record: Record) -> None:
         """See `Tracker.log`."""
         wandb = self._wandb
-        row: dict[str, Any] = {"step": record.mark.step, **record.scalars}
+        row: dict[str, object] = {"step": record.mark.step, **record.scalars}
         row |= {name: wandb.Histogram(list(values)) for name, values in record.histograms.items()}
         for name, rows in record.samples.items():
             row[name] = wandb.Table(
