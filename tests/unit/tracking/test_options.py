@@ -85,3 +85,43 @@ def test_validate_says_so_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> No
         map(str, judged.problems)
     )
     assert not any("tensorboard" in str(p) for p in judge_manifest(text, "run.yaml", here=False).problems)
+
+
+WANDB_SECRET = {"wandb": {"secretRef": {"name": "for-rlrun-wandb"}}}
+PLAIN = "WANDB_API_KEY in orchestrator.env, where whoever may see the run reads it"
+IN_CLUSTER: list[tuple[dict[str, object], dict[str, str | None], bool, list[str]]] = [
+    ({"wandb": {}}, {}, False, ["has no key in a cluster: name a Secret with WANDB_API_KEY in secretRef"]),
+    ({"wandb": {}}, {}, True, []),
+    ({"wandb": {}}, {"WANDB_API_KEY": None}, False, []),
+    ({"wandb": {}}, {"WANDB_API_KEY": "k"}, False, [PLAIN]),
+    (WANDB_SECRET, {"WANDB_API_KEY": "k"}, True, [PLAIN]),
+    (WANDB_SECRET, {}, False, []),
+    ({"wandb": {"offline": True}}, {}, False, []),
+    ({"wandb": {}}, {"WANDB_MODE": "disabled"}, False, []),
+    ({"mlflow": {}}, {}, False, ["needs an address in a cluster"]),
+    ({"mlflow": {}}, {"MLFLOW_TRACKING_URI": None}, False, []),
+    ({"mlflow": {"uri": "http://m"}}, {"MLFLOW_TRACKING_TOKEN": "t"}, False, ["has MLFLOW_TRACKING_TOKEN in"]),
+    ({"tensorboard": {}, "trackio": {}}, {"WANDB_API_KEY": "k"}, False, []),
+]
+
+
+@pytest.mark.parametrize(("trackers", "variables", "opaque", "said"), IN_CLUSTER)
+def test_what_a_cluster_lacks_for_a_tracker_is_told(
+    trackers: dict[str, object], variables: dict[str, str | None], opaque: bool, said: list[str]
+) -> None:
+    found = [message for _, message in missing.problems_in_cluster(tracking(**trackers), variables, opaque=opaque)]
+    assert len(found) == len(said)
+    assert all(words in message for words, message in zip(said, found, strict=True))
+
+
+def test_validate_notes_a_tracker_without_a_key() -> None:
+    head = "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: a}\n"
+    text = (
+        head
+        + "spec:\n  task: SFT\n  model: {tiny: {}}\n  data: {sources: [{path: rows.jsonl}]}\n  tracking: {wandb: {}}\n"
+    )
+    judged = judge_manifest(text, "run.yaml", here=False)
+    assert not any("tracking" in str(problem) for problem in judged.problems)
+    assert any("spec.tracking.wandb" in str(note) and "secretRef" in str(note) for note in judged.notices)
+    keyed = judge_manifest(text + "  orchestrator: {envFrom: [{secretRef: {name: x}}]}\n", "run.yaml", here=False)
+    assert not any("tracking" in str(note) for note in keyed.notices)

@@ -28,7 +28,7 @@ from rlrun.local.inputs import check_data, check_model_folder, check_template_ar
 from rlrun.local.sizes import sizes
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
-from rlrun.tracking.backends.missing import problems
+from rlrun.tracking.backends.missing import problems, problems_in_cluster
 
 GROUP_BASELINES = frozenset({"grpo", "dr_grpo", "opo", "max_rl", "reinforce_pp_baseline"})
 """Advantages that compare a rollout with its group: in a group of one they are 0."""
@@ -153,16 +153,24 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> li
     evaluation = spec.evaluation.sampling if spec.evaluation is not None else None
     found += check_template_arguments(spec.model, spec.environments, spec.sampling, evaluation)
     found += check_data(spec.data, here=here, left_out=left_out)
-    found += _trackers(spec) if here else ()
+    found += _trackers(spec, here=here)
     found += _lonely_groups(spec)
     found += sizes(spec, {finding.key for finding in found if not finding.notice})
     return [finding for finding in found if not any(finding.key[: len(key)] == key for key in left_out)]
 
 
-def _trackers(spec: RLRunSpec) -> Iterator[Finding]:
-    """Trackers that cannot work on this machine."""
-    for name, message in problems(spec.tracking, os.environ) if spec.tracking is not None else ():
-        yield Finding(("tracking", name), message)
+def _trackers(spec: RLRunSpec, *, here: bool) -> Iterator[Finding]:
+    """Trackers that cannot work on this machine; of a cluster, what the manifest says, as notes."""
+    if spec.tracking is None:
+        return
+    block = spec.orchestrator
+    variables = {variable.name: variable.value for variable in block.env}
+    opaque = bool(block.env_from or block.pod_template)
+    found = (
+        problems(spec.tracking, os.environ) if here else problems_in_cluster(spec.tracking, variables, opaque=opaque)
+    )
+    for name, message in found:
+        yield Finding(("tracking", name), message, notice=not here)
 
 
 def _lonely_groups(spec: RLRunSpec) -> Iterator[Finding]:

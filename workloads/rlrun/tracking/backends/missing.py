@@ -58,6 +58,40 @@ def problems(config: TrackingConfig, environ: Mapping[str, str], *, in_image: bo
     return found
 
 
+def problems_in_cluster(
+    config: TrackingConfig, variables: Mapping[str, str | None], *, opaque: bool
+) -> list[tuple[str, str]]:
+    """Trackers that cannot work in a cluster, and keys that everybody reads there, as far as the manifest says it.
+
+    Args:
+        config: the trackers.
+        variables: those of `orchestrator.env`; None: from a Secret or another source.
+        opaque: other variables come from where this cannot look, such as `envFrom`.
+    """
+    known = {name: value or "" for name, value in variables.items()}
+    keyed = {key for secret in config.secrets for key in secret.keys}
+    found: list[tuple[str, str]] = []
+    if config.mlflow is not None and not opaque and "MLFLOW_TRACKING_URI" not in known and config.mlflow.uri is None:
+        found.append(("mlflow", "needs an address in a cluster: set uri"))
+    if config.wandb is not None and "wandb" in enabled_trackers(config, known):
+        address = wandb_address(config.wandb, known)
+        if address is not None and not opaque and "WANDB_API_KEY" not in {*known, *keyed}:
+            found.append(
+                (
+                    "wandb",
+                    "has no key in a cluster: name a Secret with WANDB_API_KEY in secretRef, or set offline: true",
+                )
+            )
+    for name, key in (
+        ("wandb", "WANDB_API_KEY"),
+        *(("mlflow", f"MLFLOW_TRACKING_{part}") for part in ("TOKEN", "PASSWORD")),
+    ):
+        if name in config.trackers and variables.get(key):
+            said = f"has {key} in orchestrator.env, where whoever may see the run reads it; remove it there, and name a Secret in secretRef"
+            found.append((name, said))
+    return found
+
+
 def _logged_in(address: str, environ: Mapping[str, str]) -> bool:
     """True if `wandb login` has left a key for the server."""
     path = environ.get("NETRC") or str(Path("~/.netrc").expanduser())
