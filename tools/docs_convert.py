@@ -23,7 +23,7 @@ def convert_page() -> str:
         "",
         "# What `rlrun convert` makes of other trainers' keys and files",
         "",
-        "How to use it: [coming from verl or AReaL](../convert.md). Each key is *taken* (its value is a field's, or says what RLRun",
+        "How to use it: [coming from PRIME-RL, verl or AReaL](../convert.md). Each key is *taken* (its value is a field's, or says what RLRun",
         "does anyway), *mapped* (it decides fields, converted or with other keys), left at its *default* (it has no value), *dropped*",
         "(it has no field; the reason is told), or *refused* (the run is another one than RLRun can do). A key without a row is *unknown*,",
         "and told on standard error.",

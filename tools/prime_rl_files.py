@@ -35,6 +35,19 @@ def files() -> Iterator[File]:
         yield File(era, command, path, {key: json.loads(value) for key, _, value in pairs})
 
 
+def as_toml(document: Mapping[str, Any]) -> str:
+    """A document as TOML, a line for each key at its top."""
+    return "".join(f"{json.dumps(name)} = {_inline(value)}\n" for name, value in document.items() if value is not None)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_inline(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_inline(one) for one in value) + "]"
+    return json.dumps(value)
+
+
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys, with `[i]` for items of lists, as nested tables."""
     document: dict[str, Any] = {}

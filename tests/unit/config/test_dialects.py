@@ -112,8 +112,8 @@ def test_every_key_of_every_file_is_accounted_for() -> None:
         )
         unknown = [str(problem) for problem in translation.layer.problems if "unknown field" in problem.message]
         assert unknown == [], file.path
-        for path, row in translation.rows:
-            assert row is not None or shape_at(RlConfig, key_of(path)) is not None, (file.path, path)
+        for read in translation.reads:
+            assert read.row is not None or shape_at(RlConfig, key_of(read.path)) is not None, (file.path, read.path)
 
 
 @pytest.fixture

@@ -178,11 +178,6 @@ def test_a_variable_that_nothing_sets_is_missing() -> None:
     assert any("WORKER_GPU is set nowhere" in line for line in found.missing)
 
 
-def test_prime_rls_toml_needs_no_conversion() -> None:
-    with pytest.raises(ConfigError, match=r"rl @ run.toml starts it"):
-        read_settings("max_steps = 3", "run.toml", {})
-
-
 def test_files_of_nobody_are_refused() -> None:
     with pytest.raises(ConfigError, match="no key of verl"):
         convert([Setting("model.name", "x", "a.yaml")], Context("run"), ["a.yaml"])

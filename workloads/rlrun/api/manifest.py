@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from rlrun.api.resource import API_VERSION, KIND, RLRun
@@ -13,6 +14,10 @@ from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.yaml_text import Document, examine_yaml
 from rlrun.runtime.json_types import Json
 
+_TOML = (
+    "is TOML, and a manifest is YAML: `rlrun convert {0} -o run.yaml` makes one of PRIME-RL's file; `rl @ {0}` (or sft, eval) "
+    "starts it as it is, with --dry-run it shows what it means"
+)
 GROUP = API_VERSION.partition("/")[0]
 
 
@@ -43,6 +48,8 @@ def examine_manifest(text: str, source: str, variation: Variation | None = None)
     Raises:
         ConfigError: it is not YAML, or holds none or several RLRuns.
     """
+    if source.lower().endswith(".toml"):
+        raise ConfigError([Problem(source, "", _TOML.format(shlex.quote(source)))])
     documents, broken = examine_yaml(text, source)
     try:
         document = _the_run(documents, source)

@@ -44,7 +44,7 @@ COMMANDS = {
     "init": Command("write a manifest to start from", _Later("files.installation:run_init")),
     "validate": Command("check manifests and say every problem", _Later("checks.validate:run")),
     "render": Command("print the configuration that each role gets from a manifest", _Later("checks.render:run")),
-    "convert": Command("make a manifest of verl's or AReaL's files", _Later("files.convert:run")),
+    "convert": Command("make a manifest of PRIME-RL's, verl's or AReaL's files", _Later("files.convert:run")),
     "fit": Command("check a run against the memory of its GPUs, and say what to change", _Later("checks.fit:run")),
     "local": Command("run all roles of a manifest on this machine", _Later("local:run")),
     "rl": Command("run reinforcement learning from files and options on this machine", _Later("rl:run")),

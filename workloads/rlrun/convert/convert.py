@@ -95,7 +95,7 @@ class Converted:
 
 
 def read_settings(text: str, source: str, environment: Mapping[str, str]) -> list[Setting]:
-    """The settings of one file, by its kind: TOML is PRIME-RL's and starts as it is.
+    """The settings of one file, by its kind.
 
     Args:
         text: the file.
@@ -106,11 +106,6 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
         ConfigError: it cannot be read, or holds no settings.
     """
     suffix = PurePath(source).suffix.lower()
-    if suffix == ".toml":
-        raise refuse(
-            source,
-            f"PRIME-RL's TOML needs no conversion: rl @ {source} starts it, and rl @ {source} --dry-run shows what it means",
-        )
     if suffix in (".yaml", ".yml"):
         return read_yaml(text, source)
     commands = [command for command in read_script(text, source, environment) if command.words]

@@ -37,6 +37,8 @@ class Field:
     causes: tuple[str, ...]
     """Keys that decided it, as the other trainer spells them; those that were not written count with their default there."""
     note: str = ""
+    items: tuple[tuple[str, ...], ...] = ()
+    """Keys that decided each item of a list, where they are known apart."""
 
 
 @dataclass

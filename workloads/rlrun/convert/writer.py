@@ -51,7 +51,7 @@ def manifest(draft: Draft, name: Field, fates: Sequence[Fate], sources: Sequence
         _commented(f"metadata: {{name: {name.value}}}", _reason(name, draft, written)),
         "spec:",
     ]
-    ordered = sorted(draft.fields.items(), key=lambda item: _ORDER.index(item[0].partition(".")[0]))
+    ordered = sorted(draft.fields.items(), key=lambda item: _rank(item[0].partition(".")[0]))
     lines += _tree(_nested(dict(ordered)), draft, written, 1)
     lines += _rest(fates, draft)
     return printable("\n".join(lines) + "\n", lines=True)
@@ -61,6 +61,10 @@ def summary(fates: Sequence[Fate]) -> str:
     """One line with the number of keys of each kind."""
     counts = Counter(fate.kind for fate in fates)
     return f"{len(fates)} keys: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+
+
+def _rank(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
 def _nested(fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -82,19 +86,22 @@ def _tree(tree: Mapping[str, Any], draft: Draft, written: set[str], depth: int) 
             yield from _tree(inner, draft, written, depth + 1)
         elif isinstance(inner.value, list) and inner.value and isinstance(inner.value[0], dict):
             yield _commented(f"{indent}{name}:", _reason(inner, draft, written))
-            yield from (f"{indent}- {_flow(item)}" for item in inner.value)
+            for i, item in enumerate(inner.value):
+                causes = inner.items[i : i + 1]
+                comment = ", ".join(_cause(cause, draft, written) for cause in causes[0]) if causes else ""
+                yield _commented(f"{indent}- {_flow(item)}", comment)
         else:
             yield _commented(f"{indent}{name}: {_flow(inner.value)}", _reason(inner, draft, written))
 
 
 def _reason(there: Field, draft: Draft, written: set[str]) -> str:
-    parts = []
-    for cause in there.causes:
-        key = draft.settings[cause].key if cause in draft.settings else cause
-        parts.append(
-            f"{key}={_shown(draft.settings[cause].value)}" if key in written else f"{cause}: {draft.trainer}'s default"
-        )
+    parts = [_cause(cause, draft, written) for cause in there.causes]
     return "; ".join([", ".join(parts), there.note]).strip("; ")
+
+
+def _cause(cause: str, draft: Draft, written: set[str]) -> str:
+    key = draft.settings[cause].key if cause in draft.settings else cause
+    return f"{key}={_shown(draft.settings[cause].value)}" if key in written else f"{cause}: {draft.trainer}'s default"
 
 
 def _commented(line: str, comment: str) -> str:
@@ -113,7 +120,7 @@ def _rest(fates: Sequence[Fate], draft: Draft) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)  # TOML has dates
     text = printable(text)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
 

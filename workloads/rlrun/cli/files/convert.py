@@ -1,15 +1,18 @@
-"""`rlrun convert FILE... [key=value ...] [-o run.yaml]`: an RLRun of what users of verl and AReaL have."""
+"""`rlrun convert FILE... [key=value ...] [-o run.yaml]`: an RLRun of what users of PRIME-RL, verl and AReaL have."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rlrun.cli.common import report
+from rlrun.cli.files.convert_toml import convert_toml, has_toml
 from rlrun.config.loading.files import read_text
-from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.parser import Options, Parser
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.data import DataSetConfig
 from rlrun.convert.compose.shared import Context
@@ -22,6 +25,8 @@ from rlrun.local.judge import judge_manifest
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
+ParserT = TypeVar("ParserT", bound=Options)
+_HELP = frozenset({"-h", "--help"})
 _CODES = (
     f"Exit codes: {exit_codes.OK} the manifest is complete, {exit_codes.DATA} it is written and something is missing (one line each), "
     f"{exit_codes.CONFIGURATION} it is a run that RLRun cannot do, {exit_codes.USAGE} a wrong command line."
@@ -30,13 +35,19 @@ _CODES = (
 
 def parser() -> Parser:
     """The command line."""
-    p = Parser(prog="rlrun convert", description=f"Make an RLRun manifest of verl's or AReaL's files. {_CODES}")
+    p = _options(Parser, f"Make an RLRun manifest of PRIME-RL's, verl's or AReaL's files. {_CODES}")
     p.add_argument(
         "files",
         nargs="+",
         metavar="FILE|KEY=VALUE",
-        help="YAML or a shell script; a later one replaces keys of an earlier one",
+        help="TOML, YAML or a shell script; a later one replaces keys of an earlier one; with TOML also PRIME-RL's command line, "
+        "`rl @ a.toml --trainer @ t.toml --max-steps 5`",
     )
+    return p
+
+
+def _options(kind: type[ParserT], description: str | None = None) -> ParserT:
+    p = kind(prog="rlrun convert", description=description)
     p.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the manifest there (default: print it)")
     p.add_argument("--rows", type=int, metavar="N", help="rows of the training data, to make steps of epochs")
     p.add_argument("--force", action="store_true", help="replace an output file that is there")
@@ -45,7 +56,8 @@ def parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
-    options = parser().parse_args(list(argv))
+    toml = has_toml(argv)
+    options, words = _options(Options).parse_known_args(list(argv)) if toml and not _HELP & {*argv} else _parsed(argv)
     if options.rows is not None and options.rows < 1:
         print(f"rlrun convert: --rows: got {options.rows}, expected a whole number from 1", file=sys.stderr)
         return exit_codes.USAGE
@@ -59,12 +71,21 @@ def run(argv: Sequence[str]) -> int:
         )
         return exit_codes.USAGE
     try:
-        settings, sources = _settings(options.files)
-        context = Context(Path(sources[0]).stem if sources else "run", options.rows, _count)
-        converted = convert(settings, context, sources or [ARGUMENTS])
+        converted = convert_toml(words) if toml else _converted(words, options.rows)
     except ConfigError as error:
         return report(error)
     return _finish(converted, options.output)
+
+
+def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    options = parser().parse_args(list(argv))
+    return options, options.files
+
+
+def _converted(words: Sequence[str], rows: int | None) -> Converted:
+    settings, sources = _settings(words)
+    context = Context(Path(sources[0]).stem if sources else "run", rows, _count)
+    return convert(settings, context, sources or [ARGUMENTS])
 
 
 def _settings(words: Sequence[str]) -> tuple[list[Setting], list[str]]:

@@ -41,8 +41,16 @@ class _Run:
                 return None
         return value
 
-    def put(self, path: str, value: Any, hint: str, *, over: bool = False) -> None:
-        """Set a field that is not set; nothing, where something around it is no table."""
+    def put(self, path: str, value: Any, hint: str, *, over: bool = False, like: str = "") -> None:
+        """Set a field that is not set; nothing, where something around it is no table.
+
+        Args:
+            path: the field.
+            value: its value.
+            hint: where it comes from.
+            over: replace what is set.
+            like: a field that it follows from, which comes before the hint.
+        """
         if self.get(path) is not None and not over:
             return
         *parents, last = key = (*self.below, *key_of(path))
@@ -58,7 +66,8 @@ class _Run:
             place = inside
         if isinstance(place, dict):
             place[last] = value
-            self.layer.origins[key] = self.origin(hint)
+            followed = self.layer.origins.get((*self.below, *key_of(like))) if like else None
+            self.layer.origins[key] = followed or self.origin(hint)
 
     def note(self, hint: str, text: str) -> None:
         origin = self.origin(hint)
@@ -147,7 +156,7 @@ def _each_environment(run: _Run) -> None:
         shared = run.get("sampling")
         if isinstance(one.get("sampling"), dict) and isinstance(shared, dict):
             for name, value in shared.items():
-                run.put(f"{path}.sampling.{name}", value, DIALECT)
+                run.put(f"{path}.sampling.{name}", value, DIALECT, like=f"sampling.{name}")
 
 
 def _rate(run: _Run) -> None:
@@ -326,7 +335,8 @@ def _lengths(run: _Run) -> None:
         return
     if not run.hint(ENVIRONMENTS):
         return
-    run.put("sampling.max_tokens", seq_len - 1, ENVIRONMENTS)  # a reply may be as long as the engine's context
+    # a reply may be as long as the engine's context
+    run.put("sampling.max_tokens", seq_len - 1, ENVIRONMENTS, like="seq_len")
     for path in ("sampling", "evaluation.sampling", *(f"environments[{i}].sampling" for i, _ in run.environments())):
         given = run.get(f"{path}.max_tokens")
         if is_count(given) and given >= seq_len:

@@ -28,6 +28,22 @@ PARALLEL = "parallel"
 ROLES = ("trainer", "orchestrator", "inference")
 
 
+@dataclass(frozen=True)
+class Read:
+    """One key of a document, as it was read."""
+
+    path: str
+    """Dotted, with `[]` for an item."""
+    shown: str
+    """The key as the user wrote it."""
+    value: object
+    row: Row | None
+    """None: a key of ours, or of nobody."""
+    line: int | None
+    table: bool = False
+    """True for a table whose keys are read one by one beside it."""
+
+
 @dataclass
 class Translation:
     """Contents of a document in our names, and the rest of it for our own reader."""
@@ -36,8 +52,8 @@ class Translation:
     layer: Layer = field(default_factory=Layer)
     """Problems, notices and hints."""
     rest: dict[str, Any] = field(default_factory=dict)
-    rows: list[tuple[str, Row | None]] = field(default_factory=list)
-    """Every key that was read with its row; None: a key of ours, or of nobody."""
+    reads: list[Read] = field(default_factory=list)
+    """Every key that was read."""
 
     def as_layer(self, model: type[BaseModel]) -> Layer:
         """The assignments as a layer of `model`, with all that was found."""
@@ -128,13 +144,16 @@ class Translator:
         ours = [model for model in place.models if find_field(model, self.aliases.get(name, name)) is not None]
         if isinstance(value, dict) and below:
             if row is not None and row.fate != "same" and (row.fate == "mapped" or not value):
+                result.reads.append(self._read(inner, value, row, table=True))
                 self._apply(row, value, inner, result)
+            elif not value:
+                result.reads.append(self._read(inner, value, row, table=True))
             rest = self._table(value, self._inside(inner, place, ours, name), result)
             return rest if rest or (ours and not value and (row is None or row.fate == "same")) else _TAKEN
         if row is None and self._has_below(f"{inner.path}[]") and not self._is_ours(value, ours, name):
             self._items(value, inner, result)
             return _TAKEN
-        result.rows.append((inner.path, row))
+        result.reads.append(self._read(inner, value, row))
         if row is not None and row.fate != "same":
             self._apply(row, value, inner, result)
             return _TAKEN
@@ -145,6 +164,9 @@ class Translator:
             self._refuse(inner, f"unknown field{self._known(name, place)}", result)
             return _TAKEN
         return value
+
+    def _read(self, place: _Place, value: object, row: Row | None, *, table: bool = False) -> Read:
+        return Read(place.path, place.shown, value, row, self.lines.get(place.raw), table)
 
     def _is_ours(self, items: Any, ours: Sequence[type[BaseModel]], name: str) -> bool:
         """True for a list whose items have no other keys than those of our field of that name."""

@@ -1,0 +1,148 @@
+"""PRIME-RL's TOML becomes a manifest that means what `rl @ file` means, and every key has its place in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.api.manifest import parse_manifest
+from rlrun.api.resolve import resolve
+from rlrun.cli.files.convert import run
+from rlrun.cli.files.convert_toml import convert_toml
+from rlrun.cli.sources.run_layers import read_layer
+from rlrun.config.loading.examine import examine
+from rlrun.config.loading.problems import ConfigError
+from rlrun.local.judge import judge_manifest
+from rlrun.runtime import exit_codes
+from tools.docs_prime_rl import RUNS
+from tools.prime_rl_files import as_toml, files
+
+FILES = [file for file in files() if file.command in RUNS]
+UID = "00000000-0000-0000-0000-000000000000"
+BASE = """max_steps = 20
+[model]
+name = "a/b"
+[log]
+level = "debug"
+[orchestrator]
+batch_size = 128
+rollouts_per_example = 16
+seq_len = 512
+[orchestrator.sampling]
+max_tokens = 4096
+[[orchestrator.env]]
+id = "owner/words@1.2"
+args = {n = 3}
+[[orchestrator.env]]
+id = "sums"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str, name: str = "f.toml") -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def roles(spec: Any) -> dict[str, Any]:
+    return resolve(spec, name="x", uid=UID, output_dir="/x").model_dump(mode="json")
+
+
+def test_each_of_their_files_is_the_run_that_its_command_starts_or_is_refused_with_the_reason() -> None:
+    converted = 0
+    for file in FILES:
+        path = write(as_toml(file.document))
+        examined = examine(model := RUNS[file.command], read_layer(["@", path], {}, model).layer)
+        if examined.problems or examined.result is None:
+            with pytest.raises(ConfigError) as refused:
+                convert_toml([file.command, "@", path])
+            assert refused.value.problems == examined.problems, file.path
+            continue
+        if "fake" in str(file.document.get("data")):
+            continue
+        found = convert_toml([path])  # the command is that of the keys
+        manifest = parse_manifest(found.text, "run.yaml")[0]
+        assert roles(manifest.spec) == roles(examined.result.spec()), file.path
+        keys = [fate.setting.key for fate in found.fates]
+        assert [one for one in file.keys if not any(one.startswith(key) or key.startswith(one) for key in keys)] == []
+        assert {fate.kind for fate in found.fates} <= {"taken", "mapped", "default", "dropped"}
+        for fate in found.fates:
+            assert fate.setting.key in found.text, (file.path, fate)
+            assert fate.to or fate.note, (file.path, fate)
+        converted += 1
+    assert converted >= 45
+
+
+def test_comments_say_which_key_a_field_is_of_and_what_became_of_the_others() -> None:
+    later = write("max_steps = 5\n[trainer.scheduler]\ntype = 'cosine'\n", "b.toml")
+    found = convert_toml(["rl", "@", write(BASE), "@", later, "trainer.optim.lr=1e-5", "--seed", "3"])
+    lines = found.text.splitlines()
+    for expected in (
+        "  maxSteps: 5  # b.toml: max_steps=5",
+        "  seed: 3  # --seed=3",
+        '  - {id: verifiers:words, args: {n: 3}, groupSize: 16}  # f.toml: orchestrator.rollouts_per_example=16, f.toml: '
+        'orchestrator.env[0].id=owner/words@1.2, f.toml: orchestrator.env[0].args={"n": 3}',
+        "    maxTokens: 511  # f.toml: orchestrator.sampling.max_tokens=4096",
+        "      lr: 1.0e-05  # --trainer.optim.lr=1e-5",
+        "      name: cosine  # b.toml: trainer.scheduler.type=cosine",
+        "#   f.toml: max_steps=20: dropped: max_steps of b.toml goes before",
+    ):  # fmt: skip
+        assert expected in lines
+    assert any(
+        line.startswith('#   f.toml: log={"level": "debug"}: dropped: every role writes its log') for line in lines
+    )
+    assert any("lowered to 511" in notice for notice in found.notices)
+    assert any("name no GPUs" in notice for notice in found.notices)
+
+
+def test_files_of_roles_are_one_run_and_one_alone_is_none() -> None:
+    trainer = write("[optim]\nlr = 0.5\n[model]\nname = 'a/b'\n", "t.toml")
+    orchestrator = write("batch_size = 8\n[[env]]\nid = 'x'\n", "o.toml")
+    found = convert_toml(["rl", "--trainer", "@", trainer, "--orchestrator", "@", orchestrator, "--name", "words"])
+    manifest = parse_manifest(found.text, "r")[0]
+    assert (manifest.metadata.name, manifest.spec.trainer.optimizer.lr, manifest.spec.orchestrator.batch_size) == (
+        "words",
+        0.5,
+        8,
+    )
+    for words in ([orchestrator], ["orchestrator", "@", orchestrator]):
+        with pytest.raises(
+            ConfigError, match=r"orchestrator's part alone is no run.*--trainer @ FILE --inference @ FILE"
+        ):
+            convert_toml(words)
+
+
+def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="fake data are measured"):
+        convert_toml([write("[model]\nname = 'a/b'\n[data]\ntype = 'fake'\n")])
+    assert run([write(BASE + "[trainer.optim]\ntype = 'lion'\n"), "-o", "run.yaml"]) == exit_codes.CONFIGURATION
+    assert (
+        "f.toml:18: trainer.optim.type: got 'lion'; there is none here; known: adamw, muon, sgd"
+        in capsys.readouterr().err
+    )
+    assert not Path("run.yaml").exists()
+    assert run([write(BASE), "--outputt", "x"]) != exit_codes.OK
+    assert "outputt" in capsys.readouterr().err
+
+
+def test_our_names_and_the_folder_are_kept_apart() -> None:
+    found = convert_toml([write("output_dir = 'out'\nmax_steps = 3\n[model]\npath = 'm'\n[failure_policy]\nmax_restarts = 2\n"
+                                "[[environments]]\nid = 'reverse-text'\ngroup_size = 4\n[checkpoint]\ninterval = 2\n")])  # fmt: skip
+    manifest = parse_manifest(found.text, "r")[0]
+    assert (manifest.spec.failure_policy.max_restarts, manifest.spec.checkpoint.interval) == (2, 2)
+    assert "#   output_dir=out: dropped: the run's folder is <storage.mountPath>/<name>" in found.text
+    assert manifest.spec.environments[0].group_size == 4
+
+
+def test_a_toml_file_is_no_manifest_and_the_command_that_makes_one_is_named() -> None:
+    judged = judge_manifest(BASE, "f.toml", here=False)
+    (problem,) = judged.problems
+    assert str(problem).startswith(
+        "f.toml: is TOML, and a manifest is YAML: `rlrun convert f.toml -o run.yaml` makes one"
+    )

@@ -1,0 +1,299 @@
+"""PRIME-RL's TOML as a manifest: what `rl @ a.toml b.toml` starts, written down with a comment for every key.
+
+The files are read as `rl`, `sft` and `eval` read them, so that a manifest means what the command does. What became of a key is worked
+out from the origins of the resolved fields, and from the notes and rows about keys that decide none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+from rlrun.api.manifest import is_manifest
+from rlrun.cli.sources.fake_data import fake_data
+from rlrun.cli.sources.run_config import EvalConfig, RlConfig, SftConfig
+from rlrun.cli.sources.run_layers import file_layers, read_layer, take_files, translator
+from rlrun.config.dialects.conversions import is_nothing
+from rlrun.config.dialects.translate import DIALECT, Read
+from rlrun.config.loading.arguments import COMMAND_LINE
+from rlrun.config.loading.examine import validate
+from rlrun.config.loading.files import read_document
+from rlrun.config.loading.layers import Layer, Origin
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.schema import Shape, child, few, spelled
+from rlrun.config.loading.yaml_text import Document, Key
+from rlrun.convert.compose.shared import run_name
+from rlrun.convert.convert import Converted
+from rlrun.convert.draft import Draft, Fate, Field
+from rlrun.convert.readers.setting import Setting
+from rlrun.convert.writer import manifest
+from rlrun.protocol.files.paths import Role
+
+MODELS: Mapping[str, type[RlConfig]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
+"""What each command of theirs describes, in the order of trying."""
+_ROLES: tuple[Role, ...] = get_args(Role)
+_Documents = Sequence[tuple[Role | None, Path, Document]]
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.-]*=")
+_TRAINER = "PRIME-RL"
+_FOLDER = "the run's folder is <storage.mountPath>/<name>"
+
+
+def has_toml(words: Iterable[str]) -> bool:
+    """True if a command line names a TOML file."""
+    return any(_is_toml(word) for word in words)
+
+
+def _is_toml(word: str) -> bool:
+    return not word.startswith("-") and "=" not in word and word.lower().endswith(".toml")
+
+
+def convert_toml(words: Sequence[str]) -> Converted:
+    """The manifest of a command line of theirs, or of its files alone.
+
+    Args:
+        words: `[rl|sft|eval] [@] FILE... [--trainer @ FILE] [key=value] [--option value]`.
+
+    Raises:
+        ConfigError: every problem of every file; one role's file alone is no run.
+    """
+    command, arguments = _command_line(words)
+    options, files = take_files(arguments)
+    documents = [(role, path, _no_manifest(path, read_document(path))) for role, path in files]
+    command = command or _command(documents)
+    if command not in MODELS:
+        raise ConfigError([Problem(str(files[0][1]), "", _one_role(command, files[0][1]))])
+    model = MODELS[command]
+    layer = read_layer(arguments, {}, model).layer
+    config = validate(model, layer)
+    if fake_data(layer) is not None:
+        origin = next(layer.hints[name].origin for name in ("data_type", "data_fake") if name in layer.hints)
+        measured = f"fake data are measured, not learned, so there is no manifest; start {command} @ {files[0][1]}"
+        raise ConfigError([Problem(origin.source, origin.path, measured, origin.line)])
+    if config.task != "RL" and "task" not in layer.values:
+        layer.values["task"] = config.task
+    sources = [str(path) for _, path in files]
+    return _Account(layer, model, sources, [*_of_files(documents, model), *_of_options(options)]).converted()
+
+
+def _command_line(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Their command, if it is written, and its arguments with `@` before each file and overrides as options."""
+    left = list(words)
+    while left and left[0] in ("uv", "run"):
+        left.pop(0)
+    command = left.pop(0) if left and left[0] in (*MODELS, *_ROLES) else ""
+    arguments: list[str] = []
+    for word in left:
+        if _is_toml(word) and arguments[-1:] != ["@"]:
+            arguments.append("@")
+        overrides = _OVERRIDE.match(word) is not None and not Path(word).exists()
+        arguments.append(f"--{word}" if overrides else word)
+    return command, arguments
+
+
+def _no_manifest(path: Path, document: Document) -> Document:
+    if is_manifest(document.value):
+        raise ConfigError([Problem(str(path), "", "is a manifest already; convert the others, or start rl with all")])
+    return document
+
+
+def _command(documents: _Documents) -> str:
+    """The command that the files are of: the one that knows most of their keys."""
+    if any(role is not None for role, *_ in documents):
+        return "rl"
+    unknown: dict[str, int] = {}
+    sources = False
+    for command, model in MODELS.items():
+        layers = [file_layers(path, None, document, model) for _, path, document in documents]
+        unknown[command] = sum(len(layer.problems) for found in layers for layer in found)
+        sources = sources or any("data" in layer.values for found in layers for layer in found)
+        if command == "rl" and any(layer.values.get("environments") for found in layers for layer in found):
+            return "rl" if unknown["rl"] == 0 else _fewest(unknown | _of_roles(documents))
+    if sources and unknown["sft"] <= min(unknown.values()):
+        return "sft"
+    return _fewest(unknown | _of_roles(documents))
+
+
+def _of_roles(documents: _Documents) -> dict[str, int]:
+    if len(documents) != 1:
+        return {}
+    _, path, document = documents[0]
+    return {role: sum(len(layer.problems) for layer in file_layers(path, role, document)) for role in _ROLES}
+
+
+def _fewest(unknown: Mapping[str, int]) -> str:
+    return min(unknown, key=lambda command: unknown[command])
+
+
+def _one_role(role: str, path: Path) -> str:
+    others = " ".join(f"--{other} @ FILE" for other in _ROLES if other != role)
+    return (
+        f"the {role}'s part alone is no run: give the other parts too, `rlrun convert --{role} @ {path} {others}`, "
+        f"or start it by hand, `{role} @ {path}`"
+    )
+
+
+def _of_files(documents: _Documents, model: type[RlConfig]) -> Iterator[tuple[str, Read]]:
+    """Every key of every file with its source."""
+    for role, path, document in documents:
+        for read in translator(model, str(path), document.lines).read(document.value, role or "").reads:
+            yield from ((str(path), one) for one in _leaves(read))
+
+
+def _of_options(words: Sequence[str]) -> Iterator[tuple[str, Read]]:
+    """Every option with its value."""
+    left = list(words)
+    while left:
+        name, equals, value = left.pop(0).partition("=")
+        if not equals and left and not left[0].startswith("--"):
+            value = left.pop(0)
+        yield COMMAND_LINE, Read(name.removeprefix("--"), name, value or True, None, None)
+
+
+def _leaves(read: Read) -> Iterator[Read]:
+    """A table of ours as its keys; another value as it is."""
+    ours = read.row is None or read.row.fate == "same"
+    if ours and isinstance(read.value, dict) and read.value:
+        for name, value in read.value.items():
+            yield from _leaves(replace(read, path=f"{read.path}.{name}", shown=f"{read.shown}.{name}", value=value))
+    elif ours and isinstance(read.value, list) and any(isinstance(one, dict) for one in read.value):
+        for i, value in enumerate(read.value):
+            yield from _leaves(replace(read, path=f"{read.path}[]", shown=f"{read.shown}[{i}]", value=value))
+    else:
+        yield read
+
+
+@dataclass(frozen=True)
+class _Account:
+    """A resolved run, and every key that was read for it."""
+
+    layer: Layer
+    model: type[RlConfig]
+    sources: Sequence[str]
+    reads: Sequence[tuple[str, Read]]
+
+    def converted(self) -> Converted:
+        """The manifest, and the fate of every key."""
+        fates = [self._fate(source, read) for source, read in self.reads]
+        settings = {
+            f"{fate.setting.source} {read.shown}": fate.setting
+            for fate, (_, read) in zip(fates, self.reads, strict=True)
+        }
+        draft = Draft(_TRAINER, settings, (), {})
+        values = {name: value for name, value in self.layer.values.items() if name not in ("name", "output_dir")}
+        for path, value, key in self._fields(values, Shape("model", model=self.model), (), ""):
+            draft.fields[path] = self._field(value, key)
+        given = self.layer.values.get("name")
+        causes = self._causes(("name",)) if given is not None else ()
+        name = Field(run_name(given, Path(self.sources[0]).stem), causes)
+        notices = [str(notice) for notice in self.layer.notices if not notice.message.startswith("ignored: ")]
+        return Converted(
+            manifest(draft, name, fates, self.sources), _TRAINER, fates, [], [], [*notices, *self._on_cpus()]
+        )
+
+    def _on_cpus(self) -> Iterator[str]:
+        """A note about a run in their names, where GPUs are the default, that names none."""
+        trainer = self.layer.values.get("trainer")
+        if DIALECT in self.layer.hints and not (isinstance(trainer, dict) and trainer.get("gpus_per_replica")):
+            yield "the files name no GPUs, so the run has none: set trainer.gpusPerReplica and inference.gpusPerReplica"
+
+    def _fields(self, value: object, shape: Shape, key: Key, path: str) -> Iterator[tuple[str, object, Key]]:
+        """Every field that is set: its path in a manifest, its value there, its key."""
+        if shape.model is None or not isinstance(value, dict) or not value:
+            yield path, _camel(value, shape), key
+            return
+        for name, inner in value.items():
+            own = spelled(shape.model, name, "camel")
+            yield from self._fields(inner, child(shape, name), (*key, name), f"{path}.{own}" if path else own)
+
+    def _field(self, value: object, key: Key) -> Field:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            items = tuple(self._causes((*key, i)) for i in range(len(value)))
+            return Field(value, (), self._followed(key) if not any(items) else "", items)
+        causes = self._causes(key)
+        return Field(value, causes, "" if causes else self._followed(key))
+
+    def _origins(self, key: Key) -> list[Origin]:
+        """Origins of a field and of all in it, or else of what is around it."""
+        found = [origin for one, origin in self.layer.origins.items() if one[: len(key)] == key]
+        return found or [self.layer.origin(key)]
+
+    def _causes(self, key: Key) -> tuple[str, ...]:
+        """Keys whose value the field has, as `draft.settings` calls them."""
+        path = _dotted(key)
+        origins = {(origin.source, origin.path) for origin in self._origins(key)}
+        return tuple(
+            dict.fromkeys(
+                f"{source} {read.shown}"
+                for source, read in self.reads
+                if (source, read.shown) in origins and _targets(read, path)
+            )
+        )
+
+    def _followed(self, key: Key) -> str:
+        """How a field came about that is no key's value."""
+        origins = list(dict.fromkeys(origin.path for origin in self._origins(key) if origin.path))
+        return f"follows from {few(origins)}" if origins else ""
+
+    def _fate(self, source: str, read: Read) -> Fate:
+        label = read.shown if len(self.sources) == 1 or source == COMMAND_LINE else f"{source}: {read.shown}"
+        setting = Setting(label, read.value, source, read.line)
+        to = tuple(dict.fromkeys(self._decided(source, read)))
+        notes = [one.message for one in self.layer.notices if (one.source, one.path) == (source, read.shown)]
+        if to == ("output_dir",):
+            return Fate(setting, "dropped", (), _FOLDER)
+        if to:
+            kept = read.row is None or (read.row.fate == "same" and read.row.convert is None)
+            return Fate(setting, "taken" if kept else "mapped", to, "; ".join(notes))
+        if notes:
+            return Fate(setting, "dropped", (), "; ".join(note.removeprefix("ignored: ") for note in notes))
+        if (other := self._later(source, read)) is not None:
+            return Fate(setting, "dropped", (), f"{other} goes before")
+        if is_nothing(read.value):
+            return Fate(setting, "default", (), "none, as by default here")
+        return Fate(setting, "dropped", (), (read.row.text if read.row is not None else "") or "the default here")
+
+    def _decided(self, source: str, read: Read) -> Iterator[str]:
+        """Fields whose value comes from a key."""
+        for key, origin in self.layer.origins.items():
+            if key and origin.source == source and origin.path == read.shown:
+                yield _dotted(key)
+
+    def _later(self, source: str, read: Read) -> str | None:
+        """The key that sets the same field in a later file or on the command line."""
+        own = next(i for i, one in enumerate(self.reads) if one == (source, read))
+        for other, one in self.reads[own + 1 :]:
+            if one.path.replace("-", "_") == read.path or (
+                read.row is not None
+                and one.row is not None
+                and read.row.targets
+                and read.row.targets == one.row.targets
+            ):
+                return f"{one.shown} of {other}"
+        return None
+
+
+def _targets(read: Read, path: str) -> bool:
+    """True if a field is one that the key's row names, or one of ours."""
+    if read.row is None or not read.row.targets:
+        return True
+    return any(path.startswith(target) or target.startswith(path) for target in read.row.targets)
+
+
+def _dotted(key: Key) -> str:
+    """A field's path as rows have it: `[]` for each item."""
+    path = ""
+    for part in key:
+        path += "[]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _camel(value: object, shape: Shape) -> object:
+    """A value as a manifest has it; keys of a free mapping stay."""
+    if isinstance(value, dict) and shape.model is not None:
+        return {spelled(shape.model, name, "camel"): _camel(one, child(shape, name)) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_camel(one, child(shape, i)) for i, one in enumerate(value)]
+    return value
