@@ -8,7 +8,7 @@ import pytest
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun.convert.allocation import Allocation, Part, parse
+from rlrun.config.allocation import Allocation, Part, parse
 from rlrun.convert.compose.shared import Context
 from rlrun.convert.convert import Converted, convert, read_settings
 from rlrun.convert.readers.setting import Setting

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from rlrun.api.allocation import allocated
 from rlrun.api.lifecycle import CleanupPolicySpec, FailurePolicySpec, NetworkPolicySpec, NodeLossSpec, ProgressSpec
 from rlrun.api.placement import PlacementSpec
 from rlrun.api.pods import InferenceBlock, OrchestratorBlock, TrainerBlock
@@ -49,6 +51,8 @@ class RunFields(Config):
     """Held-out evaluation between steps, none by default; also Eval's tasks."""
     policies: PoliciesConfig | None = None
     """Policies to evaluate (task Eval); default: the base model."""
+    allocation: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Engines and trainer in AReaL's grammar, such as `vllm:d4t2+fsdp:d8`; stands for their replicas, GPUs and parallelism."""
     trainer: TrainerBlock = TrainerBlock()
     """The torchrun group that steps the optimizer."""
     inference: InferenceBlock = InferenceBlock()
@@ -83,3 +87,9 @@ class RunFields(Config):
     """Delete the children of an ended run after this time, but the volume."""
     cleanup_policy: CleanupPolicySpec = CleanupPolicySpec()
     """Cleanup at the run's end."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _allocate(cls, values: object) -> object:
+        """The fields that `allocation` stands for, before any is judged."""
+        return allocated(values) if isinstance(values, Mapping) else values

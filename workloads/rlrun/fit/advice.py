@@ -51,6 +51,7 @@ def changed(spec: RLRunSpec, fields: Mapping[str, object]) -> RLRunSpec:
         ValidationError: it is not valid.
     """
     document = spec.model_dump(by_alias=True, exclude_unset=True, mode="json")
+    document.pop("allocation", None)  # the fields that it stands for are there
     for path, value in fields.items():
         block, parts = document, path.removeprefix("spec.").split(".")
         for part in parts[:-1]:

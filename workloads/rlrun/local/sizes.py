@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from rlrun.api.allocation import notes
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.model import ModelConfig
@@ -30,6 +31,23 @@ def sizes(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Finding]:
     yield from problems
     if not problems and (config is None or reference is not None):
         yield from _memory(spec, model, reference)
+
+
+def allocation(spec: RLRunSpec) -> Iterator[Finding]:
+    """A notice of the layout that `spec.allocation` stands for."""
+    if spec.allocation is None:
+        return
+    trainer, engines, parts = spec.trainer, spec.inference, []
+    parallel = trainer.parallelism
+    if trainer.gpus_per_replica:
+        degrees = "".join(f", {name} {n}" for name in ("tp", "cp", "ep") if (n := getattr(parallel, name)) > 1)
+        parts.append(f"trainer: {trainer.replicas} x {trainer.gpus_per_replica} GPUs{degrees}")
+    if engines.gpus_per_replica:
+        number = trainer.replicas if spec.placement.colocate else engines.replicas
+        where = ", the trainer's in turn" if spec.placement.colocate else ""
+        layout = f"tensorParallel {engines.tensor_parallel}, dataParallel {engines.data_parallel}"
+        parts.append(f"inference: {number} x {engines.gpus_per_replica} GPUs{where} ({layout})")
+    yield Finding(("allocation",), "; ".join([f"is {', '.join(parts)}", *notes(spec.allocation)]), notice=True)
 
 
 def _memory(spec: RLRunSpec, model: Architecture, reference: Architecture | None) -> Iterator[Finding]:

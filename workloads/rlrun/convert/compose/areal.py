@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from rlrun.convert.allocation import Allocation, Part, parse
+from rlrun.config.allocation import Allocation, Part, parse
 from rlrun.convert.compose.areal_objective import put_objective
 from rlrun.convert.compose.shared import (
     ALL_TASKS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.convert.allocation import parse
+from rlrun.config.allocation import parse
 from rlrun.convert.compose.shared import (
     Context,
     file_list,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlrun.convert.allocation import Part
+from rlrun.config.allocation import Part
 from rlrun.convert.draft import Draft, Field
 from rlrun.convert.tables.modules import ALL_LINEAR, MEGATRON_MODULES
 

@@ -1,0 +1,106 @@
+"""`spec.allocation` stands for the fields of trainer and engines, and a field that says otherwise is one message with both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlrun.api.manifest import parse_manifest
+from rlrun.api.resource import RLRun, RLRunSpec
+from rlrun.cli.sources.run_config import RlConfig
+from rlrun.config.loading.problems import ConfigError
+from rlrun.fit.advice import changed
+from rlrun.local.sizes import allocation
+
+MANIFEST = """apiVersion: rlrun.io/v1alpha1
+kind: RLRun
+metadata: {name: words}
+spec:
+  allocation: sglang:d4t2+megatron:d8p1t2
+  model: {path: m}
+  environments: [{id: reverse-text}]
+"""
+
+
+def spec(text: str, **changes: Any) -> RLRunSpec:
+    base: dict[str, Any] = {"model": {"path": "m"}, "environments": [{"id": "x"}], "allocation": text}
+    return RLRunSpec(**base | changes)
+
+
+def layout(run: RLRunSpec) -> tuple[int, ...]:
+    trainer, engine = run.trainer, run.inference
+    return (
+        *(trainer.replicas, trainer.gpus_per_replica, trainer.parallelism.tp),
+        *(engine.replicas, engine.gpus_per_replica, engine.tensor_parallel, engine.data_parallel),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "expected"),
+    [
+        ("vllm:d4t2+fsdp:d8", {}, (1, 8, 1, 4, 2, 2, 1)),
+        ("vllm:d4t2+fsdp:d16", {}, (2, 8, 1, 4, 2, 2, 1)),
+        ("vllm:d4t2+fsdp:d16", {"trainer": {"gpus_per_replica": 4}}, (4, 4, 1, 4, 2, 2, 1)),
+        ("vllm:d4t2+fsdp:d16", {"trainer": {"replicas": 8}}, (8, 2, 1, 4, 2, 2, 1)),
+        ("sglang:d4p2t2+d4t2", {}, (1, 8, 2, 4, 4, 4, 1)),
+        ("vllm:d8t1+fsdp:d2", {"inference": {"dataParallel": 4}}, (1, 2, 1, 2, 4, 1, 4)),
+        ("vllm:d4t2+megatron:(attn:d4t2|ffn:d2t2e2)", {"inference": {"replicas": 4}}, (1, 8, 2, 4, 2, 2, 1)),
+        ("vllm:d8t2|fsdp:d16", {"algorithm": {"maxAsyncLevel": 0}}, (2, 8, 1, 1, 8, 2, 4)),
+        ("fsdp:d2", {}, (1, 2, 1, 1, 0, 1, 1)),
+    ],
+)
+def test_it_stands_for_these_fields(text: str, changes: dict[str, Any], expected: tuple[int, ...]) -> None:
+    run = spec(text, **changes)
+    assert layout(run) == expected
+    assert run.placement.colocate == ("|fsdp" in text)
+    assert layout(RlConfig(**dict(run)).spec()) == expected, "a resolved specification is read again"
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "message"),
+    [
+        ("vllm:d4+fsdp:d8", {"trainer": {"parallelism": {"tp": 2}}}, "trainer.parallelism.tp (2) is 1 by allocation (vllm:d4+fsdp:d8);"),
+        ("vllm:d4+fsdp:d8", {"inference": {"gpusPerReplica": 0}}, "inference.gpusPerReplica (0) is 1 by allocation"),
+        ("vllm:d4+fsdp:d8", {"inference": {"dataParallel": 3}}, "inference.dataParallel (3) is 1 by allocation"),
+        ("vllm:d4+fsdp:d8", {"trainer": {"gpus_per_replica": 3}}, "trainer.gpusPerReplica (3) does not divide the 8 GPUs"),
+        ("vllm:d4+fsdp:d11", {}, "a trainer of 11 GPUs, which do not fill 2 pods of 8; change it, or set trainer.gpusPerReplica"),
+        ("vllm:d4|fsdp:d8", {}, "with '|' they are the same GPUs: change the degrees"),
+        ("vllm:d4+fsdp:d8", {"trainer": {"shared_with": "host", "lora": {}}}, "is the host's (host), with trainer.sharedWith; remove it"),
+        ("vllm:d4+fsdp:d8", {"task": "Eval"}, "has a trainer, and task Eval has none; write vllm:d4 alone"),
+        ("vllm:d4+fsdp:d8", {"task": "SFT"}, "has engines, and task SFT has none; write the trainer alone, fsdp:d8"),
+        ("vlm:d4+fsdp:d8", {}, "allocation: 'vlm' in 'vlm:d4+fsdp:d8' is no backend; known: sglang, vllm, fsdp, megatron, archon"),
+    ],
+)  # fmt: skip
+def test_what_does_not_agree_is_refused_with_both_and_the_fix(text: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        spec(text, **changes)
+    (error,) = refused.value.errors()
+    assert message in error["msg"]
+
+
+def test_every_conflict_has_its_line_and_a_manifest_its_layout() -> None:
+    fields = "  trainer:\n    replicas: 3\n  inference:\n    replicas: 2\n"
+    with pytest.raises(ConfigError) as refused:
+        parse_manifest(MANIFEST + fields, "run.yaml")
+    assert [str(problem).partition(";")[0] for problem in refused.value.problems] == [
+        "run.yaml:9: spec: trainer.replicas (3) is 2 by allocation (sglang:d4t2+megatron:d8p1t2)",
+        "run.yaml:11: spec: inference.replicas (2) is 4 by allocation (sglang:d4t2+megatron:d8p1t2)",
+    ]
+    (notice,) = allocation(parse_manifest(MANIFEST, "run.yaml")[0].spec)
+    assert notice.notice
+    assert notice.message == (
+        "is trainer: 2 x 8 GPUs, tp 2, inference: 4 x 2 GPUs (tensorParallel 2, dataParallel 1); sglang is read as vllm; "
+        "megatron is read as fsdp"
+    )
+    document = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "words"}}
+    run = {"allocation": "vllm:d4t2+fsdp:d16", "model": {"path": "m"}, "environments": [{"id": "x"}],
+           "trainer": {"gpusPerReplica": 4}}  # fmt: skip
+    read = RLRun.model_validate({**document, "spec": run}, strict=True).spec
+    assert layout(read) == (4, 4, 1, 4, 2, 2, 1), "as the operator reads it"
+
+
+def test_advice_about_memory_changes_the_fields() -> None:
+    run = changed(spec("vllm:d4+fsdp:d8"), {"spec.trainer.gpusPerReplica": 4})
+    assert (run.allocation, run.trainer.gpus_per_replica, run.inference.replicas) == (None, 4, 4)
