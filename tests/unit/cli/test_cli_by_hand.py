@@ -12,6 +12,7 @@ from rlrun.api.manifest import parse_manifest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.roles import MODELS, prepare
+from rlrun.cli.sources.role_layers import load_role
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
@@ -160,3 +161,21 @@ def test_files_of_a_launcher_are_taken_as_they_are(example: Path, here: Path) ->
     for role, model in MODELS.items():
         if (rendered := getattr(config, role)) is not None:
             assert load_file(model, file, section=role, complete=complete) == rendered
+
+
+@pytest.mark.parametrize("role", MODELS)
+def test_the_help_page_requires_what_a_file_by_hand_must_say(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_role(role, MODELS[role], ["--help"], {})
+    page = capsys.readouterr().out
+    options = dict(re.findall(r"^  --([a-z-]+) VALUE\n((?:      .*\n)+)", page, re.MULTILINE))
+    assert {"name", "uid", "max-steps"} <= options.keys()
+    assert [name for name, text in options.items() if "required" in text] == []
+    assert "--model (required)" in page
+    for line in ("default: that of output_dir, or rl", "default: runs/<name>", "default: 2048", "default: 100"):
+        assert line in page
+
+
+def test_a_mistyped_option_of_the_trainer_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--replya: unknown option \(did you mean --replay\?\)"):
+        load_role("trainer", TrainerConfig, ["--replya", "x"], {})

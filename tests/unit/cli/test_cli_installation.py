@@ -22,7 +22,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 NOT_FROM_INDEX = {"torch", "torchaudio", "torchvision", "torchcodec"}
 
 
-@pytest.mark.parametrize("name", sorted({*PRESETS, *(path.stem for path in (ROOT / "examples").glob("*.yaml"))}))
+@pytest.mark.parametrize("name", sorted({*PRESETS, *(path.stem for path in (ROOT / "examples").rglob("*.yaml"))}))
 def test_every_manifest_that_init_writes_is_valid(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,7 +49,10 @@ def test_init_writes_over_nothing_and_knows_its_names(
     assert main(["init", "grppo"]) == exit_codes.USAGE
     assert "did you mean grpo?" in capsys.readouterr().err
     assert main(["init", "--list"]) == exit_codes.OK
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} >= {"quickstart", "lora", "grpo", "ppo"}
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} >= {"quickstart", "lora", "grpo", "ppo", "qwen3-4b-math"}
+    assert "qwen3-4b-math            model    Qwen3-4B learns mathematics on one node of 8 GPUs" in lines
+    assert [line for line in lines if len(line.split()) < 4] == [], "each says what it is"
 
 
 def test_a_manifest_for_gpus(
@@ -65,6 +68,8 @@ def test_a_manifest_for_gpus(
         assert (spec.trainer.gpus_per_replica, spec.inference.gpus_per_replica) == (1, 1)
     assert main(["init", "sft", "--gpu"]) == exit_codes.USAGE
     assert "set gpusPerReplica of trainer and inference" in capsys.readouterr().err
+    assert main(["init", "qwen3-4b-math", "--gpu"]) == exit_codes.USAGE
+    assert "is on GPUs as it is" in capsys.readouterr().err
 
 
 def test_an_engine_for_other_machines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

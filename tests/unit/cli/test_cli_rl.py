@@ -157,3 +157,10 @@ def test_main_prints_and_refuses_without_starting(capsys: pytest.CaptureFixture[
     assert "--output-dir" in capsys.readouterr().out
     Path("t.toml").write_text(TRAINER.replace("1e-4", "0"))
     assert main(ROLES) == 78
+
+
+def test_a_mistyped_option_of_the_local_run_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--trainer-prot", "5"])
+    assert "--trainer-prot: unknown option (did you mean --trainer-port?)" in capsys.readouterr().err
+    main(["--traner.optimizer.lr", "5"])
+    assert "did you mean --trainer.optimizer.lr?" in capsys.readouterr().err

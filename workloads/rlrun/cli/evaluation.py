@@ -7,14 +7,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
+
 from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.common import arguments, piped
+from rlrun.config.loading.arguments import parse_value
 from rlrun.config.loading.parser import Parser, number, own_options, whole, wholes
-from rlrun.config.loading.schema import fields
+from rlrun.config.loading.schema import Shape, expected, fields
 from rlrun.config.models.rollout import EvaluationSamplingConfig
 
 if TYPE_CHECKING:
@@ -106,13 +110,30 @@ def _add_common(p: argparse.ArgumentParser) -> None:
         drawn.add_argument(_option(name), type=kind, metavar=metavar, help=told, **more)
 
 
-_OF_SHAPE: dict[str, tuple[Callable[[str], Any], str]] = {
-    "int": (int, "N"),
-    "float": (number, "X"),
-    "list": (str, "TEXT"),
-    "mapping": (_document, "JSON"),
-}
-_KINDS = {name: _OF_SHAPE[shape.kind] for name, shape in fields(EvaluationSamplingConfig).items()}
+def _within(name: str, own: Shape) -> Callable[[str], float]:
+    """The type of an option that is a number of the sampling, within its bounds."""
+
+    shape = replace(own, nullable=False)
+
+    def read(text: str) -> float:
+        value = parse_value(text, shape)
+        try:
+            EvaluationSamplingConfig.model_validate({name: value}, strict=True)
+        except ValidationError:
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected {expected(shape)}") from None
+        return float(value) if shape.kind == "float" else int(value)
+
+    return read
+
+
+_METAVARS = {"int": "N", "float": "X", "list": "TEXT", "mapping": "JSON"}
+
+
+def _kind(name: str, shape: Shape) -> Callable[[str], object]:
+    return {"list": str, "mapping": _document}.get(shape.kind) or _within(name, shape)
+
+
+_KINDS = {name: (_kind(name, shape), _METAVARS[shape.kind]) for name, shape in fields(EvaluationSamplingConfig).items()}
 
 
 def _option(name: str) -> str:

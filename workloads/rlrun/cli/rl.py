@@ -24,7 +24,7 @@ from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Hint, Origin
-from rlrun.config.loading.parser import Options
+from rlrun.config.loading.parser import Options, own_options
 from rlrun.config.loading.problems import ConfigError
 from rlrun.local.preflight import PreflightError, check_packages
 from rlrun.protocol.files.identity import UNCLAIMED
@@ -67,7 +67,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
         return exit_codes.USAGE
     try:
         rest, bench = take_bench(rest)
-        given = read_layer(rest, os.environ, model, hints=_hints(options))
+        given = read_layer(rest, os.environ, model, hints=_hints(options), also=own_options(parser))
         bench = bench or fake_data(given.layer)
         if given.dry_run:
             notices(given.layer.notices)

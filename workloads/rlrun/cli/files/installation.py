@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlrun.api.crd.admission_policy import validating_policy
@@ -19,6 +19,8 @@ from rlrun.runtime.shipped import shipped
 
 _START = "quickstart"
 """The example that `rlrun init` writes, and that a preset's manifest is made of."""
+_MODELS = "models"
+"""Folder of the examples with real models."""
 _NEEDS = {
     "critic": "    critic: {}  # a value model, trained beside the policy\n",
     "reference": "    reference: {model: initial}  # the model as it was at the start; a teacher: {model: org/name}\n",
@@ -45,7 +47,10 @@ def init_parser() -> Parser:
         "rlrun init", "Write a manifest to start from: an example, or the first steps with a preset of the algorithm."
     )
     p.add_argument(
-        "preset", nargs="?", default=_START, help=f"an example or a preset (default: {_START}); --list names them"
+        "preset",
+        nargs="?",
+        default=_START,
+        help=f"an example, a model or a preset (default: {_START}); --list names them",
     )
     p.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a new file (default: <preset>.yaml; -: standard output)"
@@ -53,7 +58,9 @@ def init_parser() -> Parser:
     p.add_argument(
         "--gpu", action="store_true", help="trainer and engine on a GPU each; without it both compute on the CPU"
     )
-    p.add_argument("--list", action="store_true", help="print the names of examples and presets")
+    p.add_argument(
+        "--list", action="store_true", help="print the names of examples, models and presets, and what each is"
+    )
     return p
 
 
@@ -82,7 +89,7 @@ def run_init(argv: Sequence[str]) -> int:
     options = init_parser().parse_args(list(argv))
     examples = _examples()
     if options.list:
-        print("\n".join([*(f"{name:<24} example" for name in examples), *(f"{name:<24} preset" for name in PRESETS)]))
+        print("\n".join(_listed(examples)))
         return exit_codes.OK
     name = options.preset
     if name not in examples and name not in PRESETS:
@@ -94,6 +101,8 @@ def run_init(argv: Sequence[str]) -> int:
             "init", "this installation has no examples, as the images have none; take the wheel's or a checkout's"
         )
     text = examples[name].read_text() if name in examples else _of_preset(examples[_START].read_text(), name)
+    if options.gpu and name in examples and examples[name].parent.name == _MODELS:
+        return _refused("init", f"--gpu: {name} is on GPUs as it is; leave --gpu out")
     if options.gpu:
         text = _on_gpus(text)
         if text.count("gpusPerReplica: 1") < 2:
@@ -110,7 +119,21 @@ def run_init(argv: Sequence[str]) -> int:
 
 def _examples() -> dict[str, Path]:
     folder = shipped()
-    return {} if folder is None else {path.stem: path for path in sorted((folder / "examples").glob("*.yaml"))}
+    if folder is None:
+        return {}
+    paths = (sorted((folder / "examples" / below).glob("*.yaml")) for below in ("", _MODELS))
+    return {path.stem: path for of_folder in paths for path in of_folder}
+
+
+def _listed(examples: dict[str, Path]) -> Iterator[str]:
+    """A line for each example, model and preset, with what it is."""
+    for name, path in examples.items():
+        kind = "model" if path.parent.name == _MODELS else "example"
+        about = re.match(r"(?:#.*\n)*", path.read_text())
+        text = " ".join(about[0].replace("#", " ").split()) if about is not None else ""
+        yield f"{name:<24} {kind:<8} {re.split(r'[.:] ', text)[0].rstrip('.')}".rstrip()
+    for name, preset in PRESETS.items():
+        yield f"{name:<24} preset   {preset.description.splitlines()[0].rstrip('.')}"
 
 
 def _of_preset(start: str, preset: str) -> str:

@@ -23,9 +23,18 @@ from rlrun.config.loading.schema import Style, snake
 from rlrun.config.loading.yaml_text import Document
 from rlrun.config.models.roles import RoleConfig
 from rlrun.protocol.files.identity import complete as complete_role
+from rlrun.protocol.files.identity import derived_states
 from rlrun.protocol.files.paths import Role
 
 RoleT = TypeVar("RoleT", bound=RoleConfig)
+
+
+OWN_OPTIONS: Mapping[Role, Sequence[str]] = {
+    "trainer": ("--replay", "--bench"),
+    "orchestrator": (),
+    "inference": (),
+}
+"""Options of each command that are no fields."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,11 @@ def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[
     Raises:
         ConfigError: every problem of every source.
     """
-    arguments = parse_arguments(model, argv, others=RoleNames(role, model, translator(RlConfig, COMMAND_LINE)))
+    arguments = parse_arguments(
+        model, argv, others=RoleNames(role, model, translator(RlConfig, COMMAND_LINE)), also=OWN_OPTIONS[role]
+    )
     if arguments.help:
-        print(help_text(model, prog=role))
+        print(help_text(model, prog=role, states=derived_states(model)))
         sys.exit(0)
     layers: list[Layer] = []
     problems: list[Problem] = []

@@ -6,7 +6,7 @@ one shared field are an error that names both, where they stand on one level: in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -48,6 +48,7 @@ def read_layer(
     model: type[RlConfig] = RlConfig,
     *,
     hints: Mapping[str, Hint] | None = None,
+    also: Collection[str] = (),
 ) -> Given:
     """All that the sources say, as one layer.
 
@@ -56,13 +57,14 @@ def read_layer(
         env: the environment.
         model: what is described.
         hints: what the options of the local run say of the run itself.
+        also: these options, for the hint to a mistyped one.
 
     Raises:
         ConfigError: the command line is none, or a file cannot be read.
     """
     rest, files = take_files(argv)
     rest, data = take_data_set(rest)
-    given = parse_arguments(model, rest, aliases=ALIASES, others=translator(model, COMMAND_LINE))
+    given = parse_arguments(model, rest, aliases=ALIASES, others=translator(model, COMMAND_LINE), also=also)
     levels: list[Layer] = []
     problems: list[Problem] = []
     for _, group in groupby(enumerate(files), key=lambda one: one[0] if one[1][0] is None else "roles"):

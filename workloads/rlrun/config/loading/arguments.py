@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.layers import Assignment, Layer, Origin, Reader
 from rlrun.config.loading.problems import Problem
-from rlrun.config.loading.schema import Shape, child, fields, find_field, suggestion
+from rlrun.config.loading.schema import Shape, child, fields, find_field, spelled, suggestion
 from rlrun.config.loading.variables import PROCESS_VARIABLES
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.suggest import did_you_mean
@@ -48,6 +48,8 @@ class Arguments:
     unread: list[Problem] = field(default_factory=list)
     """Problems of words that most likely were to name files, without which nothing else can be judged."""
     others: OtherNames | None = None
+    also: Collection[str] = ()
+    """Options of the command itself, for the hint to a mistyped one."""
 
 
 class Translated(Protocol):
@@ -82,6 +84,7 @@ def parse_arguments(
     *,
     aliases: Mapping[str, str] | None = None,
     others: OtherNames | None = None,
+    also: Collection[str] = (),
 ) -> Arguments:
     """Split a command line into files and assignments; what cannot be read is a problem in the result's `layer`.
 
@@ -90,8 +93,9 @@ def parse_arguments(
         argv: the command line without the program's name.
         aliases: other names of the model's own fields.
         others: another project's names, which are understood too.
+        also: options of the command itself, for the hint to a mistyped one.
     """
-    result = Arguments(others=others)
+    result = Arguments(others=others, also=also)
     reader = Reader(model, COMMAND_LINE, style="kebab", aliases=aliases or {})
     rest = list(argv)
     while rest:
@@ -175,7 +179,7 @@ def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> N
             if not isinstance(negated, str) and (negated[1].kind == "bool" or negated[1].nullable) and not equals:
                 _add(result, reader, *negated, shown, False if negated[1].kind == "bool" else None)
                 return
-        _refuse(result.layer, shown, f"unknown option{found}")
+        _refuse(result.layer, shown, f"unknown option{_nearest(shown, result.also, reader.model) or found}")
         if not equals and rest and not rest[0].startswith(("-", "@")):
             rest.pop(0)  # its value, not a second problem
         return
@@ -301,6 +305,13 @@ def _resolve(reader: Reader, words: Sequence[str]) -> tuple[Key, Shape] | str:
         else:
             return f": {'.'.join(words[:depth])} has no fields"
     return key, shape
+
+
+def _nearest(shown: str, also: Collection[str], model: type[BaseModel]) -> str:
+    """The hint to an option of the command itself, where no field's name is nearer; empty otherwise."""
+    options = [f"--{spelled(model, name, 'kebab')}" for name in model.model_fields]
+    hint = did_you_mean(shown, [*options, *also]) if "." not in shown else ""
+    return hint if any(hint == f" (did you mean {one}?)" for one in also) else ""
 
 
 def _instead(reader: Reader, words: Sequence[str], depth: int, model: type[BaseModel]) -> str:

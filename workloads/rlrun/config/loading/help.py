@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -16,8 +16,14 @@ _WIDTH = 100
 _INDENT = 6
 
 
-def help_text(model: type[BaseModel], *, prog: str) -> str:
-    """The whole help page."""
+def help_text(model: type[BaseModel], *, prog: str, states: Mapping[str, str] | None = None) -> str:
+    """The whole help page.
+
+    Args:
+        model: the options are its fields.
+        prog: how the program is called.
+        states: words in place of `required` and defaults, for fields at the top.
+    """
     head = [
         f"usage: {prog} [@ FILE ...] [--option VALUE ...] [--dry-run] [--help]",
         "",
@@ -29,29 +35,32 @@ def help_text(model: type[BaseModel], *, prog: str) -> str:
         "  --dry-run   print the resolved configuration as JSON and stop",
         "  --help      print this page and stop",
     ]
-    return "\n".join([*head, *_group(model, "", "options")])
+    return "\n".join([*head, *_group(model, "", "options", states or {})])
 
 
-def _group(model: type[BaseModel], prefix: str, title: str) -> Iterator[str]:
+def _group(model: type[BaseModel], prefix: str, title: str, states: Mapping[str, str]) -> Iterator[str]:
     yield ""
     yield f"{title}:"
-    nested: list[tuple[str, FieldInfo, type[BaseModel]]] = []
+    nested: list[tuple[str, str, type[BaseModel]]] = []
     for name, shape in fields(model).items():
         info, path = model.model_fields[name], f"{prefix}{spelled(model, name, 'kebab')}"
         inner, below = (shape.parts[0], f"{path}.N") if shape.kind == "list" else (shape, path)
         if inner.model is not None:
-            nested.append((below, info, inner.model))
+            nested.append((below, name, inner.model))
         else:
-            yield from _option(path, shape, info)
-    for path, info, inner_model in nested:
+            yield from _option(path, shape, info, states.get(name))
+    for path, name, inner_model in nested:
+        info = model.model_fields[name]
         meaning = (info.description or "").split("\n")[0]
         state = "required" if info.is_required() else "default: none" if default_of(info) is None else ""
-        yield from _group(inner_model, f"{path}.", f"--{path}{f' ({state})' if state else ''}: {meaning}".rstrip(":"))
+        state = states.get(name, state)
+        title = f"--{path}{f' ({state})' if state else ''}: {meaning}".rstrip(":")
+        yield from _group(inner_model, f"{path}.", title, {})
 
 
-def _option(path: str, shape: Shape, info: FieldInfo) -> Iterator[str]:
+def _option(path: str, shape: Shape, info: FieldInfo, state: str | None) -> Iterator[str]:
     flag = f"--{path} / --no-{path}" if shape.kind == "bool" else f"--{path} VALUE"
-    state = "required" if info.is_required() else f"default: {shown_default(info)}"
+    state = state or ("required" if info.is_required() else f"default: {shown_default(info)}")
     what = "" if shape.kind == "bool" else f"{expected(shape)}; "
     yield f"  {flag}"
     text = f"{info.description or ''} [{what}{state}]"

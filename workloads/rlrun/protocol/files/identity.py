@@ -49,6 +49,22 @@ _EXAMPLES = {
 }
 
 
+def derived_states(model: type[RoleConfig]) -> dict[str, str]:
+    """Words of a help page about fields that the model requires and a file written by hand may leave out, by Python names."""
+    of_folder = {
+        "name": f"that of output_dir, or {DEFAULT_NAME}",
+        "uid": "that of the folder's run",
+        "output_dir": "runs/<name>",
+        "max_model_len": "seq_len",
+        "micro_batch_tokens": "seq_len, at least 4096",
+    }
+    values = {name: json.dumps(value) for name, value in DEFAULTS.items() if name not in _EXAMPLES}
+    states = {name: f"default: {value}" for name, value in (of_folder | values).items()}
+    states |= {name: "" for name, value in DEFAULTS.items() if value == {}}
+    states["environments"] = "required for task RL"
+    return {name: state for name, state in states.items() if name in model.model_fields}
+
+
 def default_folder(name: str) -> str:
     """Folder of a run that names none, in the working directory."""
     return str(Path("runs") / name)
