@@ -66,6 +66,7 @@ def prime_rl_page() -> str:
         "",
         "- Without `[trainer.loss]` the objective is this project's default, [preset](presets.md) `aipo`; that of v0.3 is",
         "  `--algorithm.preset masked_is`, today's is `dppo`.",
+        "- A file that names no model has that of PRIME-RL, Qwen/Qwen3-0.6B, and a note says so.",
         "- A file that names no GPUs runs on CPUs: add `--trainer-gpu-ids 1 --inference-gpu-ids 0`.",
         "- Environments are those of verifiers, by the name that they are installed under (`verifiers:<name>`).",
         "- A reply may be as long as the context where `max_tokens` is not set, and is one token shorter where it is as long as `seq_len`.",

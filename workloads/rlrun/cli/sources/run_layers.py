@@ -15,7 +15,7 @@ from typing import Any, get_args
 from rlrun.api.manifest import is_manifest
 from rlrun.api.resource import RLRun
 from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig
-from rlrun.config.dialects.complete import complete
+from rlrun.config.dialects.complete import complete, complete_model
 from rlrun.config.dialects.prime_rl import PRIME_RL, PRIME_RL_EVAL
 from rlrun.config.dialects.translate import Translator
 from rlrun.config.loading.arguments import COMMAND_LINE, ENVIRONMENT, parse_arguments
@@ -83,6 +83,7 @@ def read_layer(
     )
     layer.hints |= hints or {}
     complete(layer)
+    complete_model(layer)
     return Given(layer, [path for _, path in files], given.dry_run)
 
 

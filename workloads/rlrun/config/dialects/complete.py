@@ -6,7 +6,7 @@ Only fields that nothing sets are set here, so that a file of ours, an option an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlrun.config.dialects.conversions import ALL_TASKS, is_count, is_number
@@ -16,6 +16,8 @@ from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.yaml_text import Key
 
 _SEQ_LEN = 2048
+PRIME_RL_MODEL = "Qwen/Qwen3-0.6B"
+"""The model of PRIME-RL's files that name none, in both of their versions."""
 
 
 @dataclass(frozen=True)
@@ -364,17 +366,40 @@ def _in_flight(run: _Run) -> None:
         run.put("orchestrator.batch_size", size * max(1, 64 // size), "group_size")
 
 
+def complete_model(layer: Layer) -> None:
+    """Set the model that the other project starts from where a run in its names has none, and say so.
+
+    Of a whole run alone: of several files of a run, each but one may leave it out.
+    """
+    if DIALECT not in layer.hints or "model" in layer.values or layer.hints[DIALECT].value != "PRIME-RL":
+        return
+    origin = layer.hints[DIALECT].origin
+    layer.values["model"] = {"name": PRIME_RL_MODEL}
+    layer.origins[("model",)] = layer.origins[("model", "name")] = replace(origin, path="", line=None)
+    said = f"not set: PRIME-RL's own default, {PRIME_RL_MODEL}"
+    layer.notices.append(Problem(origin.source, "model.name", said))
+
+
 def _data(run: _Run) -> None:
     splits, shares = run.hint("splits"), run.hint("probabilities")
+    subsets = run.hint("subsets")
+    if subsets is not None and splits is not None:
+        run.refuse(
+            "subsets", "beside splits: a source has one of them; write data.sources with path or name, and split"
+        )
+        return
+    if subsets is not None:
+        splits = subsets
+        run.note("subsets", "each is a source of the files and folders of that name, of every split that is there")
     if splits is not None and not (isinstance(splits, list) and all(isinstance(one, str) for one in splits)):
-        run.refuse("splits", f"got {splits!r:.60}, expected a list of names")
+        run.refuse("splits" if subsets is None else "subsets", f"got {splits!r:.60}, expected a list of names")
     elif splits:
         first = run.get("data.sources[0]")
         if isinstance(first, dict):
             sources = [first | {"split": one} for one in splits]
             if isinstance(shares, list) and len(shares) == len(sources):
                 sources = [one | {"weight": share} for one, share in zip(sources, shares, strict=True)]
-            run.put("data.sources", sources, "splits", over=True)
+            run.put("data.sources", sources, "splits" if subsets is None else "subsets", over=True)
     elif shares is not None:
         run.refuse("probabilities", "there is one source; probabilities are of several splits")
     if run.hint("data_type") == "fake" or run.hint("data_fake") not in (None, False):

@@ -225,6 +225,7 @@ class Translator:
                 result.assignments = [one for one in result.assignments if one.key != key]
                 result.assignments.append(Assignment(key, value, origin))
             case Note(text):
+                self._mark("", origin, layer)
                 layer.notices.append(Problem(said.source, said.path, text, said.line))
             case Refuse(text):
                 layer.problems.append(Problem(said.source, said.path, text, said.line))

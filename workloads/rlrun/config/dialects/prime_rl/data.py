@@ -19,7 +19,7 @@ ROWS: tuple[Row, ...] = (
     to("data.split", f"{_ONE}.split"),
     to("data.splits", f"{_ONE}.split", by=later("splits"), text="a source each"),
     to("data.probabilities", f"{_ONE}.weight", by=later("probabilities"), text="of the source of each split"),
-    refused("data.subsets", "there is none: a source takes the files that have data.sources[].split in their name", f"{_ONE}.split"),
+    to("data.subsets", f"{_ONE}.split", by=later("subsets"), text="a source each: the files and folders of that name, of every split"),
     ignored("data.stopping_strategy", _STOPPING, only(("first_exhausted", "all_exhausted"), _STOPPING, _STOPPING)),
     same("data.shuffle"),
     same("data.batch_size"),
@@ -40,7 +40,8 @@ ROWS: tuple[Row, ...] = (
     to("data.source[].type", "data.sources", by=later("data_type"), text="fake: with --bench alone"),
     refused(
         "data.source[].subset",
-        "there is none: a source takes the files that have data.sources[].split in their name", "data.sources[].split",
+        "there is none: write it as data.sources[].split, which takes the files and folders with that in their name",
+        "data.sources[].split",
     ),
     to("val.interval", "data.validation.interval"),
     to("val.data.name", "data.validation.name", "data.validation.path", by=place, text="a name with a path's form is path"),
