@@ -152,7 +152,6 @@ def test_files_of_one_folder_are_one_environment() -> None:
     [
         ("algorithm.adv_estimator", "remax", "nearest: rloo"),
         (A + "policy_loss.loss_mode", "geo_mean", "nearest: gspo"),
-        ("reward_model.enable", True, "judge asks a model"),
         (R + "multi_turn.enable", True, "write an environment"),
         ("actor_rollout_ref.model.path", "Qwen/Qwen2.5-VL-7B-Instruct", "vision-language"),
     ],
@@ -232,3 +231,20 @@ def test_trackers_and_a_function_of_ones_own_are_taken_over() -> None:
     assert any("put /root/my-rewards/scores.py where Python finds it" in line for line in converted.missing)
     assert spec({"trainer.logger": "console"}).tracking is None
     assert spec({"custom_reward_function.path": "a.py"}).environments[0].args["reward"] == "a:compute_score"
+
+
+def test_a_reward_model_is_asked_at_a_server_that_is_missing() -> None:
+    model = {"reward_model.enable": True, "reward_model.model.path": "org/rm", "reward_model.micro_batch_size": 16}
+    converted = result(model)
+    (environment,) = parse_manifest(converted.text, "t")[0].spec.environments
+    assert environment.args["reward"] == "reward-model"
+    assert environment.args["reward_args"] == {"base_url": "http://reward-model:8000", "model": "org/rm"}
+    assert any("start the reward model's server (vllm serve org/rm" in line for line in converted.missing)
+    fates = {fate.setting.key: (fate.kind, fate.note) for fate in converted.fates}
+    assert fates["reward_model.model.path"][0] == "mapped"
+    assert fates["reward_model.micro_batch_size"][1].startswith("a reward model has a server of its own")
+    own = result(model | {"custom_reward_function.path": "a.py"})
+    assert any("the reward is a.py alone" in notice for notice in own.notices)
+    assert {fate.setting.key: fate.kind for fate in result({"reward_model.enable": False}).fates}[
+        "reward_model.enable"
+    ] == "taken"

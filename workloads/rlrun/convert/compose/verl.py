@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import PurePath
 from typing import Any
 
 from rlrun.convert.compose.shared import (
     ALL_TASKS,
     Context,
+    at_home,
     environments,
     file_list,
     put_betas,
@@ -23,6 +25,7 @@ from rlrun.convert.compose.verl_objective import put_objective
 from rlrun.convert.draft import Draft
 
 _A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+_RM = "reward_model."
 _RESPONSE, _PROMPT, _BATCH = "data.max_response_length", "data.max_prompt_length", "data.train_batch_size"
 _NODES, _GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
 
@@ -171,40 +174,49 @@ def _environments(draft: Draft) -> None:
         draft.put("environments", [{"id": "gsm8k", "groupSize": size}], _R + "n", note="a placeholder")
         return
     made, all_placed = environments(train, held_out)
-    path = draft.get("custom_reward_function.path")
-    reward = (
-        "math"
-        if path is None
-        else f"{PurePath(str(path)).stem}:{draft.get('custom_reward_function.name') or 'compute_score'}"
-    )
+    arguments, reward_causes, note = _reward(draft)
+    shuffles = not draft.has("data.shuffle") or draft.flag("data.shuffle")
     for environment in made:
         environment["groupSize"] = size
-        environment["args"]["reward"] = reward
-        if draft.has("data.shuffle") and not draft.flag("data.shuffle"):
+        environment["args"] |= arguments
+        if not shuffles:
             environment["curriculum"] = {"shuffle": False}
-    causes = ["data.train_files", _R + "n"]
+    causes = ["data.train_files", _R + "n", *reward_causes]
     causes += ["data.val_files"] if held_out and all_placed else []
-    causes += [
-        key
-        for key in ("custom_reward_function.path", "custom_reward_function.name")
-        if path is not None and draft.has(key)
-    ]
-    causes += ["data.shuffle"] if draft.has("data.shuffle") and not draft.flag("data.shuffle") else []
-    draft.put(
-        "environments",
-        made,
-        *causes,
-        note="verl's columns prompt and reward_model.ground_truth"
-        + ("; verl's own scores by data_source: math" if path is None else ""),
-    )
+    causes += [] if shuffles else ["data.shuffle"]
+    draft.put("environments", made, *causes, note=f"verl's columns prompt and reward_model.ground_truth{note}")
     if (column := draft.get("data.prompt_key")) != "prompt":
         draft.missing.append(
             f"spec.environments: data.prompt_key={column}: environment dataset reads the column prompt; rename it"
         )
-    if path is not None:
+
+
+def _reward(draft: Draft) -> tuple[dict[str, Any], list[str], str]:
+    """Arguments of the environments about their reward, the keys that decided them, and a note."""
+    keys = ["custom_reward_function.path", "custom_reward_function.name"]
+    if (path := draft.get(keys[0])) is not None:
+        reward = f"{PurePath(str(path)).stem}:{draft.get(keys[1]) or 'compute_score'}"
         draft.missing.append(
             f"spec.environments: args.reward={reward}: put {path} where Python finds it (PYTHONPATH, or the image; docs/environments.md)"
         )
+        if draft.flag(_RM + "enable"):
+            draft.notices.append(
+                f"{_RM}enable=True: the reward is {path} alone, which may ask the model's server itself"
+            )
+        return {"reward": reward}, [key for key in keys if draft.has(key)], ""
+    if not draft.flag(_RM + "enable"):
+        return {"reward": "math"}, [], "; verl's own scores by data_source: math"
+    model = at_home(str(draft.get(_RM + "model.path") or "ORG/REWARD-MODEL"))
+    draft.missing.append(
+        "spec.environments: args.reward_args.base_url: start the reward model's server "
+        f"(vllm serve {shlex.quote(model)} --runner pooling), and write its address in place of http://reward-model:8000"
+    )
+    arguments = {"reward": "reward-model", "reward_args": {"base_url": "http://reward-model:8000", "model": model}}
+    return (
+        arguments,
+        [key for key in (_RM + "enable", _RM + "model.path") if draft.has(key)],
+        "; scores of the reward model",
+    )
 
 
 def _evaluation(draft: Draft) -> None:

@@ -53,9 +53,9 @@ def value(
     return Row(key, to, "value", note, values or {}, convert, fine)
 
 
-def joined(key: str, to: str, note: str = "") -> Row:
+def joined(key: str, to: str, note: str = "", *, fine: tuple[Any, ...] = ()) -> Row:
     """A key that decides fields together with others; `note` says why it decides nothing where it does not."""
-    return Row(key, to, "joined", note)
+    return Row(key, to, "joined", note, fine=fine)
 
 
 def drop(key: str, note: str, *, fine: tuple[Any, ...] = ()) -> Row:

@@ -81,10 +81,8 @@ _CRITIC_ROWS: tuple[Row, ...] = (
 )
 
 _REWARDS: tuple[Row, ...] = (
-    refuse(
-        "reward_model.enable",
-        "a reward model that is served: there is none yet; args.reward: judge asks a model over its API",
-    ),
+    joined("reward_model.enable", "environments[].args", "no reward model", fine=(None, False)),
+    joined("reward_model.model.path", "environments[].args", "of a reward model that is not enabled"),
     joined("reward_model.overlong_buffer.enable", "algorithm.filters.overlongPenalty", "no penalty of long answers"),
     joined("reward_model.overlong_buffer.len", "algorithm.filters.overlongBuffer", "no penalty of long answers"),
     joined(
@@ -103,7 +101,7 @@ _REWARDS: tuple[Row, ...] = (
     drop(
         "reward_model.reward_manager", "environment dataset scores each answer by args.reward", fine=("naive", "dapo")
     ),
-    drop("reward_model.*", "of a reward model that is not enabled"),
+    drop("reward_model.*", "a reward model has a server of its own, with its own options"),
     joined("custom_reward_function.path", "environments[].args", "no function of one's own"),
     joined("custom_reward_function.name", "environments[].args", "no function of one's own"),
     drop("custom_reward_function.*", "of a function that is not given"),
