@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlrun.cli.sources.role_layers import load_role
-from rlrun.cli.sources.run_config import ALIASES, RlConfig, SftConfig
+from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig, SftConfig
 from rlrun.cli.sources.run_layers import file_layers, read_layer
 from rlrun.config.dialects.complete import complete
 from rlrun.config.dialects.prime_rl import PRIME_RL, PRIME_RL_EVAL
@@ -191,6 +191,41 @@ def test_a_run_in_their_names_without_a_model_has_theirs_and_says_so(toml: Any) 
     config, layer = load_role("trainer", TrainerConfig, ["@", second, "--output-dir", "x"], {})
     assert config.model.name == "Qwen/Qwen3-0.6B"
     assert any("PRIME-RL's own default" in notice.message for notice in layer.notices)
+
+
+def evaluated(*argv: str) -> EvalConfig:
+    return validate(EvalConfig, read_layer(argv, {}, EvalConfig).layer)
+
+
+def test_an_evaluation_by_options_alone() -> None:
+    options = ("--model.name", "a/b", "--environment-ids", "math500,owner/aime2025@1")
+    run = evaluated(*options, "--client.base-url", "http://localhost:8000/v1")
+    assert [one.id for one in run.environments] == ["verifiers:math500", "verifiers:aime2025"]
+    run = evaluated(*options, "--weights-dir", "out/weights", "--steps", "10,20", "--no-eval-base")
+    assert run.policies is not None
+    assert (run.policies.from_run, run.policies.steps, run.policies.base) == ("out/weights", [10, 20], False)
+    beside = evaluated(*options, "--weights-dir", "out/weights", "--steps", "10").policies
+    assert beside is not None
+    assert beside.base
+    for more, expected in (
+        (("--client.base-url", "https://api.example.com/v1"), "models behind other APIs are not measured"),
+        (("--no-eval-base",), "nothing would be measured"),
+        (("--environment-ids", "3"), "expected ids of environments"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            evaluated(*options, *more)
+
+
+def test_values_of_a_list_stand_one_after_the_other(toml: Any) -> None:
+    lora = ("@", toml(BASE), "--trainer.model.lora.target-modules")
+    for words in (("q_proj", "k_proj"), ('["q_proj", "k_proj"]',)):
+        found = spec(*lora, *words, "--max-steps", "3").trainer.lora
+        assert found is not None
+        assert found.targets == ["q_proj", "k_proj"]
+    stop = spec("@", "f.toml", "--evaluation.sampling.stop", "a", "b").evaluation
+    assert stop is not None
+    assert stop.sampling is not None
+    assert stop.sampling.stop == ["a", "b"]
 
 
 def test_subsets_are_sources(toml: Any) -> None:

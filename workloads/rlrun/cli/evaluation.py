@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.common import arguments, piped
 from rlrun.config.loading.arguments import parse_value
+from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.parser import Parser, number, own_options, whole, wholes
 from rlrun.config.loading.schema import Shape, expected, fields
 from rlrun.config.models.rollout import EvaluationSamplingConfig
@@ -152,7 +153,7 @@ def synthesize_main(argv: Sequence[str] | None = None) -> int:
 
 def run_eval(argv: Sequence[str]) -> int:
     """Run `eval`: of a manifest, or of files and options (`eval @ FILE`) as `rl` takes them; returns the exit code."""
-    if "@" in argv:
+    if "@" in argv or _describes(argv):
         from rlrun.cli.rl import start
         from rlrun.cli.sources.run_config import EvalConfig
 
@@ -165,6 +166,12 @@ def run_eval(argv: Sequence[str]) -> int:
     from rlrun.evaluate.main import evaluate
 
     return evaluate(_request(options, work=options.output, steps=options.steps, newest=False, split="eval"))
+
+
+def _describes(argv: Sequence[str]) -> bool:
+    """True for options alone that name the model to measure, as `eval --model.name X --environment-ids a,b`."""
+    names = [word.partition("=")[0] for word in argv]
+    return "--model.name" in names and not any(Path(word).suffix in FORMATS for word in argv)
 
 
 def run_synthesize(argv: Sequence[str]) -> int:

@@ -5,85 +5,21 @@ Only fields that nothing sets are set here, so that a file of ours, an option an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rlrun.config.dialects.conversions import ALL_TASKS, is_count, is_number
+from rlrun.config.dialects.other_tasks import complete_data, complete_policies
+from rlrun.config.dialects.run_view import RunView
 from rlrun.config.dialects.translate import DIALECT, ENVIRONMENTS, PARALLEL, key_of
-from rlrun.config.loading.layers import Hint, Layer, Origin
+from rlrun.config.loading.layers import Hint, Layer
 from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.yaml_text import Key
 
 _SEQ_LEN = 2048
 PRIME_RL_MODEL = "Qwen/Qwen3-0.6B"
 """The model of PRIME-RL's files that name none, in both of their versions."""
-
-
-@dataclass(frozen=True)
-class _Run:
-    layer: Layer
-    below: Key
-
-    def hint(self, name: str) -> Any:
-        found = self.layer.hints.get(name)
-        return None if found is None else found.value
-
-    def origin(self, name: str) -> Origin:
-        return self.layer.hints.get(name, self.layer.hints[DIALECT]).origin
-
-    def get(self, path: str) -> Any:
-        value: Any = self.layer.values
-        for part in (*self.below, *key_of(path)):
-            if isinstance(value, dict):
-                value = value.get(part)
-            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
-                value = value[part]
-            else:
-                return None
-        return value
-
-    def put(self, path: str, value: Any, hint: str, *, over: bool = False, like: str = "") -> None:
-        """Set a field that is not set; nothing, where something around it is no table.
-
-        Args:
-            path: the field.
-            value: its value.
-            hint: where it comes from.
-            over: replace what is set.
-            like: a field that it follows from, which comes before the hint.
-        """
-        if self.get(path) is not None and not over:
-            return
-        *parents, last = key = (*self.below, *key_of(path))
-        place: Any = self.layer.values
-        for part in parents:
-            inside = place.get(part) if isinstance(place, dict) else None
-            if isinstance(place, list) and isinstance(part, int) and part < len(place):
-                inside = place[part]
-            elif isinstance(place, dict) and inside is None:
-                inside = place.setdefault(part, {})
-            if not isinstance(inside, dict | list):
-                return
-            place = inside
-        if isinstance(place, dict):
-            place[last] = value
-            followed = self.layer.origins.get((*self.below, *key_of(like))) if like else None
-            self.layer.origins[key] = followed or self.origin(hint)
-
-    def note(self, hint: str, text: str) -> None:
-        origin = self.origin(hint)
-        self.layer.notices.append(Problem(origin.source, origin.path, text, origin.line))
-
-    def refuse(self, hint: str, text: str) -> None:
-        origin = self.origin(hint)
-        self.layer.problems.append(Problem(origin.source, origin.path, text, origin.line))
-
-    def environments(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        found = self.get("environments")
-        for i, one in enumerate(found if isinstance(found, list) else ()):
-            if isinstance(one, dict):
-                yield i, one
 
 
 def complete(layer: Layer, below: Key = ()) -> None:
@@ -97,12 +33,12 @@ def complete(layer: Layer, below: Key = ()) -> None:
         return
     if DIALECT not in layer.hints:
         layer.hints[DIALECT] = Hint(None, next(iter(layer.hints.values())).origin)
-    run = _Run(layer, below)
+    run = RunView(layer, below)
     for step in _STEPS:
         step(run)
 
 
-def _shared(run: _Run) -> None:
+def _shared(run: RunView) -> None:
     """Values of a role's table for the whole run, where the run itself has none: there, roles may differ."""
     for role in ("trainer", "orchestrator", "inference"):
         name = f"{role}_output_dir"
@@ -116,7 +52,7 @@ def _shared(run: _Run) -> None:
         run.put("seed", seed, "inference_seed")
 
 
-def _groups(run: _Run) -> None:
+def _groups(run: RunView) -> None:
     size = run.hint("group_size")
     if size is None:
         return
@@ -131,13 +67,13 @@ def _groups(run: _Run) -> None:
         run.put(f"environments[{i}].group_size", size, "group_size")
 
 
-def _from_dialect(run: _Run, i: int) -> bool:
+def _from_dialect(run: RunView, i: int) -> bool:
     return (
         ".env[" in (path := run.layer.origin((*run.below, "environments", i, "group_size")).path) or "source[" in path
     )
 
 
-def _each_environment(run: _Run) -> None:
+def _each_environment(run: RunView) -> None:
     ratios = run.hint("ratios")
     if isinstance(ratios, list) and (count := len([*run.environments()])) != len(ratios):
         run.refuse("ratios", f"has {len(ratios)} numbers for {count} environments; write one for each, in their order")
@@ -161,7 +97,7 @@ def _each_environment(run: _Run) -> None:
                 run.put(f"{path}.sampling.{name}", value, DIALECT, like=f"sampling.{name}")
 
 
-def _rate(run: _Run) -> None:
+def _rate(run: RunView) -> None:
     low, lr = run.hint("min_lr"), run.get("trainer.optimizer.lr")
     if low is not None:
         peak = 1e-6 if lr is None else lr
@@ -180,7 +116,7 @@ def _rate(run: _Run) -> None:
         )
 
 
-def _objective(run: _Run) -> None:
+def _objective(run: RunView) -> None:
     known = {"masked_is": ("masked_is", "v0.3"), "dppo": ("dppo", "today's")}
     name, kind = run.get("algorithm.loss.name"), run.hint("loss_type")
     if kind is not None and kind not in ("default", "ipo", "dppo", "masked_is"):
@@ -199,7 +135,7 @@ def _objective(run: _Run) -> None:
         run.refuse("adv_tau", f"got {scale!r:.60}; there is none in this loss: the learning rate scales the advantage")
 
 
-def _evaluation(run: _Run) -> None:
+def _evaluation(run: RunView) -> None:
     names = {str(one.get("name") or one.get("id")) for _, one in run.environments()}
     names |= {str(one.get("id")).removeprefix("verifiers:") for _, one in run.environments()}
     evaluated = run.hint("evaluated")
@@ -221,7 +157,7 @@ def _evaluation(run: _Run) -> None:
         run.put("evaluation", {}, "evaluates")
 
 
-def _validation(run: _Run) -> None:
+def _validation(run: RunView) -> None:
     if run.hint("validates") is not None and run.get("evaluation") is None:
         run.put("evaluation", {}, "validates")
         for ours, name in (("interval", "interval"), ("num_tasks", "tasks"), ("samples_per_task", "samples")):
@@ -230,7 +166,7 @@ def _validation(run: _Run) -> None:
                 run.put(f"evaluation.{ours}", ALL_TASKS if whole else value, f"validation_{name}")
 
 
-def _samples(run: _Run, own: list[dict[str, Any]]) -> None:
+def _samples(run: RunView, own: list[dict[str, Any]]) -> None:
     """Numbers of one environment's evaluation, which here are those of all."""
     for ours, theirs in (
         ("samples_per_task", ("rollouts_per_example", "group_size")),
@@ -242,7 +178,7 @@ def _samples(run: _Run, own: list[dict[str, Any]]) -> None:
             run.put(f"evaluation.{ours}", max(found), "evaluated")
 
 
-def _drop(run: _Run, path: str) -> None:
+def _drop(run: RunView, path: str) -> None:
     place: Any = run.layer.values
     for part in run.below:
         place = place.get(part, {}) if isinstance(place, dict) else {}
@@ -261,7 +197,7 @@ def _label(one: Any) -> str:
     return str(given or "reverse-text").partition("@")[0].rpartition("/")[2][:60]
 
 
-def _machines(run: _Run) -> None:
+def _machines(run: RunView) -> None:
     per_node = run.hint("gpus_per_node") or 8
     total, name = _gpus(run, "trainer")
     nodes = run.hint("trainer_nodes")
@@ -284,7 +220,7 @@ def _machines(run: _Run) -> None:
         run.put("inference.gpus_per_replica", tp * dp, PARALLEL)
 
 
-def _gpus(run: _Run, role: str) -> tuple[int | None, str]:
+def _gpus(run: RunView, role: str) -> tuple[int | None, str]:
     """Number of GPUs of a role, None where nothing says it; and the hint that it, or the number of nodes, comes from."""
     ids, count = run.hint(f"{role}_gpu_ids"), run.hint(f"{role}_gpus")
     if ids is not None:
@@ -292,7 +228,7 @@ def _gpus(run: _Run, role: str) -> tuple[int | None, str]:
     return count, f"{role}_gpus" if count is not None else f"{role}_nodes"
 
 
-def _replication(run: _Run) -> None:
+def _replication(run: RunView) -> None:
     group, nodes = run.hint("nodes_per_group"), run.hint("trainer_nodes")
     if group is None or nodes is None:
         return
@@ -302,7 +238,7 @@ def _replication(run: _Run) -> None:
         run.put("trainer.parallelism.dp_replicate", nodes // group, "nodes_per_group")
 
 
-def _engines(run: _Run, total: int, per_node: int, hint: str) -> None:
+def _engines(run: RunView, total: int, per_node: int, hint: str) -> None:
     """Engines on `total` GPUs: copies of the model within one server, servers of at most a node."""
     tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel")
     if not is_count(tp) or total % tp:
@@ -320,7 +256,7 @@ def _engines(run: _Run, total: int, per_node: int, hint: str) -> None:
     run.put("inference.gpus_per_replica", tp * each, hint)
 
 
-def _lengths(run: _Run) -> None:
+def _lengths(run: RunView) -> None:
     packed = run.hint("packed_length")
     if packed is not None:
         run.put("seq_len", packed, "packed_length")
@@ -349,7 +285,7 @@ def _lengths(run: _Run) -> None:
             run.layer.origins[(*run.below, *key_of(f"{path}.max_tokens"))] = origin
 
 
-def _in_flight(run: _Run) -> None:
+def _in_flight(run: RunView) -> None:
     groups = run.hint("groups_in_flight")
     sizes = [one.get("group_size") for _, one in run.environments()]
     if groups is not None:
@@ -380,35 +316,7 @@ def complete_model(layer: Layer) -> None:
     layer.notices.append(Problem(origin.source, "model.name", said))
 
 
-def _data(run: _Run) -> None:
-    splits, shares = run.hint("splits"), run.hint("probabilities")
-    subsets = run.hint("subsets")
-    if subsets is not None and splits is not None:
-        run.refuse(
-            "subsets", "beside splits: a source has one of them; write data.sources with path or name, and split"
-        )
-        return
-    if subsets is not None:
-        splits = subsets
-        run.note("subsets", "each is a source of the files and folders of that name, of every split that is there")
-    if splits is not None and not (isinstance(splits, list) and all(isinstance(one, str) for one in splits)):
-        run.refuse("splits" if subsets is None else "subsets", f"got {splits!r:.60}, expected a list of names")
-    elif splits:
-        first = run.get("data.sources[0]")
-        if isinstance(first, dict):
-            sources = [first | {"split": one} for one in splits]
-            if isinstance(shares, list) and len(shares) == len(sources):
-                sources = [one | {"weight": share} for one, share in zip(sources, shares, strict=True)]
-            run.put("data.sources", sources, "splits" if subsets is None else "subsets", over=True)
-    elif shares is not None:
-        run.refuse("probabilities", "there is one source; probabilities are of several splits")
-    if run.hint("data_type") == "fake" or run.hint("data_fake") not in (None, False):
-        name = "data_type" if run.hint("data_type") == "fake" else "data_fake"
-        run.put("data.sources", [{"path": "fake"}], name)
-    if run.hint("data_type") not in (None, "sft", "fake"):
-        run.refuse("data_type", f"got {run.hint('data_type')!r:.60}, expected sft or fake")
-
-
-_STEPS: tuple[Callable[[_Run], None], ...] = (
-    _shared, _groups, _each_environment, _rate, _objective, _evaluation, _validation, _machines, _replication, _lengths, _in_flight, _data,
+_STEPS: tuple[Callable[[RunView], None], ...] = (
+    _shared, _groups, _each_environment, _rate, _objective, _evaluation, _validation, _machines, _replication, _lengths, _in_flight, complete_data,
+    complete_policies,
 )  # fmt: skip

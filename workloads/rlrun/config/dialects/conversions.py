@@ -160,6 +160,8 @@ def all_or(value: Any, target: str) -> Iterator[Effect]:
 
 def targets_of_lora(value: Any, target: str) -> Iterator[Effect]:
     """Names of modules; the usual set is the default, `experts` goes with it."""
+    if isinstance(value, str):
+        value = [value]
     usual = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         if set(value) - {"experts"} == usual:
@@ -177,6 +179,38 @@ def environment_id(value: Any, target: str) -> Iterator[Effect]:
         return
     name = value.partition("@")[0].rpartition("/")[2]
     yield Set(target, f"verifiers:{name}")
+
+
+def environment_ids(value: Any, target: str) -> Iterator[Effect]:
+    """Environments by their ids alone: a list, or text with commas."""
+    names = value.split(",") if isinstance(value, str) else value
+    if isinstance(names, list) and names and all(isinstance(name, str) and name.strip() for name in names):
+        for i, name in enumerate(names):
+            yield from environment_id(name.strip(), f"{target}[{i}].id")
+    elif not is_nothing(value):
+        yield Refuse(f"got {shown(value)}, expected ids of environments with commas between them")
+
+
+def policy_steps(value: Any, target: str) -> Iterator[Effect]:
+    """Steps of the policies to measure: a list, or text with commas."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
+        value = [int(part) for part in value.split(",")]
+    if is_count(value):
+        value = [value]
+    if not is_nothing(value):
+        yield Set(target, value)
+        yield Later("eval_steps", value)
+
+
+def own_server(value: Any, _target: str) -> Iterator[Effect]:
+    """Address of an engine: one of this machine is started here instead, another one has to be named by an option."""
+    urls = value if isinstance(value, list) else [value]
+    if all(isinstance(url, str) and re.match(r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0)\b", url) for url in urls):
+        yield Note("ignored: engines are started here, or named by the option --engine-url")
+    elif not is_nothing(value):
+        yield Refuse(
+            f"got {shown(value)}; name an engine that runs already by the option --engine-url; models behind other APIs are not measured"
+        )
 
 
 def taskset(value: Any, target: str) -> Iterator[Effect]:

@@ -195,7 +195,12 @@ def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> N
     elif shape.kind == "bool":
         value = rest.pop(0).lower() in _TRUE if follows and rest[0].lower() in _TRUE + _FALSE else True
     elif follows:
-        value = parse_value(rest.pop(0), shape)
+        several = _values(rest) if shape.kind == "list" else [rest.pop(0)]
+        value = (
+            parse_value(several[0], shape)
+            if len(several) == 1
+            else [parse_value(one, shape.parts[0]) for one in several]
+        )
     elif shape.kind == "model":
         value = {}
     else:
@@ -210,9 +215,10 @@ def _of_others(
     """Take an option in another project's names; False if it is none."""
     positive = _without_no(name)
     if others.knows(words := name.split(".")):
-        follows = given is None and bool(rest) and not rest[0].startswith(("--", "@"))
-        text = rest.pop(0) if follows else given
-        _translate(result, reader, words, f"--{name}", "true" if text is None else text)
+        several = [] if given is not None else _values(rest)
+        text = several[0] if several else given
+        value = [_plain(one) for one in several] if len(several) > 1 else None
+        _translate(result, reader, words, f"--{name}", "true" if text is None else text, value)
     elif positive is not None and given is None and others.knows(words := positive.split(".")):
         _translate(result, reader, words, f"--{name}", "false")
     else:
@@ -220,8 +226,19 @@ def _of_others(
     return True
 
 
-def _translate(result: Arguments, reader: Reader, words: Sequence[str], shown: str, text: str) -> None:
-    value = _plain(text)
+def _values(rest: list[str]) -> list[str]:
+    """Take the values of an option: the next word, and with it all that stand before the next option or file."""
+    count = 0
+    while count < len(rest) and not rest[count].startswith(("--", "@")) and Path(rest[count]).suffix not in FORMATS:
+        count += 1
+    taken, rest[:count] = rest[:count], []
+    return taken
+
+
+def _translate(
+    result: Arguments, reader: Reader, words: Sequence[str], shown: str, text: str, several: list[object] | None = None
+) -> None:
+    value = _plain(text) if several is None else several
     translated = None if result.others is None else result.others.option(words, value, shown)
     if translated is None:
         return

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from rlrun.config.dialects.conversions import all_or, later, optional, place
+from rlrun.config.dialects.conversions import (
+    all_or,
+    environment_ids,
+    later,
+    optional,
+    own_server,
+    place,
+    policy_steps,
+)
 from rlrun.config.dialects.prime_rl.orchestrator import of_environment, of_sampling
 from rlrun.config.dialects.rows import Row, ignored, refused, to
 
@@ -12,6 +20,9 @@ _KEPT = "answers and results are kept in the run's folder"
 ROWS: tuple[Row, ...] = (
     to("model", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
     ignored("client", _SERVER),
+    ignored("client.*", _SERVER),
+    ignored("client.base_url", _SERVER, own_server),
+    to("environment_ids", "environments", by=environment_ids, text="verifiers:<name>, without owner and version"),
     to("num_examples", "evaluation.num_tasks", by=all_or),
     to("select.limit", "evaluation.num_tasks", by=all_or),
     to("rollouts_per_example", "evaluation.samples_per_task", by=optional),
@@ -30,7 +41,7 @@ ROWS: tuple[Row, ...] = (
     ignored("select.*", "tasks are those of the environment's eval split, from the first on"),
     to("max_concurrent", "orchestrator.max_concurrency", by=optional),
     to("weights_dir", "policies.from_run"),
-    to("steps", "policies.steps", by=optional),
+    to("steps", "policies.steps", by=policy_steps),
     to("eval_base", "policies.base", by=later("eval_base"), text="beside weights_dir"),
     ignored("save", _KEPT),
     ignored("save_to_hf", _KEPT),

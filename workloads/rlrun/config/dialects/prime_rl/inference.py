@@ -9,6 +9,7 @@ from rlrun.config.dialects.rows import Row, ignored, refused, to
 _ARGS = "inference.extra_args"
 _ADAPTERS = "the engine's adapters follow from trainer.lora"
 _ADDRESS = "the engines' ports are chosen; the option --inference-port sets them"
+_NODES = "there is none: inference.replicas are engines of one node each; start one on each machine"
 _GRAPHS = "graphs are captured on GPUs: the result is the same"
 
 
@@ -57,6 +58,11 @@ ROWS: tuple[Row, ...] = (
     to("inference.vllm.max_num_seqs", "inference.max_num_seqs"),
     to("inference.vllm.tensor_parallel_size", "inference.tensor_parallel"),
     to("inference.vllm.data_parallel_size", "inference.data_parallel"),
+    to("inference.tensor_parallel_size", "inference.tensor_parallel"),
+    to("inference.data_parallel_size", "inference.data_parallel"),
+    *(refused(f"inference.{name}", _NODES, "inference.replicas")
+      for name in ("data_parallel_address", "data_parallel_start_rank", "headless")),
+    refused("inference.api_key", "all roles have the key of the variable RLRUN_API_KEY; set it for each"),
     to("inference.parallel.tp", "inference.tensor_parallel"),
     to("inference.parallel.dp", "inference.data_parallel"),
     *(to(f"inference.vllm_extra.{name}", ours) for name, ours in (("max_num_seqs", "inference.max_num_seqs"),)),
