@@ -317,6 +317,6 @@ def complete_model(layer: Layer) -> None:
 
 
 _STEPS: tuple[Callable[[RunView], None], ...] = (
-    _shared, _groups, _each_environment, _rate, _objective, _evaluation, _validation, _machines, _replication, _lengths, _in_flight, complete_data,
-    complete_policies,
-)  # fmt: skip
+    *(_shared, _groups, _each_environment, _rate, _objective, _evaluation, _validation, _machines, _replication),
+    *(_lengths, _in_flight, complete_data, complete_policies),
+)
