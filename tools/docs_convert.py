@@ -9,6 +9,7 @@ from rlrun.convert.convert import AREAL, AREAL_SFT, VERL, VERL_SFT, Converted, D
 from rlrun.convert.draft import KINDS
 from tools.convert_corpus import converted
 from tools.docs_resource import NOTE, cells, page
+from tools.documented import documentation_rows
 
 _SOURCES: Sequence[tuple[str, Sequence[Dialect], str]] = (
     ("verl", (VERL, VERL_SFT), "verl (github.com/volcengine/verl and verl-project/verl)"),
@@ -31,10 +32,13 @@ def convert_page() -> str:
         "and told on standard error.",
     ]
     for name, dialects, title in _SOURCES:
+        documented = dialects[0].name
         lines += ["", f"## Files of {title}", ""]
         lines += ["Facts of these files, with 1,000 rows where the number is not known, are converted by a test.", ""]
         lines += ["| file | keys | " + " | ".join(KINDS) + " | outcome |", "|---|---|" + "---|" * len(KINDS) + "---|"]
         lines += [_file(title, result) for title, _, result in converted(name)]
+        lines += ["", f"## Documentation of {documented}", "", "Overrides that it shows, over one of these files.", ""]
+        lines += [*documentation_rows(documented)]
         for dialect in dialects:
             lines += ["", f"## Keys of {dialect.name}", "", *_keys(dialect)]
     return page(lines)

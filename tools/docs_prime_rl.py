@@ -17,6 +17,7 @@ from rlrun.config.loading.examine import validate
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.protocol.files.paths import Role
 from tools.docs_resource import NOTE, cells, page
+from tools.documented import documentation_rows
 from tools.prime_rl_files import File, files
 
 RUNS: dict[str, type[RlConfig]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
@@ -75,7 +76,18 @@ def prime_rl_page() -> str:
     seen: set[tuple[str, tuple[str, ...], str]] = set()
     for title, text, rows in _SECTIONS:
         lines += ["", f"## {title}", "", text, "", "| key | here | how |", "|---|---|---|", *_rows(rows, seen)]
-    return page([*lines, *_results()])
+    return page([*lines, *_results(), *_documented()])
+
+
+def _documented() -> Iterator[str]:
+    yield from (
+        "",
+        "## Its documentation",
+        "",
+        "What its documentation shows, one by one, in a dry run; `toml`: a table as a file over a small one of the program.",
+        "",
+        *documentation_rows("PRIME-RL"),
+    )
 
 
 def _rows(rows: Iterable[Row], seen: set[tuple[str, tuple[str, ...], str]]) -> Iterator[str]:

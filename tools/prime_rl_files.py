@@ -32,7 +32,12 @@ def files() -> Iterator[File]:
         head, *lines = block.strip().splitlines()
         era, command, path = head.split()
         pairs = (line.partition(" = ") for line in lines)
-        yield File(era, command, path, {key: json.loads(value) for key, _, value in pairs})
+        yield File(era, command, path, {key: value_of(value) for key, _, value in pairs})
+
+
+def value_of(text: str) -> Any:
+    """A value of the table's form, which is JSON."""
+    return json.loads(text)
 
 
 def as_toml(document: Mapping[str, Any]) -> str:

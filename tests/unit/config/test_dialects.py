@@ -21,7 +21,7 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import NAMES_MAX
 from rlrun.config.loading.toml_lines import toml_lines
 from rlrun.config.loading.yaml_text import Document
-from rlrun.config.models.roles import TrainerConfig
+from rlrun.config.models.roles import OrchestratorConfig, TrainerConfig
 from tools.docs_prime_rl import judge
 from tools.prime_rl_files import files, nested
 
@@ -102,6 +102,7 @@ def test_nine_of_ten_files_of_january_start_unchanged(tmp_path: Path) -> None:
         started.setdefault(file.era, []).append(not judge(file, tmp_path)[0])
     assert sum(started["2026-01"]) >= 0.9 * len(started["2026-01"])
     assert len(started["2026-01"]) >= 35
+    assert all(started["2026-01"])
     assert sum(started["2026-08"]) >= 30, "the others are refused: models of images, router replay, other objectives"
 
 
@@ -226,6 +227,33 @@ def test_values_of_a_list_stand_one_after_the_other(toml: Any) -> None:
     assert stop is not None
     assert stop.sampling is not None
     assert stop.sampling.stop == ["a", "b"]
+
+
+def test_a_teacher_is_the_model_as_it_was_unless_another_one_is_named(toml: Any) -> None:
+    weighted = BASE + "[trainer.loss]\nteacher_tau = 0.5\n"
+    own = spec("@", toml(weighted)).algorithm
+    assert own.reference is not None
+    assert own.reference.model == "initial"
+    named = spec("@", toml(weighted + "[teacher_inference.model]\nname = 'org/teacher'\n")).algorithm
+    assert named.reference is not None
+    assert named.reference.model == "org/teacher"
+
+
+def test_engines_on_several_nodes_and_an_algorithm_of_one_environment(toml: Any) -> None:
+    nodes = "[inference.deployment]\ntype = 'multi_node'\nnum_nodes = 2\n[inference.vllm]\ntensor_parallel_size = 2\n"
+    run = spec("@", toml(BASE + "algorithms = [{id = 'rl'}]\n" + nodes))
+    assert (run.inference.replicas, run.inference.gpus_per_replica, run.inference.tensor_parallel) == (2, 2, 2)
+    advantage = run.environments[0].algorithm.advantage
+    assert advantage is not None
+    assert advantage.name == "reward"
+    (problem,) = refused("@", toml(BASE + nodes + "enable_expert_parallel = true\n"))
+    assert "an engine is on one node: remove enable_expert_parallel, or write 1" in problem
+
+
+def test_the_orchestrator_alone_has_their_environment(toml: Any) -> None:
+    config, layer = load_role("orchestrator", OrchestratorConfig, ["@", toml("sampling.max_tokens = 16\n")], {})
+    assert [one.id for one in config.environments] == ["verifiers:reverse-text"]
+    assert any(notice.path == "environments" for notice in layer.notices)
 
 
 def test_subsets_are_sources(toml: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rlrun.cli.sources.run_config import ALIASES, RlConfig
 from rlrun.cli.sources.run_layers import translator
-from rlrun.config.dialects.complete import complete, complete_model
+from rlrun.config.dialects.complete import complete, complete_environments, complete_model
 from rlrun.config.dialects.translate import Translation, Translator
 from rlrun.config.loading.arguments import COMMAND_LINE, ENVIRONMENT, parse_arguments
 from rlrun.config.loading.examine import validate
@@ -99,6 +99,8 @@ def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[
     others = RoleNames(role, model, translator(RlConfig, ENVIRONMENT))
     layer = combined(model, arguments, env=env, files=layers, unread=problems, others=others)
     complete_model(layer)
+    if role == "orchestrator":
+        complete_environments(layer)
     complete_role(model, layer)
     _fill_sampling(layer)
     config = validate(model, layer)

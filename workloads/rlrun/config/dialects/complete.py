@@ -18,8 +18,14 @@ from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.yaml_text import Key
 
 _SEQ_LEN = 2048
+_LOSSES = {
+    "custom": "got 'custom'; a function of your own has another signature: algorithm.loss.name takes package.module:function",
+    "sft": "got 'sft'; rollouts are the policy's own: `rlrun synthesize` writes a teacher's, which sft learns from",
+}
+"""Counterparts of losses that are not here."""
 PRIME_RL_MODEL = "Qwen/Qwen3-0.6B"
-"""The model of PRIME-RL's files that name none, in both of their versions."""
+PRIME_RL_ENVIRONMENT = "verifiers:reverse-text"
+"""Model and environment of PRIME-RL's files that name none, in both of their versions."""
 
 
 def complete(layer: Layer, below: Key = ()) -> None:
@@ -120,7 +126,9 @@ def _objective(run: RunView) -> None:
     known = {"masked_is": ("masked_is", "v0.3"), "dppo": ("dppo", "today's")}
     name, kind = run.get("algorithm.loss.name"), run.hint("loss_type")
     if kind is not None and kind not in ("default", "ipo", "dppo", "masked_is"):
-        run.refuse("loss_type", f"got {kind!r:.60}; there is none here; known: default, ipo, dppo")
+        run.refuse(
+            "loss_type", _LOSSES.get(str(kind), f"got {kind!r:.60}; there is none here; known: default, ipo, dppo")
+        )
     elif kind in ("ipo", "dppo") and name is None:
         run.put("algorithm.loss.name", kind, "loss_type")
     if run.hint("kl_tau") is not None:
@@ -133,6 +141,11 @@ def _objective(run: RunView) -> None:
         run.put("algorithm.loss.options.adv_tau", scale, "adv_tau")
     elif scale is not None and scale != 1:
         run.refuse("adv_tau", f"got {scale!r:.60}; there is none in this loss: the learning rate scales the advantage")
+    strength = run.get("algorithm.loss.options.teacher_tau")
+    if (
+        is_number(strength) and strength > 0
+    ):  # their teacher is the model as it was at the start, unless another one is named
+        run.put("algorithm.reference", {"model": "initial"}, DIALECT, like="algorithm.loss.options.teacher_tau")
 
 
 def _evaluation(run: RunView) -> None:
@@ -209,6 +222,13 @@ def _machines(run: RunView) -> None:
     nodes = run.hint("inference_nodes")
     if (total is not None or nodes is not None) and run.get("data") is None:  # fine-tuning has no engines
         _engines(run, total or nodes * per_node * (run.hint("inference_groups") or 1), per_node, name)
+    if (engines := run.hint("engine_nodes")) is not None and engines > 1:
+        if "--enable-expert-parallel" in (run.get("inference.extra_args") or ()):
+            run.refuse(
+                "engine_nodes", f"got {engines}; an engine is on one node: remove enable_expert_parallel, or write 1"
+            )
+        else:
+            run.put("inference.replicas", engines, "engine_nodes")
     tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel") or 1
     if (
         run.hint(PARALLEL)
@@ -300,6 +320,17 @@ def _in_flight(run: RunView) -> None:
         and not any(True for one in sizes if one != size)
     ):
         run.put("orchestrator.batch_size", size * max(1, 64 // size), "group_size")
+
+
+def complete_environments(layer: Layer) -> None:
+    """Set the environment that the other project's orchestrator starts with where its own file names none, and say so."""
+    if DIALECT not in layer.hints or layer.values.get("environments") or layer.values.get("task", "RL") != "RL":
+        return
+    origin = replace(layer.hints[DIALECT].origin, path="", line=None)
+    layer.values["environments"] = [{"id": PRIME_RL_ENVIRONMENT}]
+    layer.origins[("environments",)] = origin
+    said = f"not set: PRIME-RL's own default, {PRIME_RL_ENVIRONMENT}"
+    layer.notices.append(Problem(origin.source, "environments", said))
 
 
 def complete_model(layer: Layer) -> None:

@@ -35,9 +35,9 @@ def optional(value: Any, target: str) -> Iterator[Effect]:
 
 
 def table_present(value: Any, target: str) -> Iterator[Effect]:
-    """An empty table of ours for theirs, whose keys have rows of their own; another value is left for the field to refuse."""
+    """An empty table of ours for theirs, whose keys have rows of their own; false is none, another value is the field's to refuse."""
     if not is_nothing(value):
-        yield Set(target, {} if isinstance(value, Mapping) else value)
+        yield Set(target, {} if isinstance(value, Mapping) else None if value is False else value)
 
 
 def samples_or_none(value: Any, target: str) -> Iterator[Effect]:
@@ -315,9 +315,9 @@ def objective(names: Mapping[str, Mapping[str, Any]], known: str, table: str = "
     return convert
 
 
-def algorithms(names: Mapping[str, Mapping[str, Any]], known: str) -> Conversion:
-    """A list of one algorithm, by its name or as a table with an id."""
-    one = objective(names, known)
+def algorithms(names: Mapping[str, Mapping[str, Any]], known: str, table: str = "") -> Conversion:
+    """A list of one algorithm, by its name or as a table with an id; its fields are below `table`."""
+    one = objective(names, known, table)
 
     def convert(value: Any, target: str) -> Iterator[Effect]:
         if isinstance(value, list) and len(value) == 1:

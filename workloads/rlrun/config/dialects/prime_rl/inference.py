@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlrun.config.dialects.conversions import choice, later, only, optional, place, server_flag, tool_parser
+from rlrun.config.dialects.conversions import choice, count, later, only, optional, place, server_flag, tool_parser
 from rlrun.config.dialects.prime_rl.run import of_role
 from rlrun.config.dialects.rows import Row, ignored, refused, to
 
@@ -76,10 +76,10 @@ ROWS: tuple[Row, ...] = (
     ignored("inference.renderer", "the chat template is that of the model's tokenizer"),
     ignored("inference.slurm", "the run is started here, or by Kubernetes"),
     ignored("inference.deployment.type", "inference.replicas and gpus_per_replica say where engines run",
-            only(("single_node",), "single_node is the default", "set inference.replicas and inference.gpus_per_replica")),
+            only(("single_node", "multi_node"), "the counts beside it say it", "set inference.replicas and inference.gpus_per_replica")),
     to("inference.deployment.gpus_per_node", "inference.gpus_per_replica", by=later("gpus_per_node")),
     refused("inference.deployment.*", "there is none: inference.replicas are engines of one node each", "inference.replicas"),
-    refused("inference.deployment.num_nodes", "inference.replicas are engines of one node each", "inference.replicas"),
+    to("inference.deployment.num_nodes", "inference.replicas", by=count("engine_nodes"), text="an engine on each node"),
     to("inference.output_dir", "output_dir", by=later("inference_output_dir"), text="where nothing else sets it"),
     ignored("inference.use_deep_gemm", "it changes speed alone"),
     to("inference.data_parallel_size_local", "inference.data_parallel", by=optional),

@@ -31,13 +31,16 @@ _ALGORITHMS = {
     "grpo": {"algorithm.advantage.name": "grpo"},
     "default": {"algorithm.advantage.name": "grpo"},
     "max_rl": {"algorithm.advantage.name": "max_rl"},
+    "rl": {"algorithm.advantage.name": "reward"},
     "opd": {"algorithm.preset": "distill"},
 }
 _OF_ONE = {
     "grpo": {"algorithm.advantage.name": "grpo"},
     "max_rl": {"algorithm.advantage.name": "max_rl"},
+    "rl": {"algorithm.advantage.name": "reward"},
     "opd": {"algorithm.loss.name": "distill"},
 }
+_KNOWN = "grpo, max_rl, rl, opd"
 _NO_OTHER = "it belongs to an algorithm that is not here"
 
 
@@ -112,7 +115,11 @@ def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
         ),
         to(
             f"{table}.algo.type", f"{ours}.algorithm.advantage.name", f"{ours}.algorithm.loss.name",
-            by=objective(_OF_ONE, "grpo, max_rl, opd", ours), text="opd: loss distill",
+            by=objective(_OF_ONE, _KNOWN, ours), text="opd: loss distill",
+        ),
+        to(
+            f"{table}.algorithms", f"{ours}.algorithm.advantage.name", f"{ours}.algorithm.loss.name",
+            by=algorithms(_OF_ONE, _KNOWN, ours), text="a list of one; opd: loss distill",
         ),
         to(f"{table}.algo.teacher.name", "algorithm.reference.model"),
         ignored(f"{table}.algo.teacher.*", "the teacher lies beside the policy in the trainer, without a server"),
@@ -223,7 +230,7 @@ _OF_ADVANTAGE = (
 
 
 def _of_algorithm(table: str) -> tuple[Row, ...]:
-    known = "grpo, max_rl, opd"
+    known = _KNOWN
     return (
         to(
             f"{table}.type",
@@ -302,8 +309,8 @@ ROWS: tuple[Row, ...] = (
         "there is none: rollouts are the policy's own; synthesize writes a teacher's, which sft learns from",
     ),
     to(
-        "orchestrator.algorithms", f"{_ADVANTAGE}.name", "algorithm.preset", by=algorithms(_ALGORITHMS, "grpo, max_rl, opd"),
-        text="one of grpo, max_rl, opd",
+        "orchestrator.algorithms", f"{_ADVANTAGE}.name", "algorithm.preset", by=algorithms(_ALGORITHMS, _KNOWN),
+        text=f"a list of one of {_KNOWN}",
     ),
     ignored("orchestrator.reload_weights_on_start", "engines have the run's weights before the first rollout"),
     ignored("orchestrator.zero_truncated_completions", "false is the default here",

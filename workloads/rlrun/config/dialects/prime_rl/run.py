@@ -28,6 +28,7 @@ _FORMAT = "weights are written as safetensors, in shards, and adapters alone whe
 _RENDERER = "the chat template is that of the model's tokenizer"
 _WHOLE = "a checkpoint is resumed as a whole; checkpoint.resume.from_run starts a new run from another one's weights"
 _SKIPPED = "false is the only way here: a checkpoint is resumed as a whole"
+_TEACHER = "the reference model lies beside the policy in the trainer, without a server"
 
 
 def of_checkpoint(table: str) -> tuple[Row, ...]:
@@ -174,7 +175,7 @@ ROWS: tuple[Row, ...] = (
         "inference_gpu_ids", "inference.gpus_per_replica", by=gpu_ids("inference_gpu_ids"), text="and the option --inference-gpu-ids"
     ),
     to("trainer_gpu_ids", "trainer.gpus_per_replica", by=gpu_ids("trainer_gpu_ids"), text="and the option --trainer-gpu-ids"),
-    ignored("teacher_gpu_ids", "the reference model lies beside the policy in the trainer"),
+    ignored("teacher_gpu_ids", _TEACHER),
     ignored("deployment.type", "the counts beside it say it"),
     to("deployment.num_train_gpus", "trainer.gpus_per_replica", by=count("trainer_gpus")),
     to("deployment.num_gpus", "trainer.gpus_per_replica", by=count("trainer_gpus")),
@@ -185,8 +186,8 @@ ROWS: tuple[Row, ...] = (
     to("deployment.num_infer_replicas", "inference.replicas", by=count("inference_groups")),
     to("deployment.gpus_per_node", "trainer.gpus_per_replica", "inference.gpus_per_replica", by=count("gpus_per_node")),
     to("deployment.nodes_per_fsdp_group", "trainer.parallelism.dp_replicate", by=count("nodes_per_group")),
-    ignored("deployment.num_teacher_gpus", "the reference model lies beside the policy in the trainer"),
-    ignored("deployment.num_teacher_nodes", "the reference model lies beside the policy in the trainer"),
+    ignored("deployment.num_teacher_gpus", _TEACHER),
+    ignored("deployment.num_teacher_nodes", _TEACHER),
     ignored("slurm", "the run is started here, or by Kubernetes"),
     ignored("image_tag", "images are set per role in a manifest"),
     ignored(
@@ -199,9 +200,10 @@ ROWS: tuple[Row, ...] = (
     ),
     refused("dump_config", "the option --dry-run prints the resolved configuration of all roles"),
     ignored("dry_run", "the option --dry-run does it", only((False,), "false", "write the option --dry-run")),
-    refused(
-        "teacher_inference", "a teacher lies beside the policy in the trainer: set algorithm.reference.model", "algorithm.reference.model",
-    ),
+    to("teacher_inference.model.name", "algorithm.reference.model"),
+    ignored("teacher_inference", _TEACHER),
+    ignored("teacher_inference.*", _TEACHER),
+    ignored("teacher_inference.model.*", _TEACHER),
     ignored("dashboard", "the local view, and Grafana's dashboard, show the run"),
     to("run.name", "name", by=run_name, text="letters and digits in lower case, with '-' between them"),
     ignored("run", "the run is known by its name and its folder"),

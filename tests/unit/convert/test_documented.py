@@ -1,0 +1,46 @@
+"""What the documentation of PRIME-RL, verl and AReaL shows starts, is converted, or is refused with the counterpart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tools.documented import PROGRAMS, Documented, documented, outcome
+
+ALL = list(documented())
+NO_COUNTERPART = ("unknown field", "unknown option", "known: ", "is not a", "Traceback")
+REFUSED = {
+    "--data-parallel-address": "inference.replicas are engines of one node each",
+    "--api-key": "RLRUN_API_KEY",
+    "--bench": "the option --bench of trainer, sft and rl",
+    "--client.base-url": "--engine-url",
+    "trainer.loss.type": "algorithm.loss.name takes package.module:function",
+    "model.vlm": "models of text alone",
+    "inference.deployment.type": "set inference.replicas",
+    "teacher": "rlrun synthesize",
+}
+"""Of what is refused, a word of the command or its message, and the counterpart."""
+
+
+@pytest.mark.parametrize("one", ALL, ids=[f"{one.page}-{i}" for i, one in enumerate(ALL)])
+def test_each_has_an_outcome_that_a_user_can_act_on(one: Documented, tmp_path: Path) -> None:
+    found = outcome(one, tmp_path)
+    said = "\n".join(found.said)
+    if found.kind == "refused":
+        assert not any(words in said for words in NO_COUNTERPART), said
+        assert any(word in said and counterpart in said for word, counterpart in REFUSED.items()), said
+    elif found.kind == "converted":
+        assert all("nothing" not in line and ":" in line for line in found.said), said
+    else:
+        assert found.kind in ("starts", "other")
+        assert bool(said) == (found.kind == "other")
+
+
+def test_nearly_all_of_it_starts_or_is_converted() -> None:
+    pages = {project: {one.page for one in ALL if one.project == project} for project in ("PRIME-RL", "verl", "AReaL")}
+    assert {project: len(found) for project, found in pages.items()} == {"PRIME-RL": 12, "verl": 5, "AReaL": 4}
+    commands = Counter(one.text.split()[0] for one in ALL if one.kind == "command")
+    assert commands.keys() == PROGRAMS.keys()
+    assert len(ALL) - sum(one.kind == "other" for one in ALL) >= 110
