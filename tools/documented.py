@@ -7,7 +7,7 @@ import io
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
 }
 _MODEL = {"model.name": "org/model"}
 _ORCHESTRATOR = {"batch_size": 128, "rollouts_per_example": 16, "env[0].id": "reverse-text"}
-STAND_INS = {
+STAND_INS: Mapping[str, Mapping[str, object]] = {
     "rl.toml": _MODEL | {"max_steps": 20} | {f"orchestrator.{name}": value for name, value in _ORCHESTRATOR.items()},
     "overlay.toml": {"max_steps": 30},
     "train.toml": _MODEL,
@@ -144,7 +144,7 @@ def _converted(file: str, words: Sequence[str]) -> Outcome:
     """The conversion of a file and overrides, with 1,000 rows where the number is not known."""
     project = "areal" if file.endswith(".yaml") else "verl"
     overrides = [found for word in words if (found := override(word, "command line")) is not None]
-    found = convert([*corpus(project)[file], *overrides], Context(Path(file).stem, 1000), [file])
-    if found.refused:
-        return Outcome("refused", [f"{fate.setting.key}: {fate.note}" for fate in found.refused], len(found.notices))
-    return Outcome("converted", found.missing, len(found.notices))
+    result = convert([*corpus(project)[file], *overrides], Context(Path(file).stem, 1000), [file])
+    if result.refused:
+        return Outcome("refused", [f"{fate.setting.key}: {fate.note}" for fate in result.refused], len(result.notices))
+    return Outcome("converted", result.missing, len(result.notices))

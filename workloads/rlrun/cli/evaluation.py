@@ -131,7 +131,9 @@ _METAVARS = {"int": "N", "float": "X", "list": "TEXT", "mapping": "JSON"}
 
 
 def _kind(name: str, shape: Shape) -> Callable[[str], object]:
-    return {"list": str, "mapping": _document}.get(shape.kind) or _within(name, shape)
+    if shape.kind == "list":
+        return str
+    return _document if shape.kind == "mapping" else _within(name, shape)
 
 
 _KINDS = {name: (_kind(name, shape), _METAVARS[shape.kind]) for name, shape in fields(EvaluationSamplingConfig).items()}

@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def number(value: Any) -> float:
+def number(value: object) -> float:
     """A number, also one that is written as text."""
     if isinstance(value, bool):
         raise ValueError(f"got {value}, expected a number")
     try:
-        found = float(value)
-    except (TypeError, ValueError):
+        found = float(str(value))
+    except ValueError:
         found = math.nan
     if not math.isfinite(found):
         raise ValueError(f"got {str(value)[:40]!r}, expected a number")
     return found
 
 
-def whole(value: Any) -> int:
+def whole(value: object) -> int:
     """A whole number, also one that is written as text or as `1e3`."""
     found = number(value)
     if found != int(found):
@@ -28,20 +28,20 @@ def whole(value: Any) -> int:
     return int(found)
 
 
-def positive(value: Any) -> int | None:
+def positive(value: object) -> int | None:
     """A whole number from 1; 0 and below, which mean off or all there, are None."""
     found = whole(value)
     return found if found > 0 else None
 
 
-def flag(value: Any) -> bool:
+def flag(value: object) -> bool:
     """True or false."""
     if isinstance(value, bool):
         return value
     raise ValueError(f"got {str(value)[:40]!r}, expected true or false")
 
 
-def checkpointing(value: Any) -> str:
+def checkpointing(value: object) -> str:
     """Recomputation of activations: all of a layer, or none."""
     return "full" if flag(value) else "none"
 

@@ -119,13 +119,13 @@ def _rest(fates: Sequence[Fate], draft: Draft) -> Iterator[str]:
         yield f"# Missing: {line}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)  # TOML has dates
     text = printable(text)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
 
 
-def _flow(value: Any) -> str:
+def _flow(value: object) -> str:
     """A value in YAML's flow style, as the project's reader understands it."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"

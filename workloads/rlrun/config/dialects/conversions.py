@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TypeGuard
 
 from rlrun.config.dialects.rows import Conversion, Effect, Extend, Later, Note, Refuse, Set
 
@@ -13,40 +13,40 @@ ALL_TASKS = 1_000_000
 _NOTHING = (None, "None", "none", "null")
 
 
-def is_nothing(value: Any) -> bool:
+def is_nothing(value: object) -> bool:
     """True for a value that stands for none."""
     return value is None or (isinstance(value, str) and value in _NOTHING)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """True for a number; a boolean is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """True for a whole number from 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def optional(value: Any, target: str) -> Iterator[Effect]:
+def optional(value: object, target: str) -> Iterator[Effect]:
     """The value; nothing for none, which is the default here."""
     if not is_nothing(value):
         yield Set(target, value)
 
 
-def table_present(value: Any, target: str) -> Iterator[Effect]:
+def table_present(value: object, target: str) -> Iterator[Effect]:
     """An empty table of ours for theirs, whose keys have rows of their own; false is none, another value is the field's to refuse."""
     if not is_nothing(value):
         yield Set(target, {} if isinstance(value, Mapping) else None if value is False else value)
 
 
-def samples_or_none(value: Any, target: str) -> Iterator[Effect]:
+def samples_or_none(value: object, target: str) -> Iterator[Effect]:
     """A switch of what has a count here: off is none, on the default."""
     if value is not True:
         yield Set(target, 0 if value is False else value)
 
 
-def all_tokens(value: Any, target: str) -> Iterator[Effect]:
+def all_tokens(value: object, target: str) -> Iterator[Effect]:
     """`top_k`, whose -1 is all tokens, as 0 is here."""
     if not is_nothing(value):
         yield Set(target, 0 if value == -1 and not isinstance(value, bool) else value)
@@ -55,17 +55,17 @@ def all_tokens(value: Any, target: str) -> Iterator[Effect]:
 def later(name: str) -> Conversion:
     """Keep the value for `complete`."""
 
-    def convert(value: Any, _target: str) -> Iterator[Effect]:
+    def convert(value: object, _target: str) -> Iterator[Effect]:
         if not is_nothing(value):
             yield Later(name, value)
 
     return convert
 
 
-def choice(names: Mapping[Any, Any], otherwise: str = "") -> Conversion:
+def choice(names: Mapping[str | bool, object], otherwise: str = "") -> Conversion:
     """Other names of the same choices. Without `otherwise`, an unknown one is left for the field to refuse."""
 
-    def convert(value: Any, target: str) -> Iterator[Effect]:
+    def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, str | bool) and value in names:
             yield Set(target, names[value])
         elif not is_nothing(value):
@@ -74,11 +74,11 @@ def choice(names: Mapping[Any, Any], otherwise: str = "") -> Conversion:
     return convert
 
 
-def only(allowed: Iterable[Any], why: str, otherwise: str) -> Conversion:
+def only(allowed: Iterable[object], why: str, otherwise: str) -> Conversion:
     """Ignored for these values, which change nothing here; refused for all others."""
     known = tuple(allowed)
 
-    def convert(value: Any, _target: str) -> Iterator[Effect]:
+    def convert(value: object, _target: str) -> Iterator[Effect]:
         if any(value == one and type(value) is type(one) for one in known) or is_nothing(value):
             yield Note(f"ignored: {why}")
         else:
@@ -87,16 +87,16 @@ def only(allowed: Iterable[Any], why: str, otherwise: str) -> Conversion:
     return convert
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value for a message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"
 
 
-def table_as(yes: Any) -> Conversion:
+def table_as(yes: object) -> Conversion:
     """A table or `true` means `yes`; `false` and none mean the default."""
 
-    def convert(value: Any, target: str) -> Iterator[Effect]:
+    def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, dict) or value is True:
             yield Set(target, yes)
         elif value is not False and not is_nothing(value):
@@ -105,12 +105,12 @@ def table_as(yes: Any) -> Conversion:
     return convert
 
 
-def flag(value: Any, target: str) -> Iterator[Effect]:
+def flag(value: object, target: str) -> Iterator[Effect]:
     """A table or `true` is true, none and `false` false."""
     yield Set(target, True if isinstance(value, dict) else False if is_nothing(value) else value)
 
 
-def place(value: Any, target: str) -> Iterator[Effect]:
+def place(value: object, target: str) -> Iterator[Effect]:
     """A model or data set by name: a repository on the hub, or a folder as its form tells."""
     if isinstance(value, str) and (value.startswith((".", "/", "~")) or value.count("/") > 1):
         yield Set(f"{target.rpartition('.')[0]}.path", value.removeprefix("./"))
@@ -118,7 +118,7 @@ def place(value: Any, target: str) -> Iterator[Effect]:
         yield Set(target, value)
 
 
-def step_to_resume(value: Any, target: str) -> Iterator[Effect]:
+def step_to_resume(value: object, target: str) -> Iterator[Effect]:
     """`resume_step`: -1 is the latest, a step that one."""
     if is_nothing(value):
         return
@@ -130,7 +130,7 @@ def step_to_resume(value: Any, target: str) -> Iterator[Effect]:
     yield Later("resume", True)
 
 
-def run_name(value: Any, target: str) -> Iterator[Effect]:
+def run_name(value: object, target: str) -> Iterator[Effect]:
     """A name in the form that a run's has."""
     if isinstance(value, str):
         name = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-")[:40].strip("-")
@@ -139,7 +139,7 @@ def run_name(value: Any, target: str) -> Iterator[Effect]:
         yield Set(target, value)
 
 
-def harness(value: Any, _target: str) -> Iterator[Effect]:
+def harness(value: object, _target: str) -> Iterator[Effect]:
     """The program that plays an agent's part: the chat loop, or one in a sandbox, which is not played here."""
     name = value.get("id") if isinstance(value, dict) else value
     if is_nothing(name) or name in ("null", "default"):
@@ -150,7 +150,7 @@ def harness(value: Any, _target: str) -> Iterator[Effect]:
         )
 
 
-def all_or(value: Any, target: str) -> Iterator[Effect]:
+def all_or(value: object, target: str) -> Iterator[Effect]:
     """A number of tasks; -1 is all."""
     if value == -1 and not isinstance(value, bool):
         yield Set(target, ALL_TASKS)
@@ -158,7 +158,7 @@ def all_or(value: Any, target: str) -> Iterator[Effect]:
         yield Set(target, value)
 
 
-def targets_of_lora(value: Any, target: str) -> Iterator[Effect]:
+def targets_of_lora(value: object, target: str) -> Iterator[Effect]:
     """Names of modules; the usual set is the default, `experts` goes with it."""
     if isinstance(value, str):
         value = [value]
@@ -172,7 +172,7 @@ def targets_of_lora(value: Any, target: str) -> Iterator[Effect]:
     yield Set(target, value)
 
 
-def environment_id(value: Any, target: str) -> Iterator[Effect]:
+def environment_id(value: object, target: str) -> Iterator[Effect]:
     """An environment of verifiers, by the name that it is installed under: without owner and version."""
     if not isinstance(value, str) or ":" in value:
         yield Set(target, value)
@@ -181,7 +181,7 @@ def environment_id(value: Any, target: str) -> Iterator[Effect]:
     yield Set(target, f"verifiers:{name}")
 
 
-def environment_ids(value: Any, target: str) -> Iterator[Effect]:
+def environment_ids(value: object, target: str) -> Iterator[Effect]:
     """Environments by their ids alone: a list, or text with commas."""
     names = value.split(",") if isinstance(value, str) else value
     if isinstance(names, list) and names and all(isinstance(name, str) and name.strip() for name in names):
@@ -191,7 +191,7 @@ def environment_ids(value: Any, target: str) -> Iterator[Effect]:
         yield Refuse(f"got {shown(value)}, expected ids of environments with commas between them")
 
 
-def policy_steps(value: Any, target: str) -> Iterator[Effect]:
+def policy_steps(value: object, target: str) -> Iterator[Effect]:
     """Steps of the policies to measure: a list, or text with commas."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
         value = [int(part) for part in value.split(",")]
@@ -202,7 +202,7 @@ def policy_steps(value: Any, target: str) -> Iterator[Effect]:
         yield Later("eval_steps", value)
 
 
-def own_server(value: Any, _target: str) -> Iterator[Effect]:
+def own_server(value: object, _target: str) -> Iterator[Effect]:
     """Address of an engine: one of this machine is started here instead, another one has to be named by an option."""
     urls = value if isinstance(value, list) else [value]
     if all(isinstance(url, str) and re.match(r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0)\b", url) for url in urls):
@@ -213,7 +213,7 @@ def own_server(value: Any, _target: str) -> Iterator[Effect]:
         )
 
 
-def taskset(value: Any, target: str) -> Iterator[Effect]:
+def taskset(value: object, target: str) -> Iterator[Effect]:
     """A taskset of verifiers 0.4: its id, and the rest as its own configuration."""
     if not isinstance(value, dict):
         yield Refuse(f"got {shown(value)}, expected a table with an id")
@@ -225,7 +225,7 @@ def taskset(value: Any, target: str) -> Iterator[Effect]:
         yield Set(f"{item}.args.taskset", rest)
 
 
-def loss_roles(value: Any, target: str) -> Iterator[Effect]:
+def loss_roles(value: object, target: str) -> Iterator[Effect]:
     """Roles whose messages are learned, from a switch for each."""
     if not isinstance(value, dict) or not all(isinstance(switch, bool) for switch in value.values()):
         yield Set(target, value)
@@ -233,7 +233,7 @@ def loss_roles(value: Any, target: str) -> Iterator[Effect]:
         yield Set(target, [role for role, switch in ({"assistant": True} | value).items() if switch])
 
 
-def transport(value: Any, target: str) -> Iterator[Effect]:
+def transport(value: object, target: str) -> Iterator[Effect]:
     """`nccl` and `filesystem`."""
     names = {"nccl": "NCCL", "filesystem": "Filesystem"}
     if isinstance(value, str) and value not in names:
@@ -245,7 +245,7 @@ def transport(value: Any, target: str) -> Iterator[Effect]:
 def server_flag(name: str) -> Conversion:
     """An argument of vLLM's server: `--name=value`, `--name`, or `--no-name`."""
 
-    def convert(value: Any, target: str) -> Iterator[Effect]:
+    def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, bool):
             yield Extend(target, [f"--{name}" if value else f"--no-{name}"])
         elif isinstance(value, str | int | float) and not is_nothing(value):
@@ -256,7 +256,7 @@ def server_flag(name: str) -> Conversion:
     return convert
 
 
-def tool_parser(value: Any, target: str) -> Iterator[Effect]:
+def tool_parser(value: object, target: str) -> Iterator[Effect]:
     """A parser of tool calls, which vLLM takes with a second flag; `auto` has no counterpart."""
     if value == "auto":
         yield Refuse("there is no auto here: name the parser of the model, such as hermes")
@@ -266,7 +266,7 @@ def tool_parser(value: Any, target: str) -> Iterator[Effect]:
         yield Refuse(f"got {shown(value)}, expected the name of a parser, such as hermes")
 
 
-def filters(value: Any, target: str) -> Iterator[Effect]:
+def filters(value: object, target: str) -> Iterator[Effect]:
     """A list of filters, each with its type; those that only measure are measured here anyway."""
     if not isinstance(value, list):
         yield Refuse(f"got {shown(value)}, expected a list of tables")
@@ -287,7 +287,7 @@ def filters(value: Any, target: str) -> Iterator[Effect]:
 def custom(counterpart: str) -> Conversion:
     """A function of the user's own: its signature is another one here."""
 
-    def convert(value: Any, _target: str) -> Iterator[Effect]:
+    def convert(value: object, _target: str) -> Iterator[Effect]:
         yield Refuse(f"got {shown(value)}; a function of your own takes other arguments here: {counterpart}")
 
     return convert
@@ -296,17 +296,17 @@ def custom(counterpart: str) -> Conversion:
 def loss_option(loss: str, option: str) -> Conversion:
     """An option of a loss, which names the loss too."""
 
-    def convert(value: Any, target: str) -> Iterator[Effect]:
+    def convert(value: object, target: str) -> Iterator[Effect]:
         yield Set(f"{target}.name", loss)
         yield Set(f"{target}.options.{option}", value)
 
     return convert
 
 
-def objective(names: Mapping[str, Mapping[str, Any]], known: str, table: str = "") -> Conversion:
+def objective(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
     """A named algorithm as fields of ours, below `table`; `known` lists what there is for the refusal of others."""
 
-    def convert(value: Any, _target: str) -> Iterator[Effect]:
+    def convert(value: object, _target: str) -> Iterator[Effect]:
         if isinstance(value, str) and value in names:
             yield from (Set(f"{table}.{path}" if table else path, one) for path, one in names[value].items())
         elif not is_nothing(value):
@@ -315,11 +315,11 @@ def objective(names: Mapping[str, Mapping[str, Any]], known: str, table: str = "
     return convert
 
 
-def algorithms(names: Mapping[str, Mapping[str, Any]], known: str, table: str = "") -> Conversion:
+def algorithms(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
     """A list of one algorithm, by its name or as a table with an id; its fields are below `table`."""
     one = objective(names, known, table)
 
-    def convert(value: Any, target: str) -> Iterator[Effect]:
+    def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, list) and len(value) == 1:
             yield from one(value[0].get("id") if isinstance(value[0], dict) else value[0], target)
         elif value != []:
@@ -328,10 +328,10 @@ def algorithms(names: Mapping[str, Mapping[str, Any]], known: str, table: str = 
     return convert
 
 
-def option_if(targets: Mapping[str, Any]) -> Conversion:
+def option_if(targets: Mapping[str, object]) -> Conversion:
     """A switch that sets these fields when it is on."""
 
-    def convert(value: Any, target: str) -> Iterator[Effect]:
+    def convert(value: object, target: str) -> Iterator[Effect]:
         if value is True:
             yield from (Set(path, one) for path, one in targets.items())
         elif value is not False and not is_nothing(value):
@@ -343,19 +343,19 @@ def option_if(targets: Mapping[str, Any]) -> Conversion:
 def at(name: str) -> Conversion:
     """The value below a free-form field, under this dotted name."""
 
-    def convert(value: Any, target: str) -> Iterator[Effect]:
+    def convert(value: object, target: str) -> Iterator[Effect]:
         yield Set(f"{target}.{name}", value)
 
     return convert
 
 
-def seconds_left(value: Any, target: str) -> Iterator[Effect]:
+def seconds_left(value: object, target: str) -> Iterator[Effect]:
     """A deadline in seconds; none is the default."""
     if not is_nothing(value):
         yield Set(target, float(value) if is_number(value) and abs(value) < 1e15 else value)
 
 
-def workers(value: Any, target: str) -> Iterator[Effect]:
+def workers(value: object, target: str) -> Iterator[Effect]:
     """Processes of an environment; `auto` is left to the default."""
     if value == "auto":
         yield Note("ignored: one process plays all episodes side by side; set a number for more")
@@ -366,7 +366,7 @@ def workers(value: Any, target: str) -> Iterator[Effect]:
 def gpu_ids(name: str) -> Conversion:
     """GPUs by index: a list, or text with commas."""
 
-    def convert(value: Any, _target: str) -> Iterator[Effect]:
+    def convert(value: object, _target: str) -> Iterator[Effect]:
         if isinstance(value, str) and re.fullmatch(r"\d{1,4}(,\d{1,4})*", value):
             value = [int(part) for part in value.split(",")]
         if isinstance(value, int) and not isinstance(value, bool):
@@ -382,7 +382,7 @@ def gpu_ids(name: str) -> Conversion:
 def count(name: str) -> Conversion:
     """A number of GPUs or nodes that others are made of."""
 
-    def convert(value: Any, _target: str) -> Iterator[Effect]:
+    def convert(value: object, _target: str) -> Iterator[Effect]:
         if is_count(value) and value <= 65536:
             yield Later(name, value)
         elif not is_nothing(value):

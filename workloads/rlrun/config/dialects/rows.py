@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 Fate = Literal["same", "mapped", "ignored", "refused"]
 
@@ -19,7 +19,7 @@ class Set:
     """Give a field a value; `[]` in the path is the item that the key is in."""
 
     path: str
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Extend:
     """Add items to the list of a field."""
 
     path: str
-    items: Sequence[Any]
+    items: Sequence[object]
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Later:
     """Keep a value that means something only beside others, for `complete`."""
 
     name: str
-    value: Any
+    value: object
 
 
 Effect = Set | Extend | Note | Refuse | Later
-Conversion = Callable[[Any, str], Iterable[Effect]]
+Conversion = Callable[[object, str], Iterable[Effect]]
 """The effects of a value; the second argument is the row's first target. Total: a value of a wrong type is set as it is, and refused
 by the field."""
 
@@ -73,7 +73,7 @@ class Row:
     by_name: Callable[[str], Conversion] | None = None
     """Conversion for the name at the end of a path with `*`."""
 
-    def effects(self, value: Any, name: str) -> list[Effect]:
+    def effects(self, value: object, name: str) -> list[Effect]:
         """Effects of a value at a key of that name."""
         convert = self.by_name(name) if self.by_name is not None else self.convert
         if convert is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from rlrun.config.loading.problems import ConfigError, Problem
 
@@ -15,7 +14,7 @@ class Setting:
 
     key: str
     """Dotted, as the other trainer spells it, without Hydra's `+`."""
-    value: Any
+    value: object
     """A JSON value, after variables and interpolations."""
     source: str
     line: int | None = None
