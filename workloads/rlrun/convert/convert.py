@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 from rlrun.convert.compose import areal, sft, verl
 from rlrun.convert.compose.shared import Context, named
@@ -31,7 +30,7 @@ class Dialect:
     name: str
     rows: Sequence[Row]
     aliases: Mapping[str, str]
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     compose: Callable[[Draft, Context], None]
     named_by: str
     """Key of the run's name."""

@@ -34,6 +34,7 @@ class Field:
     """One field of the manifest."""
 
     value: Any
+    """Read back by what follows from it, which knows its type."""
     causes: tuple[str, ...]
     """Keys that decided it, as the other trainer spells them; those that were not written count with their default there."""
     note: str = ""
@@ -50,7 +51,7 @@ class Draft:
     settings: Mapping[str, Setting]
     """By canonical key."""
     rows: Sequence[Row]
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     """The other trainer's defaults by key, where they matter."""
     fields: dict[str, Field] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -91,7 +92,7 @@ class Draft:
         """As `get`, as true or false; false where there is neither."""
         return bool(self._converted("flag", key))
 
-    def put(self, path: str, value: Any, *causes: str, note: str = "") -> None:
+    def put(self, path: str, value: object, *causes: str, note: str = "") -> None:
         """Set a field, decided by these keys."""
         self.fields[path] = Field(value, causes, note)
 
@@ -120,13 +121,13 @@ class Draft:
             elif row.how == "value" and not row.is_fine(setting.value):
                 self._take(key, row, setting.value)
 
-    def _take(self, key: str, row: Row, value: Any) -> None:
+    def _take(self, key: str, row: Row, value: object) -> None:
         try:
             if row.values and not (isinstance(value, str) and value in row.values):
                 self.dropped[key] = f"{row.to} has no such value; known: {', '.join(row.values)}"
                 self.notices.append(f"{key}={value}: {self.dropped[key]}")
                 return
-            ours = row.values.get(value, value) if row.values else value
+            ours = row.values.get(value, value) if isinstance(value, str) else value
             ours = CONVERSIONS[row.convert](ours) if row.convert else ours
         except ValueError as error:
             self.missing.append(f"{key}: {error}")

@@ -31,6 +31,7 @@ _ORDER = (
     *("orchestrator", "trainer", "inference", "placement", "weightSync", "checkpoint", "tracking", "failurePolicy"),
 )
 _WIDTH = 120
+_Tree = Mapping[str, "Field | _Tree"]
 
 
 def manifest(draft: Draft, name: Field, fates: Sequence[Fate], sources: Sequence[str]) -> str:
@@ -78,7 +79,7 @@ def _nested(fields: Mapping[str, Field]) -> dict[str, Any]:
     return tree
 
 
-def _tree(tree: Mapping[str, Any], draft: Draft, written: set[str], depth: int) -> Iterator[str]:
+def _tree(tree: _Tree, draft: Draft, written: set[str], depth: int) -> Iterator[str]:
     indent = "  " * depth
     for name, inner in tree.items():
         if not isinstance(inner, Field):

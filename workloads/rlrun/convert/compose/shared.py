@@ -180,7 +180,7 @@ def put_lora(draft: Draft, part: str, *, use: str | None = None) -> None:
         )
 
 
-def file_list(value: Any) -> list[str]:
+def file_list(value: object) -> list[str]:
     """Files of a value that is one path or a list of them."""
     items = value if isinstance(value, list) else [value]
     return [at_home(str(item)) for item in items if item]

@@ -64,7 +64,7 @@ def _spelled(key: tuple[str | int, ...]) -> Iterator[str]:
         yield f"[{part}]" if isinstance(part, int) else part
 
 
-def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+def _leaves(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves(inner, (*path, key))
@@ -82,7 +82,7 @@ def resolve(settings: Iterable[Setting]) -> list[Setting]:
     return [_resolved(setting, values) for setting in found]
 
 
-def _resolved(setting: Setting, values: Mapping[str, Any]) -> Setting:
+def _resolved(setting: Setting, values: Mapping[str, object]) -> Setting:
     value, unset = setting.value, list(setting.unset)
     for _ in range(_LEVELS):
         if not isinstance(value, str) or (match := _INTERPOLATION.search(value)) is None:
@@ -95,7 +95,7 @@ def _resolved(setting: Setting, values: Mapping[str, Any]) -> Setting:
     return Setting(setting.key, value, setting.source, setting.line, tuple(unset))
 
 
-def _look_up(inside: str, key: str, values: Mapping[str, Any]) -> tuple[bool, Any]:
+def _look_up(inside: str, key: str, values: Mapping[str, object]) -> tuple[bool, Any]:
     """Target of an interpolation, and whether there is one."""
     name, default, has_default = inside, None, False
     resolver, colon, rest = inside.partition(":")

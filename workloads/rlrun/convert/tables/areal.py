@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rlrun.convert.tables.row import Row, drop, joined, refuse, value
 
 ALIASES: Mapping[str, str] = {"actor.behave_imp_weight_cap": "actor.behav_imp_weight_cap"}
 """Keys of other releases."""
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, object] = {
     "actor.optimizer.weight_decay": 0.01,
     "actor.optimizer.warmup_steps_proportion": 0.001,
     "actor.ppo_n_minibatches": 4,

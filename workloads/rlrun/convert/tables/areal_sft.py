@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from rlrun.convert.tables import areal
 from rlrun.convert.tables.row import Row, drop, joined
 
 ALIASES: Mapping[str, str] = {}
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, object] = {
     "model.optimizer.weight_decay": 0.01,
     "model.optimizer.warmup_steps_proportion": 0.001,
     "cluster.n_gpus_per_node": 8,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 How = Literal["value", "joined", "drop", "refuse"]
 
@@ -24,18 +24,18 @@ class Row:
     """`value`: the value, converted, is the field's. `joined`: decides fields together with other keys. `drop`, `refuse`: no field."""
     note: str = ""
     """Meaning of the field, or the reason why there is none."""
-    values: Mapping[Any, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     """Their value to ours; others stay as they are."""
     convert: str = ""
     """Name of a conversion of `rlrun.convert.conversions`."""
-    fine: tuple[Any, ...] = ()
+    fine: tuple[object, ...] = ()
     """Values with which `drop` and `refuse` change nothing: they say what RLRun does anyway."""
 
     def fits(self, key: str) -> bool:
         """True if this row is about `key`."""
         return _pattern(self.key).fullmatch(key) is not None
 
-    def is_fine(self, value: Any) -> bool:
+    def is_fine(self, value: object) -> bool:
         """True if the value says what RLRun does anyway."""
         return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.fine)
 
@@ -47,23 +47,29 @@ def _pattern(key: str) -> re.Pattern[str]:
 
 
 def value(
-    key: str, to: str, note: str = "", *, values: Mapping[Any, Any] | None = None, convert: str = "", fine: Any = ()
+    key: str,
+    to: str,
+    note: str = "",
+    *,
+    values: Mapping[str, object] | None = None,
+    convert: str = "",
+    fine: tuple[object, ...] = (),
 ) -> Row:
     """A key whose value becomes one field's."""
     return Row(key, to, "value", note, values or {}, convert, fine)
 
 
-def joined(key: str, to: str, note: str = "", *, fine: tuple[Any, ...] = ()) -> Row:
+def joined(key: str, to: str, note: str = "", *, fine: tuple[object, ...] = ()) -> Row:
     """A key that decides fields together with others; `note` says why it decides nothing where it does not."""
     return Row(key, to, "joined", note, fine=fine)
 
 
-def drop(key: str, note: str, *, fine: tuple[Any, ...] = ()) -> Row:
+def drop(key: str, note: str, *, fine: tuple[object, ...] = ()) -> Row:
     """A key without a field, with the reason."""
     return Row(key, "", "drop", note, fine=fine)
 
 
-def refuse(key: str, note: str, *, fine: tuple[Any, ...] = (None, False)) -> Row:
+def refuse(key: str, note: str, *, fine: tuple[object, ...] = (None, False)) -> Row:
     """A key whose value, unless it is one of `fine`, makes the run another one than RLRun can do."""
     return Row(key, "", "refuse", note, fine=fine)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rlrun.convert.tables.row import Row, drop, joined, refuse, value
 from rlrun.convert.tables.verl_data import ROWS as DATA_ROWS
@@ -31,7 +30,7 @@ ALIASES: Mapping[str, str] = {
 }
 """Beginnings of keys of other releases, and what they are called here."""
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, object] = {
     "algorithm.adv_estimator": "gae",
     "algorithm.gamma": 1.0,
     "algorithm.lam": 1.0,

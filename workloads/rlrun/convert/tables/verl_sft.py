@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rlrun.convert.tables.row import Row, drop, joined, refuse, value
 
@@ -18,7 +17,7 @@ ALIASES: Mapping[str, str] = {
 }
 """Keys of other releases."""
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, object] = {
     "data.train_batch_size": 256,
     "data.max_length": 1024,
     "data.messages_key": "messages",
