@@ -71,7 +71,9 @@ def test_what_rlrun_cannot_do_and_wrong_commands_write_nothing(
     assert "nearest: rloo" in capsys.readouterr().err
     (tmp_path / "run.toml").write_text("max_steps = 3\n")
     assert main(["convert", "run.toml", "-o", "run.yaml"]) == 78
-    assert "rl @ run.toml" in capsys.readouterr().err
+    assert "environments is empty" in capsys.readouterr().err
+    assert main(["validate", "run.toml"]) == 78
+    assert "rlrun convert run.toml -o run.yaml" in capsys.readouterr().err
     assert main(["convert", "nowhere.sh", "-o", "run.yaml"]) == 78
     assert main(["convert"]) == 64
     assert main(["convert", str(script), "-o", "nowhere/run.yaml"]) == 64
@@ -80,3 +82,20 @@ def test_what_rlrun_cannot_do_and_wrong_commands_write_nothing(
     assert main(["convert", ".", "-o", "run.yaml"]) == 78
     assert main(["convert", str(script), "--rows", "0"]) == 64
     assert not (tmp_path / "run.yaml").exists()
+
+
+def test_prime_rls_toml_becomes_a_manifest_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "max_steps = 3\n[model]\nname = 'org/m'\n[log]\nlevel = 'debug'\n[[environments]]\nid = 'reverse-text'\n"
+    Path("rl.toml").write_text(text + "[trainer.optim]\nlr = 1e-5\n")
+    assert main(["convert", "rl", "@", "rl.toml", "trainer.optim.lr=2e-5", "-o", "run.yaml"]) == 0, (
+        capsys.readouterr().err
+    )
+    manifest = Path("run.yaml").read_text()
+    assert "lr: 2.0e-05  # --trainer.optim.lr=2e-5" in manifest
+    assert '#   log={"level": "debug"}: dropped: every role writes its log' in manifest
+    assert main(["validate", "run.yaml"]) == 0
+    assert main(["validate", "run.yaml", "--allocation", "vllm:d4t2+fsdp:d8"]) == 0
+    assert "is trainer: 1 x 8 GPUs, inference: 4 x 2 GPUs" in capsys.readouterr().out
