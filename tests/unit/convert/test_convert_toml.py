@@ -127,6 +127,8 @@ def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         in capsys.readouterr().err
     )
     assert not Path("run.yaml").exists()
+    assert run([write(BASE), "--rows", "3"]) == exit_codes.USAGE
+    assert "--rows: PRIME-RL's files say their steps" in capsys.readouterr().err
     assert run([write(BASE), "--outputt", "x"]) != exit_codes.OK
     assert "outputt" in capsys.readouterr().err
 

@@ -61,6 +61,9 @@ def run(argv: Sequence[str]) -> int:
     if options.rows is not None and options.rows < 1:
         print(f"rlrun convert: --rows: got {options.rows}, expected a whole number from 1", file=sys.stderr)
         return exit_codes.USAGE
+    if options.rows is not None and toml:
+        print("rlrun convert: --rows: PRIME-RL's files say their steps (max_steps); leave --rows out", file=sys.stderr)
+        return exit_codes.USAGE
     if options.output is not None and options.output.exists() and not options.force:
         print(f"rlrun convert: {options.output} is there; choose another -o, or add --force", file=sys.stderr)
         return exit_codes.USAGE
