@@ -169,7 +169,7 @@ class View:
         self._answered = False
         self._results: list[str] = []
         self._live: Live | None = None
-        self.progress: dict[str, Any] | None = None
+        self.progress: Json | None = None
         """The orchestrator's answer at the last `update`; None: there was none."""
         self._tail.poll()
 

@@ -227,9 +227,11 @@ def _of_others(
 
 
 def _values(rest: list[str]) -> list[str]:
-    """Take the values of an option: the next word, and with it all that stand before the next option or file."""
+    """Take the values of an option: the next word unless it is one, and all that follow up to the next option or file."""
     count = 0
-    while count < len(rest) and not rest[count].startswith(("--", "@")) and Path(rest[count]).suffix not in FORMATS:
+    while count < len(rest) and not rest[count].startswith(("--", "@")):
+        if count and Path(rest[count]).suffix in FORMATS:
+            break
         count += 1
     taken, rest[:count] = rest[:count], []
     return taken
