@@ -118,6 +118,12 @@ def test_what_may_not_be_read_is_said_and_the_rest_is_told(use: Use, capsys: pyt
             exit_codes.CONFIGURATION,
             "the API server refuses it: * spec: maxSteps may only grow * spec: seqLen is frozen",
         ),
+        (
+            "The rlruns \"a\" is invalid: : ValidatingAdmissionPolicy 'rlruns.rlrun.io' with binding 'rlruns.rlrun.io' "
+            "denied request: spec: frozen since attempt 1 began",
+            exit_codes.CONFIGURATION,
+            "the API server refuses it: spec: frozen since attempt 1 began",
+        ),
         ('error: context "x" does not exist', exit_codes.USAGE, "--context: there is no context x"),
         (
             "I0101 00:00:00.0 noise\nerror: \x1b[31msomething else",

@@ -109,7 +109,11 @@ def ask_json(api: Api, words: Sequence[str]) -> dict[str, Any]:
 
 
 _WORDS: Sequence[tuple[str, str, int]] = (
-    (r'(?s)The RLRun "[^"]+" is invalid: (.*)', r"the API server refuses it: \1", exit_codes.CONFIGURATION),
+    (
+        r'(?s)The (?:RLRun|rlruns) "[^"]+" is invalid: (?:: ValidatingAdmissionPolicy \S+ with binding \S+ denied request: )?(.*)',
+        r"the API server refuses it: \1",
+        exit_codes.CONFIGURATION,
+    ),
     (
         r'the server doesn\'t have a resource type "rlruns"',
         "this cluster has no RLRun resource; install it: rlrun crd | kubectl apply --server-side -f -",
