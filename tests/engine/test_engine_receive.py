@@ -11,18 +11,20 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlrun.inference.client.engine_client import EngineClient, EngineError
+from rlrun.protocol.messages.buckets import TensorInfo, plan_buckets
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.weights.transfer import Outbox
 from tests.engine.conftest import API_KEY, Server, random_model, sampled_logprobs
 
+BUCKET_BYTES = 10_000
 PROMPT = [5, 9, 12, 40, 7]
-GROUP = "receive weights from"
+GROUP = "others receive weights from"
 """What the server says of a group with a trainer."""
 
 
 @pytest.fixture
 def outbox() -> Iterator[Outbox]:
-    box = Outbox(torch.device("cpu"), "127.0.0.1")
+    box = Outbox(torch.device("cpu"), "127.0.0.1", bucket_bytes=BUCKET_BYTES)
     yield box
     box.close()
 
@@ -46,6 +48,19 @@ def published(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
+def hold(outbox: Outbox, version: int, tensors: dict[str, torch.Tensor]) -> None:
+    infos = [
+        TensorInfo(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape))
+        for name, tensor in tensors.items()
+    ]
+    buckets = {
+        bucket.index: torch.cat([tensors[slot.tensor.name].reshape(-1).view(torch.uint8) for slot in bucket.slots])
+        for bucket in plan_buckets(infos, bucket_bytes=BUCKET_BYTES)
+    }
+    assert len(buckets) > 1
+    outbox.hold(version, infos, buckets)
+
+
 async def assert_serves(client: EngineClient, model: LlamaForCausalLM, version: int) -> None:
     (answer,) = await client.generate(
         PROMPT, n=1, max_tokens=8, temperature=1.0, top_p=1.0, stop_token_ids=[], cache_salt=str(version), seed=1
@@ -61,12 +76,12 @@ async def test_versions_come_from_the_trainers_memory(
     first, second = random_model(101), random_model(102)
     old, new = next(server.versions), next(server.versions)
     before = server.log.read_text().count(GROUP)
-    outbox.hold(old, published(first))
+    hold(outbox, old, published(first))
     assert (await client.receive_weights(trainer, old))["total"] > 0
     await assert_serves(client, first, old)
     assert await client.receive_weights(trainer, old) == {}, "it is there"
 
-    outbox.hold(new, published(second))
+    hold(outbox, new, published(second))
     running = asyncio.gather(*(generate_long(client) for _ in range(4)))
     await client.receive_weights(trainer, new)
     await assert_serves(client, second, new)
@@ -86,18 +101,18 @@ async def test_what_cannot_be_sent_leaves_the_engine_as_it_is(
 ) -> None:
     model = random_model(103)
     good, bad, last = (next(server.versions) for _ in range(3))
-    outbox.hold(good, published(model))
+    hold(outbox, good, published(model))
     await client.receive_weights(trainer, good)  # of another trainer than the test before: the old group is left
     told = f"version {bad} is not in the trainer's memory; the newest is {good}"
     with pytest.raises(EngineError, match=told) as caught:
         await client.receive_weights(trainer, bad)
     assert caught.value.status == 404
-    outbox.hold(bad, published(model) | {"model.norm.weight": torch.zeros(7)})
+    hold(outbox, bad, published(model) | {"model.norm.weight": torch.zeros(7)})
     with pytest.raises(EngineError, match=r"model\.norm\.weight has shape \(7,\)"):
         await client.receive_weights(trainer, bad)
     with pytest.raises(EngineError, match="does not answer"):
         await client.receive_weights("http://127.0.0.1:9", bad)
     await assert_serves(client, model, good)
-    outbox.hold(last, published(model))
+    hold(outbox, last, published(model))
     await client.receive_weights(trainer, last)
     await assert_serves(client, model, last)

@@ -6,6 +6,8 @@ One JSON request per line on stdin: `{"environment": {...}, "arguments": [...], 
 A rank whose environment has `TEST_SIGTERM_IN=<phase>:<step>` gets SIGTERM when it enters that phase of that step; with
 `TEST_KILL_IN=<phase>:<step>:<milliseconds>` it gets SIGKILL so long after that. `TEST_MEETING_SECONDS` is how long ranks wait for each
 other after an exception, `TEST_SWITCH_SECONDS` how long a thread may keep others from going on.
+`TEST_BUCKET_BYTES` bounds the buckets that weights travel in, and has each root say what it holds; with `TEST_DIE_SENDING=<version>` a
+rank gets SIGKILL when it has sent the first of its buckets of that version.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import rlrun.trainer.__main__ as trainer
 import rlrun.trainer.loop  # noqa: F401  the imports that take seconds
 from rlrun.trainer.guests import isolation
 from rlrun.trainer.run import Run
+from rlrun.trainer.weights import publisher, senders
 
 _POLL_SECONDS = 0.02
 
@@ -41,6 +46,11 @@ def start(request: dict[str, object]) -> int:
         isolation.MEETING_SECONDS = float(os.environ["TEST_MEETING_SECONDS"])
     if "TEST_SWITCH_SECONDS" in os.environ:
         sys.setswitchinterval(float(os.environ["TEST_SWITCH_SECONDS"]))
+    if "TEST_BUCKET_BYTES" in os.environ:
+        publisher.BUCKET_BYTES = int(os.environ["TEST_BUCKET_BYTES"])
+        say_what_is_held()
+    if "TEST_DIE_SENDING" in os.environ:
+        die_sending(int(os.environ["TEST_DIE_SENDING"]))
     if "TEST_KILL_IN" in os.environ:
         kill_in(*os.environ["TEST_KILL_IN"].split(":"))
     code = 1
@@ -78,6 +88,32 @@ def kill_in(phase: str, step: str, milliseconds: str) -> None:
             timer.join()
 
     Run.phase = entered  # type: ignore[method-assign]
+
+
+def say_what_is_held() -> None:
+    """Print `root R holds N bytes of version V`, each time."""
+    hold = senders.RootSender.hold
+
+    def held(self: senders.RootSender, version: int, buckets: Mapping[int, Any]) -> None:
+        size = sum(bucket.nbytes for bucket in buckets.values())
+        print(f"root {self._root} holds {size} bytes of version {version}", flush=True)
+        hold(self, version, buckets)
+
+    senders.RootSender.hold = held  # type: ignore[method-assign]
+
+
+def die_sending(version: int) -> None:
+    """Kill this rank between two buckets of a version."""
+    send = senders.RootSender._send
+
+    def killed(self: senders.RootSender, link: senders.links.Link, sent: int) -> None:
+        if sent == version:
+            assert len(self._held[sent]) > 1, "it has no second bucket"
+            link.broadcast(self._held[sent][min(self._held[sent])])
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(self, link, sent)
+
+    senders.RootSender._send = killed  # type: ignore[method-assign]
 
 
 def step_of(slot: Run, phase: str) -> int:

@@ -164,7 +164,7 @@ async def test_only_saved_checkpoints_can_be_agreed_on(channel: Channel, client:
 async def test_versions_are_offered_only_from_a_memory_that_holds_them(
     channel: Channel, client: aiohttp.ClientSession
 ) -> None:
-    body = {"version": 7, "workers": 2}
+    body = {"version": 7, "engine": "a"}
 
     async def ask() -> tuple[int, str]:
         async with client.post(TRANSFERS, json=body) as response:
@@ -177,14 +177,34 @@ async def test_versions_are_offered_only_from_a_memory_that_holds_them(
     def offer(request: TransferRequest) -> TransferOffer:
         if request.version != 7:
             raise NotHeldError("the newest is 7")
-        return TransferOffer(version=7, session=f"of {request.workers}", tensors=[])
+        about = {"tensors": [], "bucket_bytes": 1, "roots": 1, "checksums": []}
+        return TransferOffer(version=7, session=f"of {request.engine}", **about)
 
     channel.offer = offer
     status, text = await ask()
     assert status == 200
-    assert TransferOffer.model_validate_json(text).session == "of 2"
+    assert TransferOffer.model_validate_json(text).session == "of a"
     body["version"] = 6
     assert await ask() == (404, '{"error": "the newest is 7"}')
+
+
+async def test_many_engines_that_wait_for_each_other_are_all_answered(
+    channel: Channel, client: aiohttp.ClientSession
+) -> None:
+    engines, about = 40, {"tensors": [], "bucket_bytes": 1, "roots": 1, "checksums": []}
+    all_have_asked = threading.Barrier(engines)
+
+    def offer(request: TransferRequest) -> TransferOffer:
+        all_have_asked.wait(60)
+        return TransferOffer(version=7, session=request.engine, **about)
+
+    async def ask(engine: int) -> str:
+        async with client.post(TRANSFERS, json={"version": 7, "engine": str(engine)}) as response:
+            return TransferOffer.model_validate_json(await response.text()).session
+
+    channel.offer = offer
+    answers = await asyncio.gather(*(ask(engine) for engine in range(engines)))
+    assert answers == [str(engine) for engine in range(engines)]
 
 
 async def test_a_wrong_body_is_refused(channel: Channel, client: aiohttp.ClientSession) -> None:

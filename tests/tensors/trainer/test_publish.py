@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
@@ -17,15 +17,31 @@ from rlrun.config.models.model import DType, ModelConfig
 from rlrun.protocol.files.attempts import first_attempt, next_attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.protocol.messages.buckets import Bucket, plan_buckets
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.shard import load_model, shard
 from rlrun.trainer.modeling.small_model import small_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
+from rlrun.trainer.weights.bucketing import gather_buckets, layout
 from rlrun.trainer.weights.retention import superfluous
 
 IDS = torch.arange(12)[None]
+
+
+def as_files(buckets: list[Bucket], kept: dict[int, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors as a reader of safetensors finds them in what an engine receives."""
+    found: dict[str, torch.Tensor] = {}
+    for bucket in buckets:
+        found |= load(bucket.header() + bytes(kept[bucket.index].numpy()))
+    return found
+
+
+def everything(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All that is sent of a model in float32."""
+    buckets = plan_buckets(layout(model, "float32"))
+    return as_files(buckets, gather_buckets(model, buckets, dtype="float32", root=0, pinned=False))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])  # the latter is the parameters' own: nothing is converted
@@ -39,13 +55,19 @@ def test_what_is_sent_is_what_is_written(
     shard(model, solo)
     hf_writer.publish(model, tmp_path / "v1", files=files, dtype=config.dtype, group=solo)
     written = load_file(tmp_path / "v1" / hf_writer.shard_names(1)[0])
-    sent = hf_writer.gathered(model, dtype=config.dtype, keep=True, pinned=False)
+    tensors = layout(model, config.dtype)
+    buckets = plan_buckets(tensors, bucket_bytes=20_000, roots=2)
+    assert len(buckets) > 2
+    assert max(bucket.size for bucket in buckets) <= 20_000
+    halves = [gather_buckets(model, buckets, dtype=config.dtype, root=root, pinned=False) for root in (0, 1)]
+    assert {*halves[0]} == {bucket.index for bucket in buckets if bucket.root == 0}
+    assert {*halves[1]} == {bucket.index for bucket in buckets if bucket.root == 1}
+    with torch.no_grad():
+        next(model.parameters()).add_(1)  # training goes on meanwhile
+    sent = as_files(buckets, halves[0] | halves[1])
     assert sent.keys() == written.keys()
     assert all(sent[n].dtype == written[n].dtype and torch.equal(sent[n], written[n]) for n in written)
-    with torch.no_grad():
-        next(model.parameters()).add_(1)
-    assert all(torch.equal(sent[n], written[n]) for n in written), "training goes on meanwhile"
-    assert hf_writer.gathered(model, dtype=config.dtype, keep=False, pinned=False) == {}
+    assert gather_buckets(model, buckets, dtype=config.dtype, root=None, pinned=False) == {}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -95,7 +117,7 @@ def test_files_have_the_names_of_the_source(kind: str, tmp_path: Path, solo: Gro
         for file in path.glob("*.safetensors"):
             written |= load_file(file)
         index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
-        sent = hf_writer.gathered(model, dtype="float32", keep=True, pinned=False)
+        sent = everything(model)
         assert sorted(written) == sorted(sent) == sorted(index) == sorted(expected)
         assert all(torch.equal(written[name], tensor) for name, tensor in expected.items())
         assert all(torch.equal(sent[name], tensor) for name, tensor in expected.items())
@@ -155,4 +177,4 @@ def test_files_that_are_named_as_in_memory_stay_so(tmp_path: Path, solo: Group, 
     expected = load_file(source / "model.safetensors")
     assert "lm_head.weight" in expected
     model = load_sharded(ModelConfig(path=str(source), dtype="float32"), str(source), solo, seq_len=64)
-    assert sorted(hf_writer.gathered(model, dtype="float32", keep=True, pinned=False)) == sorted(expected)
+    assert sorted(everything(model)) == sorted(expected)

@@ -1,128 +1,291 @@
-"""Versions sent from the trainer's memory, over gloo, to workers that are threads here."""
+"""Versions sent from the memory of two roots, over gloo, to engines that are threads here."""
 
 from __future__ import annotations
 
-import datetime
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 
-from rlrun.protocol.messages.transfer import Joining, NotHeldError, TransferOffer, TransferRequest
-from rlrun.trainer.weights.transfer import IDLE_VERSIONS, Outbox
+from rlrun.inference.weights.incoming import DamagedError, Fetching, Incoming
+from rlrun.inference.weights.receive import Groups
+from rlrun.inference.weights.staging import Staging
+from rlrun.protocol.messages.buckets import Bucket, TensorInfo, plan_buckets
+from rlrun.protocol.messages.transfer import NotHeldError, TransferOffer, TransferRequest
+from rlrun.trainer.weights import links
+from rlrun.trainer.weights.transfer import IDLE_VERSIONS, Follower, Outbox
 
-LIMIT = datetime.timedelta(seconds=60)
-
-
-@pytest.fixture
-def outbox() -> Iterator[Outbox]:
-    box = Outbox(torch.device("cpu"), "127.0.0.1")
-    yield box
-    box.close()
+BUCKET_BYTES = 40
+CPU = torch.device("cpu")
 
 
 def tensors(version: int) -> dict[str, Tensor]:
+    """Seven buckets: six of one number format, and a tensor of another."""
+    weights = {f"layer.{index}": torch.full((3, 5), version + index / 8, dtype=torch.bfloat16) for index in range(6)}
+    return weights | {"steps": torch.tensor([version, version + 1])}
+
+
+def layout(held: Mapping[str, Tensor]) -> list[TensorInfo]:
+    return [
+        TensorInfo(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape))
+        for name, tensor in held.items()
+    ]
+
+
+def filled(buckets: Sequence[Bucket], held: Mapping[str, Tensor]) -> dict[int, Tensor]:
     return {
-        "a.weight": torch.full((3, 2), float(version), dtype=torch.bfloat16),
-        "b.count": torch.tensor([version, version + 1]),
+        bucket.index: torch.cat([held[slot.tensor.name].reshape(-1).view(torch.uint8) for slot in bucket.slots])
+        for bucket in buckets
     }
 
 
+class Trainer:
+    """Two roots in one process."""
+
+    def __init__(self) -> None:
+        self.outbox = Outbox(CPU, "127.0.0.1", roots=2, bucket_bytes=BUCKET_BYTES, window=60.0)
+        self.other = Follower(1, CPU, self.outbox.port, "127.0.0.1")
+
+    def hold(self, version: int, change: Callable[[dict[int, Tensor]], None] = lambda buckets: None) -> None:
+        """Hold a version; `change` what is sent, once its checksums are known."""
+        held = tensors(version)
+        buckets = plan_buckets(layout(held), bucket_bytes=BUCKET_BYTES, roots=2)
+        parts = [filled([one for one in buckets if one.root == root], held) for root in (0, 1)]
+        self.other.hold(version, parts[1])
+        self.outbox.hold(version, layout(held), parts[0])
+        self.outbox._checksums_of(version)
+        for part in parts:
+            change(part)
+
+    def close(self) -> None:
+        self.outbox.close()
+        self.other.close()
+
+
+@pytest.fixture
+def trainer() -> Iterator[Trainer]:
+    opened = Trainer()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as opened:
+        yield opened
+
+
 class Engine:
-    """The workers of one engine."""
+    """An engine's server, without the HTTP between it and the trainer."""
 
-    def __init__(self, workers: int = 1) -> None:
-        self.workers = workers
-        self.groups: list[dist.ProcessGroupGloo] = []
-        self.session: str | None = None
+    def __init__(self, trainer: Trainer, pool: ThreadPoolExecutor, memory: Path, name: str) -> None:
+        self.name, self.trainer, self.pool = name, trainer, pool
+        self.staging = Staging(memory)
+        self.incoming: Groups | None = None
+        self.alone = False
+        self.joined = 0
 
-    def request(self, version: int) -> TransferRequest:
-        return TransferRequest(version=version, workers=self.workers, session=self.session)
+    def ask(self, version: int) -> TransferOffer:
+        session = None if self.incoming is None else self.incoming.session
+        offer = self.trainer.outbox.offer(
+            TransferRequest(version=version, engine=self.name, session=session, alone=self.alone)
+        )
+        self.joined += offer.joining is not None
+        return offer
 
-    def receive(self, offer: TransferOffer) -> list[dict[str, Tensor]]:
-        """What each worker gets."""
-        got: list[dict[str, Tensor]] = [{} for _ in range(self.workers)]
-        if offer.joining is not None:
-            self.groups = [None] * self.workers  # type: ignore[list-item]
+    def fetch(self, version: int) -> dict[str, Tensor]:
+        """The version as a loader of files has it."""
+        offer, self.alone = self.ask(version), True
+        work = Fetching(self.name, "127.0.0.1", offer, self.incoming, self.staging)
+        self.incoming = None
+        folder, self.incoming = work.run()
+        self.alone = False
+        found: dict[str, Tensor] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            found |= {name: tensor.clone() for name, tensor in load_file(path).items()}
+        self.staging.drop_all()
+        return found
 
-        def work(index: int) -> None:
-            if offer.joining is not None:
-                self.groups[index] = join(offer.joining, index + 1)
-            for info in offer.tensors:
-                tensor = torch.empty(info.shape, dtype=getattr(torch, info.dtype))
-                self.groups[index].broadcast(tensor, 0).wait()
-                got[index][info.name] = tensor
-
-        threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(self.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        self.session = offer.session
-        return got
-
-
-def join(joining: Joining, rank: int) -> dist.ProcessGroupGloo:
-    assert joining.store_port is not None
-    store = dist.TCPStore("127.0.0.1", joining.store_port, joining.world_size, timeout=LIMIT)
-    return dist.ProcessGroupGloo(store, rank, joining.world_size, LIMIT)
+    def begin(self, version: int) -> Future[dict[str, Tensor]]:
+        return self.pool.submit(self.fetch, version)
 
 
-def same(got: dict[str, Tensor], version: int) -> bool:
+@pytest.fixture
+def make_engine(trainer: Trainer, pool: ThreadPoolExecutor, tmp_path: Path) -> Iterator[Callable[[str], Engine]]:
+    made: list[Engine] = []
+
+    def make(name: str) -> Engine:
+        made.append(Engine(trainer, pool, tmp_path, name))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        if engine.incoming is not None:
+            engine.incoming.abort()
+        engine.staging.close()
+    assert list(tmp_path.iterdir()) == [], "shared memory is given back"
+
+
+MakeEngine = Callable[[str], Engine]
+
+
+def same(got: Mapping[str, Tensor], version: int) -> bool:
     wanted = tensors(version)
     return got.keys() == wanted.keys() and all(
         got[n].dtype == wanted[n].dtype and torch.equal(got[n], wanted[n]) for n in wanted
     )
 
 
-def test_every_worker_of_every_engine_gets_what_it_asks_for(outbox: Outbox) -> None:
-    first, second = Engine(workers=2), Engine()
-    outbox.hold(0, tensors(0))
-    offer = outbox.offer(first.request(0))
-    assert offer.joining is not None
-    assert offer.joining.world_size == 3
-    assert all(same(got, 0) for got in first.receive(offer))
-
-    outbox.hold(1, tensors(1))
-    again = outbox.offer(first.request(1))
-    assert (again.session, again.joining) == (offer.session, None), "the group is kept"
-    assert all(same(got, 1) for got in first.receive(again))
-    late = outbox.offer(second.request(0))
-    assert late.session != offer.session
-    assert same(second.receive(late)[0], 0), "the version before is still there"
+def all_get(engines: Sequence[Engine], version: int) -> bool:
+    return all(same(future.result(60), version) for future in [engine.begin(version) for engine in engines])
 
 
-def test_a_version_that_is_not_in_memory_is_refused_by_name(outbox: Outbox) -> None:
+def test_one_set_of_groups_serves_all_engines(trainer: Trainer, make_engine: MakeEngine) -> None:
+    engines = [make_engine(name) for name in "abc"]
+    trainer.hold(0)
+    assert all_get(engines, 0)
+    trainer.hold(1)
+    assert all_get(engines, 1)
+    assert len({engine.incoming.session for engine in engines if engine.incoming}) == 1
+    joined = [engine.joined for engine in engines]
+    trainer.hold(2)
+    assert all_get(engines, 2)
+    assert [engine.joined for engine in engines] == joined, "the groups are kept"
+    assert same(make_engine("late").fetch(1), 1), "the version before is still there, and nobody is waited for"
+
+
+def test_a_version_that_is_not_in_memory_is_refused_by_name(trainer: Trainer, make_engine: MakeEngine) -> None:
     with pytest.raises(NotHeldError, match="version 3 is not in the trainer's memory; the newest is None"):
-        outbox.offer(Engine().request(3))
+        make_engine("a").ask(3)
     for version in range(4):
-        outbox.hold(version, tensors(version))
+        trainer.hold(version)
     with pytest.raises(NotHeldError, match=r"version 1 .* newest is 3"):
-        outbox.offer(Engine().request(1))
+        make_engine("b").ask(1)
 
 
-def test_an_engine_that_hangs_holds_up_no_other_and_finds_its_way_back(outbox: Outbox) -> None:
-    hanging, healthy = Engine(), Engine()
-    outbox.hold(1, tensors(1))
-    stuck = outbox.offer(hanging.request(1))  # and never joins
-    assert same(healthy.receive(outbox.offer(healthy.request(1)))[0], 1)
-    hanging.session = "of a trainer before"
-    fresh = outbox.offer(hanging.request(1))
-    assert fresh.session != stuck.session
-    assert same(hanging.receive(fresh)[0], 1)
+def test_an_engine_that_hangs_holds_up_the_others_once(
+    trainer: Trainer, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, healthy = make_engine("hanging"), make_engine("healthy")
+    trainer.hold(0)
+    assert all_get([hanging, healthy], 0)
+    trainer.hold(1)
+    monkeypatch.setattr(links, "SECONDS", 1.0)
+    stuck = healthy.begin(1)
+    hanging.ask(1)  # and never joins
+    with pytest.raises(RuntimeError):
+        stuck.result(60)
+    monkeypatch.undo()
+    assert same(healthy.fetch(1), 1), "by itself: the window is a minute"
+    hanging.incoming = None
+    hanging.alone = True
+    assert same(hanging.fetch(1), 1)
+    trainer.hold(2)
+    assert all_get([hanging, healthy], 2)
+    assert hanging.incoming is not None
+    assert healthy.incoming is not None
+    assert hanging.incoming.session == healthy.incoming.session, "both share groups again"
 
 
-def test_the_group_of_an_engine_that_is_gone_is_given_up(outbox: Outbox) -> None:
-    gone, stays = Engine(), Engine()
-    outbox.hold(0, tensors(0))
-    gone.receive(outbox.offer(gone.request(0)))
-    stays.receive(outbox.offer(stays.request(0)))
+def shared(trainer: Trainer, engines: Sequence[Engine]) -> None:
+    """Bring engines into groups together, with version 0, then hold 1."""
+    trainer.hold(0)
+    assert all_get(engines, 0)
+    trainer.hold(1)
+    assert all_get(engines, 1)
+
+
+def test_an_engine_that_dies_on_the_way_takes_the_version_from_no_other(
+    trainer: Trainer, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dying, healthy = make_engine("dying"), make_engine("healthy")
+    shared(trainer, [dying, healthy])
+    trainer.hold(2)
+    received: list[int] = []
+    incoming = dying.incoming
+    assert isinstance(incoming, Incoming)
+    whole = incoming._links[0].broadcast
+
+    def once(buffer: Tensor) -> None:
+        if received:
+            raise RuntimeError("killed")
+        received.append(buffer.numel())
+        whole(buffer)
+
+    monkeypatch.setattr(incoming._links[0], "broadcast", once)
+    refused, killed = healthy.begin(2), dying.begin(2)
+    for future in (refused, killed):
+        with pytest.raises(RuntimeError):
+            future.result(60)
+    assert received, "on the way"
+    assert same(healthy.fetch(2), 2), "without the other"
+
+
+@pytest.mark.parametrize("damage", ["bit", "order"])
+def test_what_is_not_what_the_trainer_has_is_refused_whole(
+    damage: str, trainer: Trainer, make_engine: MakeEngine
+) -> None:
+    def change(buckets: dict[int, Tensor]) -> None:
+        if 1 not in buckets:
+            return
+        if damage == "bit":
+            buckets[3][7] ^= 1
+        else:
+            buckets[1], buckets[3] = buckets[3], buckets[1]
+
+    engine = make_engine("a")
+    trainer.hold(0)
+    assert same(engine.fetch(0), 0)
+    trainer.hold(1, change)
+    with pytest.raises(DamagedError, match=r"bucket [13] \(layer\.[13] and what follows\) has checksum"):
+        engine.fetch(1)
+    assert not list(engine.staging._own().glob("v*")), "nothing of it is left to be loaded"
+    trainer.hold(2)
+    assert same(engine.fetch(2), 2)
+
+
+def test_a_root_that_dies_on_the_way_leaves_no_part_of_a_version(
+    trainer: Trainer, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = [make_engine(name) for name in "ab"]
+    shared(trainer, engines)
+
+    def dead(link: links.Link, version: int) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(trainer.other._sender, "_send", dead)
+    trainer.hold(2)
+    for future in [engine.begin(2) for engine in engines]:
+        with pytest.raises(RuntimeError):
+            future.result(60)
+    assert not any(list(engine.staging._own().glob("v*")) for engine in engines)
+
+
+def test_groups_of_an_engine_that_is_gone_are_given_up(trainer: Trainer, make_engine: MakeEngine) -> None:
+    gone, stays = make_engine("gone"), make_engine("stays")
+    trainer.hold(0)
+    assert same(gone.fetch(0), 0)
+    assert gone.incoming is not None
+    assert trainer.outbox._sessions.keys() == {gone.incoming.session}
+    stays.alone = True  # it waits for nobody
     for version in range(1, IDLE_VERSIONS + 2):
-        outbox.hold(version, tensors(version))
-        stays.receive(outbox.offer(stays.request(version)))
-    assert outbox.offer(stays.request(version)).joining is None
-    assert outbox.offer(gone.request(version)).joining is not None
+        trainer.hold(version)
+        assert same(stays.fetch(version), version)
+        stays.alone = True
+    assert stays.incoming is not None
+    assert trainer.outbox._sessions.keys() == {stays.incoming.session}
+
+
+def test_threads_of_a_closed_trainer_end(trainer: Trainer, make_engine: MakeEngine) -> None:
+    trainer.hold(0)
+    assert same(make_engine("a").fetch(0), 0)
+    trainer.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("transfer-"):
+            thread.join(30)
+            assert not thread.is_alive()

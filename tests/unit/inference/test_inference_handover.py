@@ -18,7 +18,6 @@ from rlrun.inference.http.routes import Control, router
 from rlrun.inference.weights import handover as module
 from rlrun.inference.weights.handover import Handover, HandoverError, Served
 from rlrun.inference.weights.receive import RefusedError
-from rlrun.protocol.messages.transfer import TransferOffer
 
 
 class FakeEngine:
@@ -122,23 +121,25 @@ async def test_one_update_is_pause_reload_label_resume(engine: FakeEngine, hando
 
 
 class FakeReceiver:
-    """A trainer that has versions up to `newest`."""
+    """A trainer that has versions up to `newest`; their folders are in memory until they are dropped."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine, self.newest, self.asked, self.fails = engine, 3, 0, False
+        self.held: list[str] = []
 
-    async def ask(self, trainer_url: str, version: int) -> TransferOffer:
-        assert not self.engine.paused, "an engine does not stand still for what may not come"
+    async def fetch(self, trainer_url: str, version: int) -> Path:
+        assert not self.engine.paused, "an engine goes on serving until the version is whole"
         self.asked += 1
+        if self.fails:
+            raise RefusedError("the trainer died")
         if version > self.newest:
             raise RefusedError(f"version {version} is not in the trainer's memory", gone=True)
-        return TransferOffer(version=version, session="s", tensors=[])
+        self.held = [f"sent {version}"]
+        return Path(self.held[0])
 
-    async def receive(self, offer: TransferOffer) -> None:
-        assert (self.engine.paused, self.engine.label) == (True, "unknown")
-        if self.fails:
-            raise RuntimeError("the trainer died")
-        self.engine.weights = f"sent {offer.version}"
+    def drop(self) -> None:
+        assert self.engine.weights != "half", "it is being loaded"
+        self.held.clear()
 
 
 async def test_a_received_version_follows_the_same_rules(engine: FakeEngine, root: Path) -> None:
@@ -146,6 +147,7 @@ async def test_a_received_version_follows_the_same_rules(engine: FakeEngine, roo
     handover = make(engine, root, 5, receiver)
     await handover.receive("http://trainer", 2)
     assert (engine.weights, engine.label, engine.paused) == ("sent 2", "2", False)
+    assert receiver.held == [], "its memory is given back"
     assert (await handover.receive("http://trainer", 2)).changed is False
     assert receiver.asked == 1, "what is held is not asked for: nobody would receive it"
     with pytest.raises(HandoverError, match="version 1 is older than 2"):
@@ -156,6 +158,14 @@ async def test_a_received_version_follows_the_same_rules(engine: FakeEngine, roo
     assert (refused.value.status, engine.weights, engine.paused, handover.fault) == (404, "sent 2", False, None)
 
     receiver.fails = True
+    with pytest.raises(HandoverError, match="the trainer died") as broken:
+        await handover.receive("http://trainer", 3)
+    assert broken.value.status == 409, "to be tried again"
+    assert (engine.weights, engine.label, engine.paused, handover.fault) == ("sent 2", "2", False, None)
+    assert handover.served == Served(2, "http://trainer")
+    assert not engine.given_up
+
+    receiver.fails, engine.fails = False, {"reload"}
     with pytest.raises(HandoverError, match="the engine's weights are unknown, so the server stops"):
         await handover.receive("http://trainer", 3)
     assert engine.given_up

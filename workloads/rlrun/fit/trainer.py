@@ -12,6 +12,7 @@ from rlrun.fit.activations import layer_activations, outside_layers
 from rlrun.fit.architecture import Architecture, Linear
 from rlrun.fit.gpu_products import GIB, gib
 from rlrun.fit.parts import Needs, Part
+from rlrun.protocol.messages.buckets import MAX_ROOTS
 
 MASTER_BYTES = 4
 """A parameter's number that the optimizer steps, its gradient's and its moments' likewise: float32."""
@@ -214,6 +215,9 @@ def _remarks(config: TrainerConfig, model: Architecture, ranks: _Ranks, trained:
             f"activationCheckpointing: offload keeps {gib(size * config.ranks_per_replica)} of activations in host memory"
         )
     if config.weight_sync.transport == "NCCL":
-        size = 2 * (4 if config.model.dtype == "float32" else 2) * model.parameters
-        found.append(f"weightSync.transport: NCCL keeps two versions, {gib(size)}, in host memory of the first replica")
+        size = (4 if config.model.dtype == "float32" else 2) * model.parameters
+        found.append(
+            f"weightSync.transport: NCCL keeps two versions, {gib(2 * size)}, in host memory of up to {MAX_ROOTS} ranks, a part each, and "
+            f"one, {gib(size)}, in shared memory of each engine while it takes it"
+        )
     return found

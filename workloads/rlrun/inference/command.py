@@ -7,8 +7,6 @@ from rlrun.inference.settings import LORA_RANKS, InferenceSettings
 KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than the client keeps them, so that it never writes to one that is being closed."""
 
-GLOO_BACKEND = "rlrun_gloo"
-"""Our own backend of vLLM's weight transfer, see `gloo_transfer`."""
 ENGINE_VARIABLE = "RLRUN_ENGINE"
 """Environment variable of the processes of a run's engine; our plugin leaves other servers alone."""
 MAX_LORAS = 4
@@ -48,9 +46,6 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
             f"--max-loras={MAX_LORAS * settings.lora_runs}",
             f"--max-cpu-loras={MAX_LOADED_LORAS * settings.lora_runs}",
         ]
-    if settings.receives:
-        backend = "nccl" if settings.device == "cuda" else GLOO_BACKEND
-        arguments.append(f'--weight-transfer-config={{"backend": "{backend}"}}')
     if settings.max_model_len is not None:
         arguments.append(f"--max-model-len={settings.max_model_len}")
     if settings.device == "cuda":

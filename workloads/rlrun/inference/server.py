@@ -171,6 +171,7 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
                 h11_max_header_count=args.h11_max_header_count,
             )
         died = not asked_to_stop.is_set() or handover.fault is not None
+        handover.close()
     # vLLM hands back the rest of the shutdown, to be awaited once the engine is gone.
     await stopped
     return exit_codes.FAILURE if died else exit_codes.OK
@@ -186,8 +187,9 @@ def _handover(engine: EngineClient, app: FastAPI, settings: InferenceSettings, e
         "on_broken": _stop_soon,
     }
     if settings.receives:
-        workers = settings.tensor_parallel * settings.data_parallel
-        common["receiver"] = Receiver(engine, workers=workers, api_key=settings.api_key, expected=expected)
+        from rlrun.inference.weights.incoming import Fetching
+
+        common["receiver"] = Receiver(api_key=settings.api_key, expected=expected, make_fetch=Fetching)
     if settings.colocated:
         level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
         common["sleeper"] = Sleeper(engine, level=level)

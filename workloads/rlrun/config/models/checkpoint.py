@@ -98,6 +98,7 @@ class WeightSyncConfig(Config):
     """Weight sync: the transfer of new weights from the trainer to the engines."""
 
     transport: Literal["Filesystem", "NCCL"] = "Filesystem"
-    """Filesystem: through the volume. NCCL: from GPU to GPU (gloo between CPUs); only checkpointed versions reach the volume."""
+    """Filesystem: through the volume. NCCL: from GPU to GPU (gloo between CPUs) into the engines' `/dev/shm`; only checkpointed versions
+    reach the volume."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Deadline of one replica's update, in seconds; a late replica leaves the rotation and is tried again."""

@@ -27,7 +27,6 @@ from rlrun.diagnostics.fault_points import reach
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_weights
 from rlrun.inference.weights.receive import Receiver, RefusedError
 from rlrun.inference.weights.sleeping import Sleeper
-from rlrun.protocol.messages.transfer import TransferOffer
 
 ResultT = TypeVar("ResultT")
 UNKNOWN_VERSION = "unknown"
@@ -186,21 +185,32 @@ class Handover:
         if receiver is None:
             raise HandoverError(400, "this server takes folders; set weightSync.transport: NCCL to receive weights")
 
-        offers: list[TransferOffer] = []
+        fetched: list[Path] = []
 
-        async def ask() -> None:
+        async def fetch() -> None:
             try:
                 async with asyncio.timeout(self._timeout):
-                    offers.append(await receiver.ask(trainer_url, version))
+                    fetched.append(await receiver.fetch(trainer_url, version))
             except RefusedError as error:
                 raise HandoverError(404 if error.gone else 409, str(error)) from None
             except TimeoutError:
                 raise HandoverError(409, f"no transfer within {self._timeout:g} s") from None
 
+        async def load() -> None:
+            try:
+                await self._folder(str(fetched[-1])).load()
+            finally:
+                receiver.drop()
+
         async def resolve() -> Source:
-            return Source(trainer_url, lambda: receiver.receive(offers[-1]), ask)
+            return Source(trainer_url, load, fetch)
 
         return await self._exclusive(resolve, version, force)
+
+    def close(self) -> None:
+        """Leave nothing of a transfer behind; the server ends."""
+        if self._receiver is not None:
+            self._receiver.close()
 
     def _folder(self, path: str) -> Source:
         return Source(path, lambda: self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path}))

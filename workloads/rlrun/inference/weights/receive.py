@@ -1,19 +1,27 @@
-"""An engine's side of a transfer: ask the trainer, join its group, receive. For the messages see `rlrun.protocol.messages.transfer`."""
+"""An engine's side of a transfer: ask the trainer, join its groups, receive into shared memory.
+
+For the messages see `rlrun.protocol.messages.transfer`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
-from loguru import logger
 from pydantic import ValidationError
 
 from rlrun.inference.weights.preflight import Shapes
-from rlrun.protocol.messages.transfer import TRANSFERS, Joining, TransferOffer, TransferRequest
+from rlrun.inference.weights.staging import Staging
+from rlrun.protocol.messages.transfer import TRANSFERS, TransferOffer, TransferRequest
 
-ASK_SECONDS = 30.0
+ASK_SECONDS = 150.0
+"""Longest wait for the trainer's answer, which comes when all engines have asked and the version's checksums are known."""
 
 
 class RefusedError(Exception):
@@ -29,62 +37,98 @@ class RefusedError(Exception):
         self.gone = gone
 
 
-class Workers(Protocol):
-    """The part of vLLM's engine client that a transfer needs."""
+class Groups(Protocol):
+    """The groups of a session that an engine is in."""
 
-    async def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = ...,
-        args: tuple[object, ...] = ...,
-        kwargs: dict[str, object] | None = ...,
-    ) -> object: ...
+    session: str
+
+    def abort(self) -> None:
+        """Leave them."""
+        ...
+
+
+class Fetch(Protocol):
+    """One transfer."""
+
+    def run(self) -> tuple[Path, Groups | None]:
+        """Receive it, in a thread of the caller's; returns the folder, and the groups where they can be used again."""
+        ...
+
+    def abort(self) -> None:
+        """Give it up."""
+        ...
+
+
+MakeFetch = Callable[[str, str, TransferOffer, Groups | None, Staging], Fetch]
+"""Makes a transfer of the engine's name, the trainer's host, what it offers, the groups that the engine is in, and where it is put."""
 
 
 class Receiver:
     """Receives versions from one trainer at a time.
 
+    A version is whole in shared memory, and compared with the trainer's checksums, before anything of the engine is touched. So whatever
+    fails on the way leaves the engine with the version that it serves.
+
     Args:
-        engine: whose workers receive.
-        workers: how many they are.
         api_key: the run's.
         expected: the served model's tensors; None: unknown.
+        make_fetch: `incoming.Fetching`, which needs torch.
+        staging: where versions are put together; default: the machine's shared memory.
     """
 
-    def __init__(self, engine: Workers, *, workers: int, api_key: str, expected: Shapes | None) -> None:
-        self._engine, self._workers, self._expected = engine, workers, expected
+    def __init__(
+        self, *, api_key: str, expected: Shapes | None, make_fetch: MakeFetch, staging: Staging | None = None
+    ) -> None:
+        self._expected, self._make_fetch, self._staging = expected, make_fetch, staging or Staging()
         self._headers = {"Authorization": f"Bearer {api_key}"}
-        self._session: str | None = None
+        self._name = secrets.token_hex(8)
+        self._incoming: Groups | None = None
+        self._alone = False
 
-    async def ask(self, trainer_url: str, version: int) -> TransferOffer:
-        """Ask for a version and ensure that the workers are in the trainer's group.
+    async def fetch(self, trainer_url: str, version: int) -> Path:
+        """A folder with the version as a trainer has it in memory; stays until `drop`, or the next one.
 
         Raises:
-            RefusedError: it will not come; the engine is untouched.
+            RefusedError: it does not come whole; the engine is untouched.
         """
-        request = TransferRequest(version=version, workers=self._workers, session=self._session)
+        incoming = self._incoming
+        request = TransferRequest(
+            version=version,
+            engine=self._name,
+            session=None if incoming is None else incoming.session,
+            alone=self._alone,
+        )
         offer = await self._post(trainer_url, request)
+        self._alone, self._incoming = True, None  # until it has come
         problem = self._problem(offer)
         if problem is not None:
-            self._session = None  # what is sent now, nobody receives
+            if incoming is not None:
+                incoming.abort()
             raise RefusedError(problem)
-        if offer.joining is not None:
-            await self._join(trainer_url, offer.joining)
-        self._session = offer.session
-        return offer
+        host = urlsplit(trainer_url).hostname or ""
+        work = self._make_fetch(self._name, host, offer, incoming, self._staging)
+        try:
+            folder, self._incoming = await asyncio.to_thread(work.run)
+        except asyncio.CancelledError:
+            work.abort()
+            raise
+        except Exception as error:
+            work.abort()
+            raise RefusedError(
+                f"version {version} did not come whole from the trainer at {trainer_url}: {error}"
+            ) from None
+        self._alone = False
+        return folder
 
-    async def receive(self, offer: TransferOffer) -> None:
-        """Load what comes. Whatever it raises leaves the weights unknown."""
-        session, self._session = self._session, None
-        tensors = {
-            "names": [tensor.name for tensor in offer.tensors],
-            "dtype_names": [tensor.dtype for tensor in offer.tensors],
-            "shapes": [tensor.shape for tensor in offer.tensors],
-        }
-        await self._engine.collective_rpc("start_weight_update")
-        await self._engine.collective_rpc("update_weights", kwargs={"update_info": tensors})
-        await self._engine.collective_rpc("finish_weight_update")
-        self._session = session
+    def drop(self) -> None:
+        """Give the memory of the fetched version back: the engine has loaded it."""
+        self._staging.drop_all()
+
+    def close(self) -> None:
+        """Leave the groups and the shared memory."""
+        if self._incoming is not None:
+            self._incoming.abort()
+        self._staging.close()
 
     async def _post(self, trainer_url: str, request: TransferRequest) -> TransferOffer:
         limit = aiohttp.ClientTimeout(total=ASK_SECONDS)
@@ -116,18 +160,3 @@ class Receiver:
         if unknown := sorted(set(coming) - set(self._expected)):
             return f"the trainer sends {unknown[0]}, which the served model does not have"
         return None
-
-    async def _join(self, trainer_url: str, joining: Joining) -> None:
-        address = urlsplit(trainer_url).hostname
-        rendezvous: dict[str, object]
-        if joining.backend == "nccl":
-            rendezvous = {"nccl_unique_id_b64": joining.unique_id, "packed": False}
-        else:
-            rendezvous = {"master_address": address, "master_port": joining.store_port}
-        about = rendezvous | {"rank_offset": 1, "world_size": joining.world_size}
-        try:
-            await self._engine.collective_rpc("shutdown_weight_transfer_engine")
-            await self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": about})
-        except Exception as error:
-            raise RefusedError(f"the workers could not join the trainer's group: {error}") from None
-        logger.info(f"{self._workers} workers receive weights from {address} over {joining.backend}")

@@ -1,8 +1,9 @@
 """Request of an engine to the trainer's rank 0 for a policy version without the volume: `POST /rlrun/trainer/transfers`.
 
-The answer says what comes; then the tensors come one after the other, as broadcasts of rank 0 in a group of its own with the workers of
-that one engine (NCCL between GPUs, gloo between CPUs). A group for each engine, so that one that hangs or dies holds up no other. It is
-kept for later versions; a side that finds it broken forgets it, and the next answer says how to join a new one.
+The answer says what comes, and how to join. Then every root, a rank of the trainer that keeps a part of the version, broadcasts its buckets
+in their published order, in one group of that root and all engines that asked for the version together (NCCL between GPUs, gloo between
+CPUs). Groups are kept for later versions while the same engines ask. Where one breaks, all of its engines refuse the version and keep what
+they serve; each of them asks again `alone`, until it has received a version, so that one that hangs or dies holds the others up once.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlrun.config.base import Config
+from rlrun.protocol.messages.buckets import Bucket, TensorInfo, checksum, plan_buckets
 
 TRANSFERS = "/rlrun/trainer/transfers"
 Backend = Literal["nccl", "gloo"]
-SECONDS = 120.0
-"""Longest wait of a gloo group for its members, and for one tensor."""
+SECONDS = 60.0
+"""Longest wait of a group for its members, and for one bucket."""
 
 
 class NotHeldError(Exception):
@@ -28,34 +30,28 @@ class TransferRequest(Config):
 
     version: Annotated[int, Field(ge=0)]
     """The policy version."""
-    workers: Annotated[int, Field(ge=1, le=4096)]
-    """The engine's workers: tensor times data parallel."""
+    engine: Annotated[str, Field(min_length=1, max_length=128)]
+    """Name of the engine's process, which no other has."""
     session: str | None = None
-    """The group that the engine is in; None: in none."""
-
-
-class TensorInfo(Config):
-    """One tensor of a version."""
-
-    name: str
-    """Name as in the files of a published version."""
-    dtype: str
-    """torch's name of the number format, such as `bfloat16`."""
-    shape: list[int]
-    """Whole, not of a shard."""
+    """The groups that the engine is in; None: in none."""
+    alone: bool = False
+    """The engine's last transfer failed: it shares no group before one succeeds."""
 
 
 class Joining(Config):
-    """Parameters for the engine's workers, ranks 1 to `workers`, to join a new group."""
+    """Parameters to join the groups of a session: one for each root, of which the root is rank 0."""
 
     backend: Backend
-    """Backend of the group."""
-    world_size: int
-    """Rank 0 and the workers."""
-    unique_id: str | None = None
-    """NCCL's, in base64."""
-    store_port: int | None = None
-    """gloo: where rank 0 keeps the store, at the trainer's address."""
+    """Backend of the groups."""
+    store_port: Annotated[int, Field(ge=1, le=65535)]
+    """Port of the store where members find each other, at the trainer's address."""
+    members: list[str]
+    """The engines by name; the first is rank 1 in every group."""
+
+    @property
+    def world_size(self) -> int:
+        """Size of each group: its root and the engines."""
+        return 1 + len(self.members)
 
 
 class TransferOffer(Config):
@@ -64,8 +60,28 @@ class TransferOffer(Config):
     version: int
     """Policy version as asked for."""
     session: str
-    """The group."""
+    """The groups."""
     joining: Joining | None = None
-    """None: the group that the engine named is still there."""
+    """None: the groups that the engine named are still there."""
     tensors: list[TensorInfo]
-    """Tensors in the order of sending."""
+    """Tensors in their published order; with the next two fields they give the buckets."""
+    bucket_bytes: Annotated[int, Field(ge=1)]
+    """Bound of one bucket, see `plan_buckets`."""
+    roots: Annotated[int, Field(ge=1)]
+    """Number of roots."""
+    checksums: list[int]
+    """CRC-32 of each bucket, in order."""
+
+    def buckets(self) -> list[Bucket]:
+        """The buckets that come."""
+        return plan_buckets(self.tensors, bucket_bytes=self.bucket_bytes, roots=self.roots)
+
+    def about(self) -> str:
+        """Size and checksum, the same in the logs of both sides."""
+        size = sum(tensor.size for tensor in self.tensors)
+        return f"{size / 2**30:.2f} GiB in {len(self.checksums)} buckets, checksum {checksum(self.checksums):08x}"
+
+
+def group_name(session: str, root: int) -> str:
+    """Name of one root's group in the store, the same for all of its members."""
+    return f"transfer/{session}/{root}"

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -36,6 +37,8 @@ from rlrun.trainer.channel.server import ChannelServer, refuse
 
 MAX_WAIT_SECONDS = 60.0
 """Longest long poll; a client that asks for more gets this."""
+MAX_ASKING = 1024
+"""Most engines that may ask for a version at the same time: they wait for each other, each in a thread."""
 _GONE_SECONDS = 2.0
 """An orchestrator that has no request open, and has made none for so long, has ended."""
 
@@ -78,6 +81,7 @@ class Channel:
         """Accepted batches in order of step, each step once."""
         self.offer: Callable[[TransferRequest], TransferOffer] | None = None
         """Sends a version from this process's memory to an engine; None: engines read them from the volume."""
+        self._offering = ThreadPoolExecutor(MAX_ASKING, thread_name_prefix="offer")
         self.agreed: Callable[[int], None] = lambda step: None
         """Called with the step when the orchestrator's part of a checkpoint is durable."""
         self.trouble: Callable[[], Trouble | None] = lambda: None
@@ -171,6 +175,7 @@ class Channel:
 
     def close(self) -> None:
         """Stop answering; the first channel takes the server, and all others, with it."""
+        self._offering.shutdown(wait=False, cancel_futures=True)
         if self._run:
             self._server.drop(self._run)
         else:
@@ -285,7 +290,8 @@ class Channel:
                 409, "this trainer publishes to the volume alone; set weightSync.transport: NCCL for all roles"
             )
         try:
-            return _answer((await asyncio.to_thread(self.offer, wanted)).model_dump_json())
+            offer = await self._server.loop.run_in_executor(self._offering, self.offer, wanted)
+            return _answer(offer.model_dump_json())
         except NotHeldError as error:
             return refuse(404, str(error))
 

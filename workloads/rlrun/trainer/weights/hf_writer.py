@@ -139,7 +139,7 @@ def publish(
             mine = index % group.world_size == group.rank
             kept: dict[str, Tensor] = {}
             for part in members:
-                whole = {name: _gather(tensors[name], number_format, updates.get(name)) for name in part.names}
+                whole = {name: gather(tensors[name], number_format, updates.get(name)) for name in part.names}
                 if mine:
                     found = file_tensors(model, part, whole)
                     kept |= {name: values.cpu().contiguous() for name, values in found.items()}
@@ -152,27 +152,6 @@ def publish(
                 write_index(unfinished, dict(zip(names, shards, strict=True)), sum(sizes.values()))
                 for name, content in files.contents.items():
                     (unfinished / name).write_bytes(content)
-
-
-def gathered(model: nn.Module, *, dtype: DType, keep: bool, pinned: bool) -> dict[str, Tensor]:
-    """The tensors of a version's files, whole, in host memory. Every rank takes part.
-
-    Args:
-        model: the sharded policy.
-        dtype: number format of the files.
-        keep: whether this rank gets them; the others get nothing.
-        pinned: in memory that a GPU reads without the CPU.
-    """
-    number_format: torch.dtype = getattr(torch, dtype)
-    updates, kept = lora.updates(model), {}
-    tensors = published_tensors(model)
-    for part in parts(model, tensors):
-        whole = {name: _gather(tensors[name], number_format, updates.get(name)) for name in part.names}
-        if keep:
-            for name, values in file_tensors(model, part, whole).items():
-                # A copy in any case: a parameter that is whole on one rank goes on to be trained.
-                kept[name] = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned).copy_(values)
-    return kept
 
 
 def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], dtype: DType, group: Group) -> None:
@@ -192,7 +171,7 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
         number_format: torch.dtype = getattr(torch, dtype)
         kept = {}
         for name, tensor in lora.adapter_tensors(model).items():
-            whole = _gather(tensor, number_format)
+            whole = gather(tensor, number_format)
             if group.leads:
                 kept[name] = lora.cut(name, whole, config["r"]).cpu().contiguous()
         if group.leads:
@@ -234,7 +213,7 @@ def _width(tensor: Tensor, number_format: torch.dtype) -> int:
     return int(number_format.itemsize if tensor.is_floating_point() else tensor.element_size())
 
 
-def _gather(tensor: Tensor, number_format: torch.dtype, update: lora.Update | None = None) -> Tensor:
+def gather(tensor: Tensor, number_format: torch.dtype, update: lora.Update | None = None) -> Tensor:
     """The whole tensor in the published format; every rank takes part. An update is added in float32, before the cast."""
     tensor = tensor.detach()
     if update is not None:

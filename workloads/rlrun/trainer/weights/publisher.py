@@ -12,13 +12,15 @@ from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import RefusedError, Volume, pauses
+from rlrun.protocol.messages.buckets import BUCKET_BYTES, plan_buckets, root_ranks
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.shared_model import Policy
 from rlrun.trainer.weights import export, hf_writer, retention
-from rlrun.trainer.weights.transfer import Outbox
+from rlrun.trainer.weights.bucketing import gather_buckets, layout
+from rlrun.trainer.weights.transfer import Follower, Outbox
 
 
 class Publisher:
@@ -51,7 +53,12 @@ class Publisher:
         self._paths, self._channel, self._volume, self._agree = paths, channel, volume, agree
         self._sends = config.task == "RL" and config.weight_sync.transport == "NCCL" and not replay
         """True if engines receive versions from this process."""
-        self._outbox = Outbox(self._group.device, config.host) if self._sends and self._group.leads else None
+        self._outbox: Outbox | None = None
+        self._follower: Follower | None = None
+        self._root: int | None = None
+        """Number of the root that this rank is; None: it is none."""
+        if self._sends:
+            self._open_outbox()
         if channel is not None and self._outbox is not None:
             channel.offer = self._outbox.offer
 
@@ -88,10 +95,7 @@ class Publisher:
                 )
         else:
             if self._sends:
-                pinned = group.device.type == "cuda"
-                tensors = hf_writer.gathered(module, dtype=dtype, keep=group.leads, pinned=pinned)
-                if self._outbox is not None:
-                    self._outbox.hold(step, tensors)
+                self._hold(step)
             if written:
                 self._insist(doing, lambda: hf_writer.publish(module, path, files=files, dtype=dtype, group=group))
             if exports:
@@ -108,6 +112,34 @@ class Publisher:
         """Send nothing any more."""
         if self._outbox is not None:
             self._outbox.close()
+        if self._follower is not None:
+            self._follower.close()
+
+    def _open_outbox(self) -> None:
+        """Become a root, where this rank is to be one."""
+        group, roots = self._group, root_ranks(self._group.world_size)
+        self._root = roots.index(group.rank) if group.rank in roots else None
+        self._layout = layout(self._policy.module, self._config.model.dtype)
+        self._buckets = plan_buckets(self._layout, bucket_bytes=BUCKET_BYTES, roots=len(roots))
+        if group.leads:
+            self._outbox = Outbox(group.device, self._config.host, roots=len(roots), bucket_bytes=BUCKET_BYTES)
+        port = group.broadcast(None if self._outbox is None else self._outbox.port)
+        if self._root is not None and not group.leads:
+            self._follower = Follower(self._root, group.device, port)
+
+    def _hold(self, step: int) -> None:
+        """Take the parameters as they are into the memory of the roots."""
+        kept = gather_buckets(
+            self._policy.module,
+            self._buckets,
+            dtype=self._config.model.dtype,
+            root=self._root,
+            pinned=self._group.device.type == "cuda",
+        )
+        if self._outbox is not None:
+            self._outbox.hold(step, self._layout, kept)
+        if self._follower is not None:
+            self._follower.hold(step, kept)
 
     def _export_due(self, step: int, *, last: bool) -> bool:
         return export.due(self._config.checkpoint.export, step, last=last)

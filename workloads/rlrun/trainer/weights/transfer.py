@@ -1,199 +1,253 @@
-"""Versions for the engines without the volume: rank 0 keeps the newest ones in host memory and sends them on request.
+"""Versions for the engines without the volume: roots keep the newest ones in host memory, a part each, and send them on request.
 
-The ranks gather a version once, when it is published; sending needs rank 0 alone, in a thread for each engine, while the next step is
-trained. So an engine that comes late, or a second time, costs the trainer nothing. See `rlrun.protocol.messages.transfer` for its messages.
+The ranks gather a version bucket by bucket when it is published; sending needs only threads of the roots, while the next step is trained.
+Rank 0 answers the engines, decides who receives together (`rounds`), and tells the other roots over a store. See
+`rlrun.protocol.messages.transfer` for the messages.
 """
 
 from __future__ import annotations
 
-import base64
-import datetime
-import queue
+import json
+import math
+import os
 import secrets
 import threading
-from collections.abc import Mapping
-from typing import Protocol
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from loguru import logger
 from torch import Tensor
 
-from rlrun.protocol.messages.transfer import SECONDS, Joining, NotHeldError, TensorInfo, TransferOffer, TransferRequest
-from rlrun.trainer.ranks.loopback import is_loopback, loopback_store
+from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo
+from rlrun.protocol.messages.transfer import Joining, NotHeldError, TransferOffer, TransferRequest
+from rlrun.trainer.ranks.loopback import ADDRESS
+from rlrun.trainer.weights import links
+from rlrun.trainer.weights.rounds import WINDOW_SECONDS, Round, Rounds
+from rlrun.trainer.weights.senders import KEPT_VERSIONS, Order, RootSender, checksum_key
 
-KEPT_VERSIONS = 2
-"""Number of versions in memory: the newest, and the one before, which an engine may be about to ask for."""
 IDLE_VERSIONS = 4
-"""A session that has sent nothing for so many versions is closed: its engine is gone, and a group costs memory of the GPU."""
+"""A session that has sent nothing for so many versions is closed: its engines are gone, and a group costs memory of the GPU."""
+CHECKSUM_SECONDS = 120.0
+"""Longest wait for the roots' checksums of a version."""
 
 
-class Link(Protocol):
-    """Rank 0's end of a group with one engine."""
-
-    def joining(self) -> Joining:
-        """Parameters for the others to join; before `join`."""
-        ...
-
-    def join(self) -> None:
-        """Wait for the others."""
-        ...
-
-    def send(self, tensor: Tensor) -> None:
-        """Broadcast a tensor of host memory."""
-        ...
-
-
-class GlooLink:
-    """Link between CPUs."""
-
-    def __init__(self, workers: int, host: str) -> None:
-        """Args: workers: of the engine. host: on which the trainer serves; on loopback so does the group's store."""
-        self._world = workers + 1
-        self._limit = datetime.timedelta(seconds=SECONDS)
-        store = loopback_store if is_loopback(host) else dist.TCPStore
-        self._store = store(host, 0, self._world, is_master=True, timeout=self._limit, wait_for_workers=False)
-        self._group: dist.ProcessGroupGloo | None = None
-
-    def joining(self) -> Joining:
-        """See `Link`."""
-        return Joining(backend="gloo", world_size=self._world, store_port=self._store.port)
-
-    def join(self) -> None:
-        """See `Link`."""
-        self._group = dist.ProcessGroupGloo(self._store, 0, self._world, self._limit)
-
-    def send(self, tensor: Tensor) -> None:
-        """See `Link`."""
-        assert self._group is not None
-        self._group.broadcast(tensor, 0).wait()
-
-
-class NcclLink:
-    """Link between GPUs, with torch's own NCCL: the trainer's image has no vLLM."""
-
-    def __init__(self, workers: int, device: torch.device) -> None:
-        """Args: workers: of the engine. device: of rank 0."""
-        self._world, self._device = workers + 1, device
-        self._id: bytes = torch.cuda.nccl.unique_id()
-        self._stream = torch.cuda.Stream(device)
-
-    def joining(self) -> Joining:
-        """See `Link`."""
-        return Joining(backend="nccl", world_size=self._world, unique_id=base64.b64encode(self._id).decode())
-
-    def join(self) -> None:
-        """See `Link`. vLLM's workers sum one element as soon as they are in, and wait for all others to do so."""
-        torch.cuda.set_device(self._device)
-        self._communicator = torch.cuda.nccl.init_rank(self._world, self._id, 0)
-        with torch.cuda.stream(self._stream):
-            torch.cuda.nccl.all_reduce(
-                [torch.zeros(1, device=self._device)], streams=[self._stream], comms=[self._communicator]
-            )
-        self._stream.synchronize()
-
-    def send(self, tensor: Tensor) -> None:
-        """See `Link`."""
-        with torch.cuda.stream(self._stream):
-            staged = tensor.to(self._device, non_blocking=True)
-            torch.cuda.nccl.broadcast([staged], streams=[self._stream], comms=[self._communicator])
-        self._stream.synchronize()  # the copy on the GPU lives until it is sent
+def order_key(number: int) -> str:
+    """Key in the store of an order of rank 0 for the other roots, counted from 1; an empty one is the last."""
+    return f"transfer/orders/{number}"
 
 
 class _Session:
-    """A group with one engine, and the thread that sends in it."""
+    """Groups with some engines, in all of which the engines have the same ranks."""
 
-    def __init__(self, link: Link) -> None:
-        self.name = secrets.token_hex(8)
-        self.joining = link.joining()
+    def __init__(self, members: Sequence[str]) -> None:
+        self.name, self.members = secrets.token_hex(8), list(members)
         self.alive, self.latest = True, 0
-        self._link = link
-        self._orders: queue.Queue[tuple[int, Mapping[str, Tensor]] | None] = queue.Queue()
-        threading.Thread(target=self._run, name=f"transfer-{self.name}", daemon=True).start()
-
-    def send(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        self.latest = version
-        self._orders.put((version, tensors))
-
-    def close(self) -> None:
-        self.alive = False
-        self._orders.put(None)
-
-    def _run(self) -> None:
-        try:
-            self._link.join()
-            while (order := self._orders.get()) is not None:
-                for tensor in order[1].values():
-                    self._link.send(tensor)
-        except Exception as error:  # the engine's side fails as well, and asks for another group
-            logger.warning(f"the transfer of version {self.latest} to an engine failed: {error}")
-        self.alive = False
 
 
 class Outbox:
-    """Versions that rank 0 has to send. Methods may be called from any thread.
+    """Rank 0's side of all hand-overs, and the first root. Methods may be called from any thread.
 
     Args:
         device: of rank 0.
         host: address on which the trainer serves.
+        roots: number of roots; the others are `Follower`s.
+        bucket_bytes: as the layout was cut with.
+        window: see `rounds.Rounds`.
     """
 
-    def __init__(self, device: torch.device, host: str) -> None:
-        self._device, self._host = device, host
-        self._lock = threading.Lock()
-        self._held: dict[int, Mapping[str, Tensor]] = {}
+    def __init__(
+        self,
+        device: torch.device,
+        host: str,
+        *,
+        roots: int = 1,
+        bucket_bytes: int = BUCKET_BYTES,
+        window: float = WINDOW_SECONDS,
+    ) -> None:
+        self._roots, self._bucket_bytes = roots, bucket_bytes
+        self._store = links.serve_store(host)
+        self._sender = RootSender(0, device, self._store, lambda: links.connect_store(ADDRESS, self.port), self._report)
+        self._changed = threading.Condition()
+        self._rounds = Rounds(window)
+        self._layouts: dict[int, Sequence[TensorInfo]] = {}
+        self._checksums: dict[int, list[int]] = {}
         self._sessions: dict[str, _Session] = {}
+        self._of_round: WeakKeyDictionary[Round, tuple[_Session, bool]] = WeakKeyDictionary()
+        """Session of each closed round, and whether its groups are new."""
+        self._orders = 0
+        self._closed = False
 
-    def hold(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Offer a version from now on.
+    @property
+    def port(self) -> int:
+        """Port of the store, for the other roots."""
+        return int(self._store.port)
+
+    def hold(self, version: int, tensors: Sequence[TensorInfo], buckets: Mapping[int, Tensor]) -> None:
+        """Offer a version from now on; every other root holds its part, or is about to.
 
         Args:
             version: the policy version.
-            tensors: whole ones in host memory, in the published format and under the names of files.
+            tensors: its layout.
+            buckets: those of the first root.
         """
-        with self._lock:
-            self._held[version] = tensors
-            for old in sorted(self._held)[:-KEPT_VERSIONS]:
-                del self._held[old]
+        self._sender.hold(version, buckets)
+        with self._changed:
+            self._layouts[version] = tensors
+            for old in sorted(self._layouts)[:-KEPT_VERSIONS]:
+                del self._layouts[old]
+                self._checksums.pop(old, None)
+                for root in range(self._roots):
+                    self._store.delete_key(checksum_key(old, root))
             for session in list(self._sessions.values()):
                 if not session.alive or session.latest < version - IDLE_VERSIONS:
-                    session.close()
-                    del self._sessions[session.name]
+                    self._end(session)
 
     def offer(self, request: TransferRequest) -> TransferOffer:
-        """Say what comes, and begin to send it as soon as the engine's workers are there.
+        """Say what comes, once it is known which engines it comes to, and begin to send it as soon as they are there.
 
         Raises:
             NotHeldError: the version is not in memory.
         """
-        with self._lock:
-            tensors = self._held.get(request.version)
-            if tensors is None:
-                newest = max(self._held, default=None)
-                raise NotHeldError(f"version {request.version} is not in the trainer's memory; the newest is {newest}")
-            session = self._sessions.get(request.session or "")
-            known = session is not None and session.alive and session.joining.world_size == request.workers + 1
-            if session is None or not known:
-                session = _Session(self._link(request.workers))
-                self._sessions[session.name] = session
-            session.send(request.version, tensors)
-        return TransferOffer(
+        with self._changed:
+            self._insist_on(request.version)
+            one = self._rounds.enter(
+                request.version, request.engine, request.session, alone=request.alone, now=time.monotonic()
+            )
+            self._changed.notify_all()
+            while (left := self._rounds.left(one, time.monotonic())) > 0:
+                self._changed.wait(left)
+            tensors = self._insist_on(request.version)
+        checksums = self._checksums_of(request.version)
+        with self._changed:
+            session, fresh = self._begun(one)
+        joining = Joining(backend=self._sender.backend, store_port=self.port, members=session.members)
+        offer = TransferOffer(
             version=request.version,
             session=session.name,
-            joining=None if known else session.joining,
-            tensors=[
-                TensorInfo(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape))
-                for name, tensor in tensors.items()
-            ],
+            joining=joining if fresh else None,
+            tensors=list(tensors),
+            bucket_bytes=self._bucket_bytes,
+            roots=self._roots,
+            checksums=checksums,
         )
+        if fresh:
+            logger.info(
+                f"version {request.version} goes to {len(session.members)} engines in new groups: {offer.about()}"
+            )
+        return offer
 
     def close(self) -> None:
         """Send nothing more; a transfer that has begun is not waited for."""
-        with self._lock:
-            for session in self._sessions.values():
-                session.close()
-            self._sessions.clear()
-            self._held.clear()
+        with self._changed:
+            self._closed = True
+            self._layouts.clear()
+            self._orders += 1
+            self._store.set(order_key(self._orders), "")
+        self._sender.close()
 
-    def _link(self, workers: int) -> Link:
-        return NcclLink(workers, self._device) if self._device.type == "cuda" else GlooLink(workers, self._host)
+    def _insist_on(self, version: int) -> Sequence[TensorInfo]:
+        tensors = self._layouts.get(version)
+        if tensors is None:
+            newest = max(self._layouts, default=None)
+            raise NotHeldError(f"version {version} is not in the trainer's memory; the newest is {newest}")
+        return tensors
+
+    def _checksums_of(self, version: int) -> list[int]:
+        """CRC-32 of all buckets; waits for the roots, which compute them when they hold theirs."""
+        if version not in self._checksums:
+            found: dict[str, int] = {}
+            for root in range(self._roots):
+                content = links.read(self._store, checksum_key(version, root), seconds=CHECKSUM_SECONDS)
+                if content is None:
+                    raise NotHeldError(
+                        f"version {version} is not whole in the trainer's memory: root {root} lacks its part"
+                    )
+                found |= json.loads(content)
+            self._checksums[version] = [found[str(index)] for index in range(len(found))]
+        return self._checksums[version]
+
+    def _begun(self, one: Round) -> tuple[_Session, bool]:
+        """The session of a closed round; the first of its engines that comes here has it begin."""
+        if one in self._of_round:
+            return self._of_round[one]
+        known = self._sessions.get(next(iter(one.members.values())) or "")
+        same = known is not None and known.alive and set(one.members) == set(known.members)
+        if known is None or not same or set(one.members.values()) != {known.name}:
+            for old in list(self._sessions.values()):
+                if one.members.keys() & set(old.members):  # its engines leave it
+                    self._end(old)
+            known, same = _Session(sorted(one.members)), False
+            self._sessions[known.name] = known
+        self._of_round[one] = known, not same
+        known.latest = one.version
+        self._tell(Order(known.name, 1 + len(known.members), one.version))
+        return known, not same
+
+    def _end(self, session: _Session) -> None:
+        session.alive = False
+        self._sessions.pop(session.name, None)
+        self._tell(Order(session.name, 0, 0, last=True))
+
+    def _tell(self, order: Order) -> None:
+        if self._closed:
+            return
+        self._sender.carry_out(order)
+        self._orders += 1
+        self._store.set(order_key(self._orders), json.dumps(asdict(order)))
+
+    def _report(self, name: str, version: int, sent: bool) -> None:
+        with self._changed:
+            session = self._sessions.get(name)
+            if session is None:
+                return
+            if sent:
+                self._rounds.succeeded(version, session.members)
+            else:
+                session.alive = False
+                self._rounds.failed(session.members)
+            self._changed.notify_all()
+
+
+class Follower:
+    """A root that is not rank 0: does what rank 0 orders.
+
+    Args:
+        root: its number.
+        device: of this rank.
+        port: of rank 0's store.
+        host: of rank 0; default: as torchrun has it.
+    """
+
+    def __init__(self, root: int, device: torch.device, port: int, host: str | None = None) -> None:
+        address = host or os.environ.get("MASTER_ADDR", ADDRESS)
+        self._store = links.connect_store(address, port)
+        self._sender = RootSender(root, device, self._store, lambda: links.connect_store(address, port))
+        self._closed = False
+        threading.Thread(target=self._follow, name="transfer-orders", daemon=True).start()
+
+    def hold(self, version: int, buckets: Mapping[int, Tensor]) -> None:
+        """Keep this root's buckets of a version; see `RootSender.hold`."""
+        self._sender.hold(version, buckets)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._closed = True
+        self._sender.close()
+
+    def _follow(self) -> None:
+        number = 0
+        try:
+            while not self._closed:
+                content = links.read(
+                    self._store, order_key(number + 1), seconds=math.inf, given_up=lambda: self._closed
+                )
+                if not content:
+                    return
+                number += 1
+                self._sender.carry_out(Order(**json.loads(content)))
+        except RuntimeError as error:
+            if not self._closed:
+                logger.warning(f"rank 0's orders for transfers to engines come no more: {error}")

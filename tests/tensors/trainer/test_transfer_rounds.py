@@ -1,0 +1,62 @@
+"""Which engines receive a version together."""
+
+from __future__ import annotations
+
+from rlrun.trainer.weights.rounds import Round, Rounds
+
+WINDOW = 2.0
+
+
+def enter(rounds: Rounds, version: int, engine: str, *, now: float, alone: bool = False) -> Round:
+    return rounds.enter(version, engine, None, alone=alone, now=now)
+
+
+def known(*engines: str) -> Rounds:
+    """Engines that have taken version 0."""
+    rounds = Rounds(WINDOW)
+    for engine in engines:
+        assert enter(rounds, 0, engine, now=0.0).closed, "nobody else is expected"
+    return rounds
+
+
+def test_a_round_waits_for_all_that_took_the_version_before() -> None:
+    rounds = known("a", "b", "c")
+    first = enter(rounds, 1, "a", now=10.0)
+    second = enter(rounds, 1, "b", now=10.5)
+    assert first is second
+    assert rounds.left(first, 11.0) == 1.0
+    assert enter(rounds, 1, "c", now=11.0) is first
+    assert (rounds.left(first, 11.0), first.closed, sorted(first.members)) == (0.0, True, ["a", "b", "c"])
+
+
+def test_it_does_not_wait_for_long_nor_twice_for_one_that_is_gone() -> None:
+    rounds = known("a", "gone")
+    one = enter(rounds, 1, "a", now=10.0)
+    assert rounds.left(one, 11.9) > 0
+    assert rounds.left(one, 12.0) == 0.0
+    assert one.closed
+    assert enter(rounds, 2, "a", now=20.0).closed
+
+
+def test_one_that_comes_late_waits_for_nobody_and_is_expected_again() -> None:
+    rounds = known("a", "late")
+    one = enter(rounds, 1, "a", now=10.0)
+    assert rounds.left(one, 12.0) == 0.0
+    own = enter(rounds, 1, "late", now=13.0)
+    assert own is not one
+    assert own.closed
+    assert not enter(rounds, 2, "a", now=20.0).closed
+    assert enter(rounds, 2, "late", now=20.1).closed
+
+
+def test_those_whose_transfer_failed_are_alone_until_one_succeeds() -> None:
+    rounds = known("a", "b")
+    rounds.failed(["a", "b"])
+    assert enter(rounds, 1, "a", now=10.0).members.keys() == {"a"}
+    assert enter(rounds, 1, "b", now=10.0, alone=True).closed
+    rounds.succeeded(1, ["a"])
+    assert enter(rounds, 2, "a", now=20.0).closed, "b is not expected"
+    rounds.succeeded(1, ["b"])
+    one = enter(rounds, 3, "a", now=30.0)
+    assert not one.closed
+    assert enter(rounds, 3, "b", now=30.0) is one

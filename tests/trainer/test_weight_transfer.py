@@ -1,0 +1,97 @@
+"""Versions from the memory of real ranks to engines' servers in this process, over the trainer's channel and gloo."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlrun.config.models.checkpoint import WeightSyncConfig
+from rlrun.inference.weights.incoming import Fetching
+from rlrun.inference.weights.receive import Receiver, RefusedError
+from rlrun.inference.weights.staging import Staging
+from tests.trainer.conftest import KEY, Orchestrator, Run
+
+BUCKET_BYTES = 4096
+"""Makes some twenty buckets of the tiny model."""
+MakeRun = Callable[[str], Run]
+
+
+@pytest.fixture
+def receivers(tmp_path: Path) -> Iterator[list[Receiver]]:
+    """Two engines' servers, without their engines."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    made = [Receiver(api_key=KEY, expected=None, make_fetch=Fetching, staging=Staging(memory)) for _ in range(2)]
+    yield made
+    for receiver in made:
+        receiver.close()
+    assert list(memory.iterdir()) == []
+
+
+def fetch(receivers: list[Receiver], run: Run, version: int) -> list[Path | BaseException]:
+    """What each gets, or why it gets nothing."""
+
+    async def all_of_them() -> list[Path | BaseException]:
+        url = f"http://127.0.0.1:{run.port}"
+        return await asyncio.gather(*(one.fetch(url, version) for one in receivers), return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def start(run: Run, ranks: int, environment: dict[str, str] | None = None) -> Orchestrator:
+    transport = WeightSyncConfig(transport="NCCL")
+    sizes = {"TEST_BUCKET_BYTES": str(BUCKET_BYTES)}
+    run.start(ranks=ranks, weight_sync=transport, environment=sizes | (environment or {}))
+    orchestrator = Orchestrator(run, 1)
+    orchestrator.wait_for("published", 0)
+    return orchestrator
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_engines_receive_is_what_is_written(ranks: int, make_run: MakeRun, receivers: list[Receiver]) -> None:
+    run = make_run("sent")
+    orchestrator = start(run, ranks)
+    for step in (1, 2):
+        orchestrator.send_batch(step)
+        orchestrator.wait_for("trained", step)
+        version = orchestrator.wait_for("published", step)
+        folders = fetch(receivers, run, step)
+    assert version.path is not None, "this step has a checkpoint"
+    written = tensors(Path(version.path))
+    for folder in folders:
+        assert isinstance(folder, Path), folder
+        assert len(list(folder.glob("*.safetensors"))) > 2 * ranks
+        received = tensors(folder)
+        assert received.keys() == written.keys()
+        assert all(received[n].dtype == written[n].dtype and torch.equal(received[n], written[n]) for n in written)
+    found = re.findall(r"root (\d) holds (\d+) bytes of version 2", run.groups[-1].text())
+    held, whole = {int(root): int(size) for root, size in found}, [tensor.nbytes for tensor in written.values()]
+    assert held.keys() == set(range(ranks))
+    assert sum(held.values()) == sum(whole)
+    assert max(held.values()) <= sum(whole) / ranks + max(BUCKET_BYTES, *whole), "it falls with the ranks"
+
+
+def test_a_rank_that_dies_on_the_way_leaves_no_part_of_a_version(make_run: MakeRun, receivers: list[Receiver]) -> None:
+    run = make_run("killed")
+    orchestrator = start(run, 2, {"TEST_DIE_SENDING": "1"})
+    assert all(isinstance(folder, Path) for folder in fetch(receivers, run, 0))
+    orchestrator.send_batch(1)
+    orchestrator.wait_for("published", 1)
+    for refused in fetch(receivers, run, 1):
+        assert isinstance(refused, RefusedError)
+        assert "version 1 did not come whole" in str(refused)
+        assert not refused.gone, "another attempt has it again"
+    assert not any(list(receiver._staging._own().glob("v*")) for receiver in receivers)

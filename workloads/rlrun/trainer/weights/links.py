@@ -1,0 +1,158 @@
+"""One member's end of a root's group with the engines: broadcasts of host memory, over gloo between CPUs and NCCL between GPUs.
+
+The trainer's roots and the engines' servers use the same code. NCCL's part is without a GPU in no test: what it broadcasts, when and in
+which order is the same as gloo's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlrun.protocol.messages.transfer import SECONDS, Backend
+from rlrun.trainer.ranks.loopback import ADDRESS, is_loopback, loopback_store
+
+_POLL_SECONDS = 0.0005
+_LOOK_SECONDS = 0.02
+
+
+class Link(Protocol):
+    """A member's end of a group; rank 0 is the root."""
+
+    def broadcast(self, buffer: Tensor) -> None:
+        """Send the buffer from rank 0 into those of all others.
+
+        Args:
+            buffer: uint8 [n] with n above 0, in host memory.
+
+        Raises:
+            RuntimeError: the group is broken.
+        """
+        ...
+
+    def meet(self) -> None:
+        """Wait for all members.
+
+        Raises:
+            RuntimeError: the group is broken.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the group: whoever sends to this member, or waits for it, gets an error, leaves as well, and so on."""
+        ...
+
+
+def serve_store(host: str) -> dist.TCPStore:
+    """The store where members find each other, on a free port. Args: host: on which the trainer serves; on loopback so does the store."""
+    store = loopback_store if is_loopback(host) else dist.TCPStore
+    return store(host, 0, None, True, timeout=datetime.timedelta(seconds=SECONDS), wait_for_workers=False)
+
+
+def connect_store(host: str, port: int) -> dist.TCPStore:
+    """A connection of one's own: another thread's wait would hold up whoever shares it."""
+    address = ADDRESS if is_loopback(host) else host
+    return dist.TCPStore(address, port, None, False, timeout=datetime.timedelta(seconds=SECONDS))
+
+
+def read(store: dist.Store, key: str, *, seconds: float, given_up: Callable[[], bool] = lambda: False) -> bytes | None:
+    """The value of a key as soon as it is there; None: it has not come in time, or was given up.
+
+    Looks again and again: a wait in the store can be told neither to end early nor apart from a connection that has died.
+    """
+    deadline = time.monotonic() + seconds
+    while not store.check([key]):
+        if given_up() or time.monotonic() > deadline:
+            return None
+        time.sleep(_LOOK_SECONDS)
+    value: bytes = store.get(key)
+    return value
+
+
+def join(backend: Backend, store: dist.Store, name: str, *, rank: int, world_size: int, device: torch.device) -> Link:
+    """Join a group; waits for all of its members.
+
+    Args:
+        backend: of the group.
+        store: where members find each other.
+        name: of the group, used once.
+        rank: of this member.
+        world_size: number of members.
+        device: the GPU that NCCL uses.
+
+    Raises:
+        RuntimeError: not all have come in time.
+    """
+    own = dist.PrefixStore(name, store)
+    if backend == "gloo":
+        return _GlooLink(own, rank, world_size)
+    return _NcclLink(own, rank, world_size, device)
+
+
+class _GlooLink:
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        limit = datetime.timedelta(seconds=SECONDS)
+        self._group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(store, rank, world_size, limit)
+
+    def broadcast(self, buffer: Tensor) -> None:
+        self._open().broadcast(buffer, 0).wait()
+
+    def meet(self) -> None:
+        self._open().allreduce(torch.zeros(1, dtype=torch.int32)).wait()
+
+    def close(self) -> None:
+        self._group = None  # its connections close with it, once nothing of this process waits in it
+
+    def _open(self) -> dist.ProcessGroupGloo:
+        group = self._group
+        if group is None:
+            raise RuntimeError("the group was left")
+        return group
+
+
+class _NcclLink:
+    def __init__(self, store: dist.Store, rank: int, world_size: int, device: torch.device) -> None:
+        self._rank, self._device = rank, device
+        torch.cuda.set_device(device)
+        if rank == 0:
+            store.set("id", torch.cuda.nccl.unique_id())
+        self._communicator: object = torch.cuda.nccl.init_rank(world_size, store.get("id"), rank)
+        self._stream = torch.cuda.Stream(device)
+        self._staged = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def broadcast(self, buffer: Tensor) -> None:
+        if self._staged.numel() < buffer.numel():
+            self._staged = torch.empty(buffer.numel(), dtype=torch.uint8, device=self._device)
+        staged = self._staged[: buffer.numel()]
+        with torch.cuda.stream(self._stream):
+            if self._rank == 0:
+                staged.copy_(buffer, non_blocking=True)
+            torch.cuda.nccl.broadcast([staged], streams=[self._stream], comms=[self._communicator])
+            if self._rank != 0:
+                buffer.copy_(staged, non_blocking=True)
+        self._wait()
+
+    def meet(self) -> None:
+        with torch.cuda.stream(self._stream):
+            one = torch.zeros(1, device=self._device)
+            torch.cuda.nccl.all_reduce([one], streams=[self._stream], comms=[self._communicator])
+        self._wait()
+
+    def close(self) -> None:
+        self._communicator = None
+
+    def _wait(self) -> None:
+        """Wait for the stream, but not for ever: a member that is gone never comes."""
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        deadline = time.monotonic() + SECONDS
+        while not done.query():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"a member of the group has not come within {SECONDS:g} s")
+            time.sleep(_POLL_SECONDS)
