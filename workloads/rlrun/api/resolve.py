@@ -74,6 +74,7 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             engine_parsers=spec.inference.parsers,
         ),
         tracking=spec.tracking,
+        mirror=spec.storage.mirror,
     )
 
 

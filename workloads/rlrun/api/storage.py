@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from rlrun.api.kubernetes import Capacity
 from rlrun.config.base import Config
 from rlrun.config.formats import Format, ObjectName
+from rlrun.config.models.checkpoint import MirrorConfig
 from rlrun.config.rule import Rule, listed
 
 MountPath = Annotated[
@@ -67,6 +68,8 @@ class StorageSpec(Config):
     """Folder of the volume that is mounted; default: its root."""
     hub_cache: Literal["Run", "Volume"] = "Run"
     """Cache of the hub's models and data sets: in the run's folder, or one on the volume that all its runs may write."""
+    mirror: MirrorConfig | None = None
+    """Copies of checkpoints, exports and traces in object storage."""
     when_deleted: Literal["Retain", "Delete"] = "Retain"
     """Fate of a claim made from `claimTemplate` when the run is deleted."""
 

@@ -58,6 +58,7 @@ COMMANDS = {
         "turn a set of problems into rows of the environment dataset, each with a uid", _Later("files.rows:run")
     ),
     "export": Command("write a Hugging Face model folder from a run's checkpoint", _Later("files.export:run")),
+    "mirror": Command("copy what a run has completed to object storage", _Later("files.mirror:run")),
     "track": Command("send a run to its trackers, or to others", _Later("track:run")),
     "tiny-model": Command("make a tiny model for tests and first steps", _Later("files.tiny_model:run")),
     "env": Command("list environments, play one episode of one, or install one", _Later("checks.env:run")),

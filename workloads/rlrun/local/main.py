@@ -47,6 +47,7 @@ from rlrun.local.shared.sharing import Endpoints, endpoints_of, joined, offer, s
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
 from rlrun.local.view import View, duration
+from rlrun.mirror.starter import mirror_beside
 from rlrun.protocol.files.attempts import next_number
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
@@ -245,8 +246,9 @@ def _run(call: _Call, held: ExitStack) -> int:
     supervisor = Supervisor(launch_id, place.gpus.descriptors)
     sink = SinkProcess(files[0], call.paths.root, os.environ) if enabled_trackers(config.tracking, os.environ) else None
     recorder = call.recorder(attempt)
-    failed = _play(call, config, supervisor, sink, specs, place, recorder)
-    recorder.end("Interrupted" if call.interrupted else "Failed" if failed else "Complete", failed)
+    with mirror_beside(config, files[0], os.environ, say=call.say, hurry=lambda: bool(call.interrupted)):
+        failed = _play(call, config, supervisor, sink, specs, place, recorder)
+        recorder.end("Interrupted" if call.interrupted else "Failed" if failed else "Complete", failed)
     return _conclude(call, failed, elapsed_seconds=time.monotonic() - began)
 
 

@@ -15,6 +15,7 @@ from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.run import RunConfig
 from rlrun.diagnostics import stacks
 from rlrun.diagnostics.symptoms import symptom_of
+from rlrun.mirror.starter import mirror_beside
 from rlrun.pod.role.hang_report import StuckRole
 from rlrun.pod.role.output import Output
 from rlrun.pod.role.process import Launch, run_process
@@ -216,7 +217,11 @@ class Container:
         if role != "orchestrator":
             return self._process(command, role)
         environ = {name: value for name, value in self._env.items() if name != KEY_VARIABLE}
-        with sink_beside(self._config, file, environ, say=self._output.say, hurry=self._asked_to_stop):
+        say, hurry = self._output.say, self._asked_to_stop
+        with (
+            mirror_beside(self._config, file, environ, say=say, hurry=hurry),
+            sink_beside(self._config, file, environ, say=say, hurry=hurry),
+        ):
             return self._process(command, role)
 
     def _asked_to_stop(self) -> bool:

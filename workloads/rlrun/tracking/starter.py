@@ -38,17 +38,27 @@ def before_exec() -> None:
 
 
 class SinkProcess:
-    """The sink of a run. Nothing here raises, and nothing but `stop` waits.
+    """The sink of a run, or another program that lives beside it in the same way. Nothing here raises, and nothing but `stop` waits.
 
     Args:
         config: the run's configuration file.
         root: the run's folder.
         environ: the sink's environment.
+        module: the program; takes `--config` and `--once`.
+        log: what it prints; default: the sink's.
     """
 
-    def __init__(self, config: Path, root: Path, environ: Mapping[str, str]) -> None:
-        self._command = [sys.executable, "-m", "rlrun.tracking", "--config", str(config)]
-        self._log, self._environ = log_file(root), dict(environ)
+    def __init__(
+        self,
+        config: Path,
+        root: Path,
+        environ: Mapping[str, str],
+        *,
+        module: str = "rlrun.tracking",
+        log: Path | None = None,
+    ) -> None:
+        self._command = [sys.executable, "-m", module, "--config", str(config)]
+        self._log, self._environ = log or log_file(root), dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._due = 0.0
         self._done = False
@@ -131,20 +141,29 @@ def sink_beside(
         say(f"tracking.{name} {message}; the run goes on without it")
     root = Path(config.trainer.output_dir)
     sink = SinkProcess(file, root, environ)
+    try:
+        with kept_beside(sink):
+            yield
+    finally:
+        if not sink.stop(hurry=hurry) and not hurry():
+            say(
+                f"not everything has reached the trackers, see {log_file(root)}; the next attempt or `rlrun track` sends the rest"
+            )
+
+
+@contextmanager
+def kept_beside(sink: SinkProcess) -> Iterator[None]:
+    """Have a thread look after a sink while the block runs."""
     over = threading.Event()
 
     def keep() -> None:
         while not over.wait(_KEEP_SECONDS):
             sink.keep()
 
-    thread = threading.Thread(target=keep, name="tracking", daemon=True)
+    thread = threading.Thread(target=keep, name="beside", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join(_KEEP_SECONDS)
-        if not sink.stop(hurry=hurry) and not hurry():
-            say(
-                f"not everything has reached the trackers, see {log_file(root)}; the next attempt or `rlrun track` sends the rest"
-            )

@@ -1,4 +1,4 @@
-"""Checkpoints on the run's volume, and the transfer of weights to the engine."""
+"""Checkpoints on the run's volume, their copies in object storage, and the transfer of weights to the engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
-from rlrun.config.formats import RunFolder
+from rlrun.config.formats import Format, RunFolder
 from rlrun.config.rule import Rule
 
 
@@ -102,3 +102,27 @@ class WeightSyncConfig(Config):
     reach the volume."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Deadline of one replica's update, in seconds; a late replica leaves the rotation and is tried again."""
+
+
+MirrorURL = Annotated[
+    str,
+    Field(min_length=4, max_length=512),
+    Format(
+        r"[a-z][a-z0-9+]*://[^\s?#@]+",
+        "an address such as s3://bucket/folder or gs://bucket/folder, without credentials: these come from the environment",
+    ),
+]
+
+
+class MirrorConfig(Config):
+    """Copies of what is complete on the volume, made beside the run."""
+
+    url: MirrorURL
+    """Folder in object storage, such as `s3://bucket/runs`; the run's is `<url>/<run>`. Credentials come from the orchestrator's
+    environment (`orchestrator.envFrom`)."""
+    checkpoints: bool = True
+    """Copy checkpoints."""
+    exports: bool = True
+    """Copy exported models."""
+    traces: bool = False
+    """Copy the rollouts for people."""

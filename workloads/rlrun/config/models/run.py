@@ -7,6 +7,7 @@ import json
 from typing import Literal
 
 from rlrun.config.base import Config
+from rlrun.config.models.checkpoint import MirrorConfig
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.config.models.tracking import TrackingConfig
 
@@ -41,6 +42,8 @@ class RunConfig(Config):
     """The orchestrator."""
     tracking: TrackingConfig | None = None
     """Trackers of the run; they change nothing of what it computes."""
+    mirror: MirrorConfig | None = None
+    """Copies in object storage; they change nothing of what it computes."""
 
     def hash(self) -> str:
         """Fingerprint of everything that determines what the run computes."""

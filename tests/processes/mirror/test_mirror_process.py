@@ -1,0 +1,73 @@
+"""The copying process beside a run, with a folder of this machine for object storage."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.cli.main import main
+from rlrun.config.models.run import RunConfig
+from rlrun.mirror.starter import mirror_beside
+from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, read_manifest, verify, write_manifest
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.paths import RunPaths
+
+DEADLINE_SECONDS = 60.0
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+def run(root: Path, url: str) -> RunConfig:
+    document = {"model": {"tiny": {}}, "maxSteps": 4, "environments": [{"id": "reverse-text"}]}
+    storage = {"claimTemplate": {}, "mirror": {"url": url}}
+    config = resolve(
+        RLRunSpec.model_validate(document | {"storage": storage}), name="run", uid=UID, output_dir=str(root)
+    )
+    write_bytes(RunPaths(root).run_json, config.model_dump_json().encode())
+    return config
+
+
+def checkpoint(root: Path, step: int) -> str:
+    folder = RunPaths(root).checkpoint(step, 1)
+    (folder / "trainer").mkdir(parents=True)
+    (folder / "trainer" / "shard").write_bytes(os.urandom(100_000))
+    write_manifest(folder, Manifest(step, 1, 1, "hash", tuple(describe(folder, folder / "trainer")), created_at=0.0))
+    return folder.name
+
+
+def test_checkpoints_are_copied_beside_the_run_and_the_last_one_at_its_end(tmp_path: Path) -> None:
+    root, there = tmp_path / "run", tmp_path / "there"
+    config, said = run(root, f"file://{there}"), list[str]()
+    first = checkpoint(root, 2)
+    with mirror_beside(config, RunPaths(root).run_json, os.environ, say=said.append, hurry=lambda: False):
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not (there / "run" / "checkpoints" / first / "manifest.json").exists():
+            assert time.monotonic() < deadline, (root / "logs" / "mirror.log").read_text()
+            time.sleep(0.02)
+        last = checkpoint(root, 4)
+    assert said == []
+    for name in (first, last):
+        copy = there / "run" / "checkpoints" / name
+        verify(copy, read_manifest(copy))
+
+
+def test_what_was_not_copied_is_said_and_copied_by_the_command(tmp_path: Path) -> None:
+    root, there = tmp_path / "run", tmp_path / "there"
+    there.write_text("a file where a folder is to be")
+    config, said = run(root, f"file://{there}"), list[str]()
+    name = checkpoint(root, 2)
+    with mirror_beside(config, RunPaths(root).run_json, os.environ, say=said.append, hurry=lambda: False):
+        pass
+    assert len(said) == 1
+    assert f"`rlrun mirror {root}` copies the rest" in said[0]
+    assert "refuses" in (root / "logs" / "mirror.log").read_text()
+    assert main(["mirror", str(root)]) != 0
+    there.unlink()
+    assert main(["mirror", str(root)]) == 0
+    copy = there / "run" / "checkpoints" / name
+    verify(copy, read_manifest(copy))
+    assert main(["mirror", str(root), "--url", f"file://{tmp_path}/elsewhere"]) == 0
+    assert (tmp_path / "elsewhere" / "run" / "checkpoints" / name / "manifest.json").exists()
+    assert main(["mirror", str(root), "--url", "elsewhere"]) != 0

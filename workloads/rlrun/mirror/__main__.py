@@ -1,0 +1,10 @@
+"""Starts the process that copies a run."""
+
+from __future__ import annotations
+
+import sys
+
+from rlrun.mirror.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

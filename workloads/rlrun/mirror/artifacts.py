@@ -1,0 +1,61 @@
+"""What of a run's folder can be copied: only what is complete on the volume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlrun.config.models.checkpoint import MirrorConfig
+from rlrun.protocol.files.checkpoint_manifest import MANIFEST, ManifestError, complete_checkpoints, read_manifest
+from rlrun.protocol.files.paths import COMPLETE, TMP_SUFFIX, RunPaths, artifacts_in_steps
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Files that belong together."""
+
+    name: str
+    """Path below the run's folder, and below the mirror's."""
+    folder: Path
+    """Folder on the volume."""
+    files: tuple[str, ...]
+    """Paths below the folder, without the marker."""
+    marker: str | None
+    """The file that makes it complete, copied last, or written empty where the volume has none; None: single files, each whole."""
+
+    def is_whole(self) -> bool:
+        """True if the volume has it still."""
+        return self.folder.is_dir() and (self.marker != MANIFEST or (self.folder / MANIFEST).is_file())
+
+
+def complete_artifacts(paths: RunPaths, config: MirrorConfig) -> Iterator[Artifact]:
+    """What is complete on the volume, the newest of each kind first: checkpoints with the attempts' files, exports, traces.
+
+    Args:
+        paths: of the run.
+        config: which kinds.
+    """
+    if config.checkpoints:
+        if attempts := _files(paths.attempts):  # without them nobody knows which checkpoints belong together
+            yield Artifact(paths.attempts.name, paths.attempts, attempts, None)
+        for found in reversed(complete_checkpoints(paths)):
+            try:
+                files = tuple(entry.path for entry in read_manifest(found.path).files)
+            except ManifestError:  # damaged, or deleted meanwhile; resuming says so
+                continue
+            yield Artifact(f"{paths.checkpoints.name}/{found.path.name}", found.path, files, MANIFEST)
+    if config.exports:
+        for found in reversed(artifacts_in_steps(paths.exports)):
+            yield Artifact(f"{paths.exports.name}/{found.path.name}", found.path, _files(found.path), COMPLETE)
+    if config.traces and (files := _files(paths.traces)):
+        yield Artifact(paths.traces.name, paths.traces, tuple(reversed(files)), None)
+
+
+def _files(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        return ()
+    found = (
+        path for path in folder.rglob("*") if path.suffix != TMP_SUFFIX and path.name != COMPLETE and path.is_file()
+    )
+    return tuple(sorted(str(path.relative_to(folder)) for path in found))

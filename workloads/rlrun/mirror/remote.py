@@ -1,0 +1,118 @@
+"""A run's folder in object storage, through fsspec: S3, Google Cloud Storage, or any other file system that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import fsspec
+from fsspec.utils import get_protocol
+
+from rlrun.mirror.artifacts import Artifact
+from rlrun.protocol.files.paths import COMPLETE
+
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "s3": ("s3fs", "pip install 'rlrun[s3]'"),
+    "s3a": ("s3fs", "pip install 'rlrun[s3]'"),
+    "gs": ("gcsfs", "pip install 'rlrun[gcs]'"),
+    "gcs": ("gcsfs", "pip install 'rlrun[gcs]'"),
+}
+"""Package of an address' scheme, and how to install it."""
+_FILES_AT_ONCE = 4
+
+
+class UnusableError(Exception):
+    """The address cannot be used on this machine, and trying again changes nothing; says what to do."""
+
+
+class GoneError(Exception):
+    """The artifact was deleted from the volume meanwhile."""
+
+
+class Remote:
+    """A folder in object storage.
+
+    Args:
+        url: of the folder, such as `s3://bucket/runs/my-run`.
+
+    Raises:
+        UnusableError: its package is missing, or the scheme is unknown.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme = get_protocol(url)
+        try:
+            self._fs: Any
+            self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            package, command = PACKAGES.get(scheme, (error.name or scheme, "install it in the image"))
+            raise UnusableError(
+                f"storage.mirror.url ({url}) needs the package {package}, which is not installed; {command}"
+            ) from None
+        except ValueError as error:
+            raise UnusableError(f"storage.mirror.url ({url}): {error}; such as s3://bucket/folder") from None
+
+    def copy(self, artifact: Artifact, *, stop: Callable[[], bool] = lambda: False) -> int | None:
+        """Bring an artifact to the remote folder; what is there in the same size is not copied again.
+
+        The marker comes last, so whoever sees it sees all; a copy that was cut off goes on with the files that are missing.
+
+        Args:
+            artifact: complete on the volume.
+            stop: asked before each file.
+
+        Returns:
+            Number of bytes that were copied; None: it was stopped before the end.
+
+        Raises:
+            GoneError: a file is no longer on the volume; the copy's part is removed.
+            OSError: the object storage refuses, or cannot be reached.
+        """
+        target = f"{self._root}/{artifact.name}"
+        there = self._sizes(target)
+        if artifact.marker is not None and artifact.marker in there:
+            return 0
+        try:
+            sizes = {name: (artifact.folder / name).stat().st_size for name in artifact.files}
+            missing = [name for name, size in sizes.items() if there.get(name) != size]
+
+            def put(name: str) -> bool:
+                if stop():
+                    return False
+                self._put(artifact, name, target)
+                return True
+
+            with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+                if not all(list(pool.map(put, missing))):
+                    return None
+            if artifact.marker is not None:
+                self._mark(artifact, target)
+        except FileNotFoundError as error:
+            if all((artifact.folder / name).is_file() for name in artifact.files) and artifact.is_whole():
+                raise  # it is the remote folder that is missing
+            if artifact.marker is not None:
+                self._remove(target)
+            raise GoneError(f"{artifact.name} was deleted from the volume while it was copied: {error}") from None
+        return sum(sizes[name] for name in missing)
+
+    def _put(self, artifact: Artifact, name: str, target: str) -> None:
+        remote = f"{target}/{name}"
+        self._fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
+        self._fs.put_file(str(artifact.folder / name), remote)
+
+    def _mark(self, artifact: Artifact, target: str) -> None:
+        content = b"" if artifact.marker == COMPLETE else (artifact.folder / str(artifact.marker)).read_bytes()
+        self._fs.makedirs(target, exist_ok=True)
+        self._fs.pipe_file(f"{target}/{artifact.marker}", content)
+
+    def _sizes(self, target: str) -> dict[str, int]:
+        try:
+            found = self._fs.find(target, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {path.removeprefix(target).lstrip("/"): int(about["size"]) for path, about in found.items()}
+
+    def _remove(self, target: str) -> None:
+        if self._sizes(target):
+            self._fs.rm(target, recursive=True)
