@@ -49,6 +49,14 @@ def test_one_that_comes_late_waits_for_nobody_and_is_expected_again() -> None:
     assert enter(rounds, 2, "late", now=20.1).closed
 
 
+def test_one_that_is_alone_is_in_no_round_that_is_open() -> None:
+    rounds = known("a", "b", "c")
+    shared = enter(rounds, 1, "b", now=10.0)
+    own = enter(rounds, 1, "a", now=10.1, alone=True)
+    assert own.closed
+    assert (shared.closed, sorted(shared.members)) == (False, ["b"])
+
+
 def test_those_whose_transfer_failed_are_alone_until_one_succeeds() -> None:
     rounds = known("a", "b")
     rounds.failed(["a", "b"])
