@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.attention import varlen
-from torch.nn.functional import scaled_dot_product_attention
+from torch import nn
 
 from rlrun.config.models.parallel import AttentionKernel
 from rlrun.protocol.files.failures import RoleError
@@ -71,8 +68,8 @@ def test_a_window_ends_each_querys_view(window: int) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"softcap": 50.0}, r"Identity.*softcap \(50.0\)"),
-        ({"s_aux": torch.zeros(2)}, "s_aux"),
+        ({"alibi": 50.0}, r"Identity.*alibi \(50.0\)"),
+        ({"bias": torch.zeros(2)}, "bias"),
         ({"dropout": 0.1}, r"dropout \(0.1\)"),
         ({"is_causal": False}, r"is_causal \(False\)"),
         ({"something_new": 3, "position_ids": None}, r"has something_new \(3\), which"),
@@ -98,49 +95,3 @@ def test_layers_that_lose_the_layout_are_refused() -> None:
     query = torch.zeros(1, 2, 8, 4)
     with pytest.raises(RoleError, match=r"do not hand the row's layout on to their attention \(Identity\)"):
         packed_attention(nn.Identity(), query, query, query, None)
-
-
-def varlen_of_2_11(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: object = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:
-    """Each sequence alone, with the arguments that torch 2.11 has."""
-    assert window_size == (-1, 0)
-    assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
-    groups, ends, parts = query.shape[1] // key.shape[1], cu_seq_q.tolist(), []
-    for start, end in itertools.pairwise(ends):
-        q, k, v = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
-        k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
-        parts.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1))
-    return torch.cat(parts)
-
-
-@pytest.mark.parametrize("version", ["2.11", "later"])
-@pytest.mark.parametrize("heads", [(4, 2), (4, 4)])
-def test_torch_is_told_of_grouped_heads_only_where_it_asks(
-    version: str, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[bool] = []
-
-    def varlen_of_2_13(*inputs: Any, enable_gqa: bool = False, **keywords: Any) -> Tensor:
-        told.append(enable_gqa)
-        return varlen_of_2_11(*inputs, **keywords)
-
-    monkeypatch.setattr(varlen, "varlen_attn", varlen_of_2_11 if version == "2.11" else varlen_of_2_13)
-    torch.manual_seed(0)
-    inputs = [torch.randn(1, count, sum(LENGTHS), 8) for count in (heads[0], heads[1], heads[1])]
-    row = layout(LENGTHS, torch.device("cpu"))
-    found, expected = (
-        packed_attention(nn.Identity(), *inputs, None, packed=row, kernel=kernel)[0] for kernel in ("varlen", "sdpa")
-    )
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    assert told == ([] if version == "2.11" else [heads[0] != heads[1]])

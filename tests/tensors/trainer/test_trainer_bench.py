@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
-from rlrun.config.models.parallel import AttentionKernel
 from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer import bench as bench_module
 from rlrun.trainer.bench import Measurement, _measurement, bench, fake_batch, table
 from rlrun.trainer.bench_options import BenchOptions
@@ -77,11 +77,14 @@ def config_of(source: Path, **fields: Any) -> TrainerConfig:
     )
 
 
-@pytest.mark.parametrize("kernel", get_args(AttentionKernel))
-def test_the_model_that_is_measured_has_the_kernel_of_the_run(kernel: Any, source: Path) -> None:
-    config = config_of(source).model_copy(update={"attention": kernel})
-    made = bench_module._random_model(config, config.model, str(source))
-    assert made.config._attn_implementation == implementation(kernel)
+def test_the_model_that_is_measured_has_the_kernel_of_the_run(source: Path, solo: Group) -> None:
+    for asked in ("auto", "sdpa"):
+        config = config_of(source, attention=asked)
+        made = bench_module._random_model(config, config.model, str(source), solo)
+        assert made.config._attn_implementation == implementation("sdpa")
+    config = config_of(source).model_copy(update={"attention": "fa3"})
+    with pytest.raises(RoleError, match=r"trainer\.attention \(fa3\): it needs a GPU of compute capability 9\.x"):
+        bench_module._random_model(config, config.model, str(source), solo)
 
 
 def test_graphs_compiled_while_measuring_are_told_apart(

@@ -38,8 +38,10 @@ from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.reference import FrozenReference, freeze
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.architecture_check import examine
+from rlrun.trainer.modeling.attention.select import needs_of, select
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
-from rlrun.trainer.modeling.packed_attention import chosen_kernel, implementation
+from rlrun.trainer.modeling.packed_attention import implementation, kernel_of
 from rlrun.trainer.modeling.shard import Memory, load_model, shard
 from rlrun.trainer.ranks.group import Group, process_group
 
@@ -105,7 +107,7 @@ class Bench:
         beside = [word for word in ("reference", "critic") if getattr(config.algorithm, word) is not None]
         parts = [f"{self.group.world_size} x {name}", f"{millions:.1f} M parameters", config.optimizer.name, *beside]
         parts += [
-            f"attention {chosen_kernel(config.attention, device)}",
+            f"attention {kernel_of(model)}",
             f"activations {config.activation_checkpointing}",
         ]
         return ", ".join([*parts, *(["compiled"] if config.compile else []), f"torch {torch.__version__}"])
@@ -121,7 +123,7 @@ def prepared(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
     loss = bind_objective(config)
     with process_group(config.gpus_per_replica, config.parallelism) as group, tempfile.TemporaryDirectory() as made:
         source = _source(config, Path(made), group)
-        model = _random_model(config, config.model, source)
+        model = _random_model(config, config.model, source, group)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if positions is not None and longest > positions:
             raise RoleError(
@@ -197,11 +199,14 @@ def _source(config: TrainerConfig, made: Path, group: Group) -> str:
     return found
 
 
-def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str) -> Any:
-    """An architecture with random weights, the same on every rank, and the run's attention kernel."""
+def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str, group: Group) -> Any:
+    """An architecture with random weights, the same on every rank, and the kernel that a run of it has."""
     torch.manual_seed(config.seed)
     model: Any = load_model(chosen, source, with_weights=False)
-    model.set_attn_implementation(implementation(config.attention))
+    needs = needs_of(model.config, examine(model, seq_len=config.seq_len).features)
+    dtype = Memory.of(config).compute_dtype
+    kernel = select(config.attention, type(model).__name__, needs, group, compute_dtype=dtype)
+    model.set_attn_implementation(implementation(kernel))
     return model
 
 
@@ -211,12 +216,12 @@ def _learner(config: TrainerConfig, model: nn.Module, loss: Mixture, source: str
     reference = critic = None
     if algorithm.reference is not None:
         chosen = algorithm.reference.resolved(config.model)
-        frozen = _random_model(config, chosen, source if chosen is config.model else chosen.source(Path(source)))
+        frozen = _random_model(config, chosen, source if chosen is config.model else chosen.source(Path(source)), group)
         freeze(frozen, group, vocabulary=model.config.get_text_config().vocab_size)
         reference = FrozenReference(shard(frozen, group).eval())
     if algorithm.critic is not None:
         check_layout(config)
-        module = shard(to_critic(_random_model(config, config.model, source)), group, memory=memory)
+        module = shard(to_critic(_random_model(config, config.model, source, group)), group, memory=memory)
         critic = critic_around(module, algorithm.critic, config, group=group)
     optimizer = make_optimizer(model, config.optimizer, group.device)
     limit = config.optimizer.max_grad_norm

@@ -9,7 +9,7 @@ from pydantic import Field
 from rlrun.config.base import Config
 
 ActivationCheckpointing = Literal["none", "full", "selective", "attention", "offload"]
-AttentionKernel = Literal["auto", "varlen", "sdpa"]
+AttentionKernel = Literal["auto", "fa3", "fa4", "flash2", "cudnn", "varlen", "flex", "sdpa"]
 GradientAccumulation = Literal["reduce", "local"]
 ComputeDType = Literal["auto", "float32", "bfloat16"]
 

@@ -26,6 +26,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import MicroBatch, token_statistics
 from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.attention.table import Feature
 from rlrun.trainer.modeling.packed_attention import layout
 from rlrun.trainer.modeling.small_config import LONGEST
 from rlrun.trainer.modeling.small_model import quiet, small_model
@@ -45,7 +46,19 @@ _SPECIAL_TOKENS = 3
 """Token ids below this may be padding, begin or end in a small model."""
 _NO_GRADIENT = 1e-3
 """Share of the largest gradient below which one counts as none: that of a key's bias is 0 but for rounding."""
-_found: dict[str, str | None] = {}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of the check."""
+
+    fault: str | None
+    """Reason why the trainer cannot train such models, for a person; None: it can."""
+    features: frozenset[Feature]
+    """Demands of its attention on the kernel."""
+
+
+_found: dict[str, Verdict] = {}
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,7 @@ class _Numbers:
     """Gradients of a weighted sum of the log-probabilities, by parameter."""
 
 
-def check_architecture(model: Any, source: str, group: Group, *, seq_len: int) -> None:
+def check_architecture(model: Any, source: str, group: Group, *, seq_len: int) -> frozenset[Feature]:
     """Refuse a model whose log-probabilities, gradients or files would be wrong. Every rank takes part; rank 0 computes.
 
     Args:
@@ -65,16 +78,26 @@ def check_architecture(model: Any, source: str, group: Group, *, seq_len: int) -
         group: the ranks.
         seq_len: longest sequence of the run, in tokens.
 
+    Returns:
+        Demands of its attention on the kernel.
+
     Raises:
         RoleError: on every rank; names the architecture and the difference.
     """
-    fault = group.broadcast(find_fault(model, seq_len=seq_len) if group.leads else None)
+    own = examine(model, seq_len=seq_len) if group.leads else None
+    fault, features = group.broadcast(None if own is None else [own.fault, sorted(own.features)])
     if fault is not None:
         raise RoleError(f"model {shown(source)}: {fault}", exit_codes.CONFIGURATION)
+    return frozenset(features)
 
 
 def find_fault(model: Any, *, seq_len: int) -> str | None:
-    """Reason why the trainer cannot train models like this one, for a person; None: it can. The answer is kept for the process.
+    """Reason why the trainer cannot train models like this one, for a person; None: it can. Arguments as of `examine`."""
+    return examine(model, seq_len=seq_len).fault
+
+
+def examine(model: Any, *, seq_len: int) -> Verdict:
+    """Compare a small model with transformers, and note what its attention asks for. The answer is kept for the process.
 
     Args:
         model: see `check_architecture`.
@@ -82,9 +105,10 @@ def find_fault(model: Any, *, seq_len: int) -> str | None:
     """
     key = f"{type(model)} {seq_len} {model.config!r} {getattr(model, '_weight_conversions', None)}"
     if key not in _found:
-        with _undisturbed():
+        with _undisturbed(), packed_attention.observed_features() as features:
             fault = _fault(model, seq_len)
-        _found[key] = None if fault is None else f"{type(model).__name__} cannot be trained: {fault}"
+        told = None if fault is None else f"{type(model).__name__} cannot be trained: {fault}"
+        _found[key] = Verdict(told, frozenset(features))
     return _found[key]
 
 

@@ -22,6 +22,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.architecture_check import check_architecture, find_fault
+from rlrun.trainer.modeling.attention.select import needs_of, select
 from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard
 from rlrun.trainer.modeling.small_config import deterministic
 from rlrun.trainer.modeling.tensor_names import Part, parts, remember
@@ -66,17 +67,20 @@ def load_sharded(
         model: Any = _on_meta(config, source, options)
         names = stored_names(source, options)
     remember(model, names)
-    check_architecture(model, source, group, seq_len=seq_len)
+    features = check_architecture(model, source, group, seq_len=seq_len)
+    compute_dtype = None if memory is None else memory.compute_dtype
+    needs = needs_of(model.config, features)
+    chosen = select(kernel, type(model).__name__, needs, group, compute_dtype=compute_dtype)
     with loading_errors(source):
         files = {} if not with_weights else None if names is None else _files(source, options, names)
     plan, fits = ({}, False) if files is None else _plan(model, files, with_weights=with_weights)
     if not fits:
         model = load_model(config, source, with_weights=with_weights)
         remember(model, names)
-        model.set_attn_implementation(packed_attention.implementation(kernel))
+        model.set_attn_implementation(packed_attention.implementation(chosen))
         prepare(model)
         return shard(model, group, memory=memory)
-    model.set_attn_implementation(packed_attention.implementation(kernel))
+    model.set_attn_implementation(packed_attention.implementation(chosen))
     before = dict(_tensors(model))
     prepare(model)
     kept = {name for name, tensor in _tensors(model) if tensor is before.get(name)}

@@ -1,0 +1,134 @@
+"""Families whose attention has options, by every kernel that computes them: packed rows against each sequence alone in transformers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from rlrun.config.models.model import ModelConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.trainer.learning.forward import MicroBatch, token_statistics
+from rlrun.trainer.modeling import load_weights, packed_attention
+from rlrun.trainer.modeling.attention.choose import Machine, Needs
+from rlrun.trainer.modeling.attention.select import needs_of, select
+from rlrun.trainer.modeling.attention.table import BACKENDS, Feature, Kernel
+from rlrun.trainer.modeling.small_model import small_model
+from rlrun.trainer.ranks.group import Group
+from tests.tensors.attention import stand_ins
+
+LENGTHS = (24, 9, 17)
+LOGPROB_LIMIT, GRADIENT_LIMIT = 1e-5, 1e-4
+NO_GRADIENT = 1e-3
+"""Share of the largest gradient below which one is rounding."""
+FAMILIES: dict[str, tuple[int, frozenset[Feature]]] = {
+    "qwen3": (512, frozenset()),
+    "mistral": (8192, frozenset({"window"})),
+    "gemma3_text": (8192, frozenset({"window"})),
+    "gemma2": (8192, frozenset({"window", "softcap"})),
+    "gpt_oss": (512, frozenset({"window", "sinks"})),
+}
+"""By model type: longest sequence of the run, and what the attention asks for."""
+
+
+def cases() -> Iterator[tuple[str, Kernel]]:
+    for family, (_, features) in FAMILIES.items():
+        for kernel, backend in BACKENDS.items():
+            if features <= backend.features and kernel not in (
+                "flex",
+                "cudnn",
+            ):  # these have no backward pass, or no CPU
+                yield family, kernel
+
+
+def small(family: str) -> Any:
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family]())
+    return small_model(type(whole), whole.config, attention="eager", seq_len=FAMILIES[family][0], seed=0)
+
+
+def numbers(model: Any, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    weights = torch.randn(len(logprobs), generator=torch.Generator().manual_seed(1))
+    (logprobs * weights).sum().backward()
+    return logprobs.detach(), {
+        name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()
+    }
+
+
+def alone(model: Any, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    found = []
+    for sequence in ids.split(LENGTHS):
+        logits = model(input_ids=sequence[None], use_cache=False).logits[0, :-1]
+        chosen = logits.log_softmax(-1).gather(1, sequence[1:, None])[:, 0]
+        found += [chosen.new_zeros(1), chosen]
+    return numbers(model, torch.cat(found))
+
+
+def packed(model: Any, ids: Tensor, kernel: Kernel) -> tuple[Tensor, dict[str, Tensor]]:
+    packed_attention.register()
+    model.set_attn_implementation(packed_attention.implementation(kernel))
+    positions, zeros = torch.cat([torch.arange(length) for length in LENGTHS]), torch.zeros(len(ids))
+    row = packed_attention.layout(LENGTHS, ids.device)
+    batch = MicroBatch(ids, positions, positions > 0, zeros, zeros, zeros.long(), zeros + 1, row)
+    return numbers(model, token_statistics(model, batch).logprobs)
+
+
+@pytest.mark.parametrize(("family", "kernel"), list(cases()))
+def test_a_packed_row_has_the_numbers_of_each_sequence_alone(family: str, kernel: Kernel, kernels: None) -> None:
+    model = small(family)
+    ids = torch.randint(3, 90, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
+    expected, gradients = alone(copy.deepcopy(model), ids)
+    found, own = packed(model, ids, kernel)
+    assert float((found - expected).abs().max()) <= LOGPROB_LIMIT
+    least = NO_GRADIENT * max(float(gradient.norm()) for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        assert float((own[name] - gradient).norm()) <= GRADIENT_LIMIT * max(float(gradient.norm()), least), name
+    if family == "gpt_oss":
+        assert all(float(own[name].norm()) > least for name in own if name.endswith("sinks"))
+    if kernel != "sdpa":
+        assert list(stand_ins.CALLS.items()) == [(kernel, model.config.num_hidden_layers)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_family_asks_for_is_observed(family: str) -> None:
+    model = small(family)
+    ids = torch.randint(3, 90, (sum(LENGTHS),))
+    with packed_attention.observed_features() as features:
+        packed(model, ids, "sdpa")
+    assert features == FAMILIES[family][1]
+
+
+def test_the_size_of_heads_is_that_of_the_whole_model() -> None:
+    sizes = {kind: needs_of(CONFIG_MAPPING[kind](), ()).head_dim for kind in ("gemma2", "gpt2", "deepseek_v3")}
+    assert sizes == {"gemma2": 256, "gpt2": 64, "deepseek_v3": 192}
+
+
+def test_rank_0_chooses_and_says_why(solo: Group, log_lines: list[str]) -> None:
+    needs = Needs(frozenset({"sinks"}), 64)
+    assert select("auto", "GptOssForCausalLM", needs, solo, compute_dtype=None) == "sdpa"
+    assert log_lines == ["GptOssForCausalLM: attention sdpa: sdpa is the first that a CPU allows"]
+    with pytest.raises(
+        RoleError, match=r"trainer\.attention \(varlen\): it needs a GPU .* set attention: auto, or one of sdpa"
+    ):
+        select("varlen", "GptOssForCausalLM", needs, solo, compute_dtype=None)
+
+
+def test_a_run_whose_kernel_cannot_compute_its_model_ends_before_weights_are_read(
+    tmp_path: Any, solo: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hopper = Machine("NVIDIA H100", (9, 0), {"fa3": "3.0.0"})
+    monkeypatch.setattr("rlrun.trainer.modeling.attention.select.machine", lambda device: hopper)
+    monkeypatch.setattr(load_weights, "_files", None)  # which reads them
+    small("gpt_oss").save_pretrained(tmp_path)
+    config = ModelConfig(path=str(tmp_path))
+    with pytest.raises(
+        RoleError, match=r"trainer\.attention \(fa3\): the model's attention has sinks, which fa3 does"
+    ) as caught:
+        load_weights.load_sharded(config, str(tmp_path), solo, seq_len=8, kernel="fa3")
+    assert caught.value.code == exit_codes.CONFIGURATION

@@ -1,0 +1,185 @@
+"""Every kernel computes what the definition says, with the options that the table promises, and its package is called as it wants to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlrun.trainer.modeling.attention import blocks, flash, flex
+from rlrun.trainer.modeling.attention.compute import FUNCTIONS, attend
+from rlrun.trainer.modeling.attention.layout import Segments, layout
+from rlrun.trainer.modeling.attention.scores import Scores, dense
+from rlrun.trainer.modeling.attention.table import BACKENDS, Feature, Kernel
+from tests.tensors.attention import stand_ins
+
+CPU = torch.device("cpu")
+LENGTHS = (5, 17, 3, 9, 1, 16)
+HEADS, KEY_VALUE_HEADS, SIZE = 4, 2, 8
+OPTIONS: dict[Feature, Scores] = {
+    "window": Scores(0.3, window=4),
+    "softcap": Scores(0.3, softcap=0.5),
+    "sinks": Scores(0.3, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+}
+PLAIN = Scores(0.3)
+ALL = Scores(0.3, window=4, softcap=0.5, sinks=OPTIONS["sinks"].sinks)
+FLASH: tuple[Kernel, ...] = ("fa3", "fa4", "flash2", "varlen")
+
+
+def ends(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+ROW = layout(LENGTHS, CPU).segments
+PART = Segments((2, 5, 1), (9, 5, 4), ends((2, 5, 1)), ends((9, 5, 4)))
+"""A rank's part of a row: some of a sequence's queries, and all keys that they see."""
+
+
+def inputs(segments: Segments, *, grads: bool = True) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [
+        (sum(segments.queries), HEADS),
+        (sum(segments.keys), KEY_VALUE_HEADS),
+        (sum(segments.keys), KEY_VALUE_HEADS),
+    ]
+    return [torch.randn(*shape, SIZE, generator=generator).requires_grad_(grads) for shape in shapes]
+
+
+def defined(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scores: Scores) -> Tensor:
+    """Each segment by itself."""
+    groups, parts = q.shape[1] // k.shape[1], []
+    for one in zip(q.split(segments.queries), k.split(segments.keys), v.split(segments.keys), strict=True):
+        query, key, value = (tensor.transpose(0, 1) for tensor in one)
+        key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
+        parts.append(dense(query, key, value, scores).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def offered() -> Iterator[tuple[Kernel, Scores, Segments]]:
+    for kernel, backend in BACKENDS.items():
+        if kernel == "flex":
+            continue
+        given = [PLAIN, *(scores for feature, scores in OPTIONS.items() if feature in backend.features)]
+        if {"window", "softcap", "sinks"} <= backend.features:
+            given.append(ALL)
+        elif {"window", "softcap"} <= backend.features:
+            given.append(replace(ALL, sinks=None))
+        elif {"window", "sinks"} <= backend.features:
+            given.append(replace(ALL, softcap=None))
+        for scores in given:
+            yield kernel, scores, ROW
+            if "context" in backend.features:
+                yield kernel, scores, PART
+
+
+def results(kernel: Kernel | None, segments: Segments, scores: Scores) -> list[Tensor]:
+    """Output, and gradients of queries, keys, values and sinks."""
+    leaves = inputs(segments)
+    if scores.sinks is not None:
+        scores = replace(scores, sinks=scores.sinks.clone().requires_grad_())
+        leaves.append(scores.sinks)
+    q, k, v = leaves[:3]
+    found = defined(q, k, v, segments, scores) if kernel is None else attend(kernel, q, k, v, segments, scores)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    return [found, *torch.autograd.grad((found * weights).sum(), leaves)]
+
+
+@pytest.mark.parametrize(("kernel", "scores", "segments"), list(offered()))
+def test_a_kernel_computes_what_the_table_promises(
+    kernel: Kernel, scores: Scores, segments: Segments, kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "cudnn":  # the same call, by what a CPU has
+        monkeypatch.setattr(blocks, "SDPBackend", type("Any", (), {"CUDNN_ATTENTION": blocks.SDPBackend.MATH}))
+    for found, expected in zip(results(kernel, segments, scores), results(None, segments, scores), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert kernel not in FLASH or {kernel: 1} == stand_ins.CALLS
+
+
+@pytest.mark.parametrize("scores", [PLAIN, *OPTIONS.values()], ids=str)
+@pytest.mark.parametrize("segments", [ROW, PART], ids=["row", "part"])
+def test_flex_sees_what_the_definition_sees(
+    scores: Scores, segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its functions, evaluated whole, with gradients: flex_attention has no backward pass on a CPU."""
+
+    def whole(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Any:
+        mask, sizes = given["block_mask"], (query.shape[2], key.shape[2])
+        places = torch.meshgrid(*(torch.arange(size) for size in sizes), indexing="ij")
+        zero = torch.zeros((), dtype=torch.int64)
+        key, value = (tensor.repeat_interleave(HEADS // KEY_VALUE_HEADS, 1) for tensor in (key, value))
+        found = query @ key.transpose(2, 3) * given["scale"]
+        if given["score_mod"] is not None:
+            found = given["score_mod"](found, zero, zero, *places)
+        found = found.masked_fill(~mask.mask_mod(zero, zero, *places), -torch.inf)
+        output = found.softmax(-1) @ value
+        auxiliary = type("Auxiliary", (), {"lse": found.logsumexp(-1)})
+        return (output, auxiliary) if "return_aux" in given else output
+
+    monkeypatch.setattr(flex, "_function", lambda compiled: whole)
+    for found, expected in zip(results("flex", segments, scores), results(None, segments, scores), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("scores", [PLAIN, replace(ALL, sinks=None)], ids=["plain", "window and cap"])
+def test_flex_itself_runs(scores: Scores) -> None:
+    q, k, v = inputs(ROW, grads=False)
+    torch.testing.assert_close(
+        attend("flex", q, k, v, ROW, scores), defined(q, k, v, ROW, scores), atol=1e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(("window", "expected"), [(None, -1), (1, 0), (4, 3), (17, -1), (400, -1)])
+def test_packages_get_windows_caps_and_scales_as_they_count_them(
+    window: int | None, expected: int, kernels: None
+) -> None:
+    """A model's window counts the token itself; one that ends nothing (17 tokens is the longest sequence) is none."""
+    q, k, v = inputs(ROW)
+    for kernel in FLASH:
+        softcap = 0.5 if "softcap" in BACKENDS[kernel].features else None
+        attend(kernel, q, k, v, ROW, Scores(0.3, window=window, softcap=softcap))
+    assert (
+        stand_ins.SEEN["fa3"]
+        == stand_ins.SEEN["flash2"]
+        == {
+            "softmax_scale": 0.3,
+            "window_size": (expected, 0),
+            "softcap": 0.5,
+        }
+    )
+    assert stand_ins.SEEN["varlen"] == {"softmax_scale": 0.3, "window_size": (expected, 0), "enable_gqa": True}
+    left = None if expected < 0 else expected
+    assert stand_ins.SEEN["fa4"] == {"softmax_scale": 0.3, "window_size_left": left, "causal": left is None}
+
+
+def test_torch_is_told_of_grouped_heads_only_where_it_asks(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 has no such argument, and takes fewer key-value heads as they are."""
+    q, k, v = inputs(ROW)
+    attend("varlen", q, k, v, ROW, PLAIN)
+    assert stand_ins.SEEN["varlen"]["enable_gqa"] is True
+    attend("varlen", q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), ROW, PLAIN)
+    assert stand_ins.SEEN["varlen"]["enable_gqa"] is False
+    monkeypatch.setattr(flash, "_names_grouped_heads", lambda: False)
+    attend("varlen", q, k, v, ROW, PLAIN)
+    assert stand_ins.SEEN["varlen"]["enable_gqa"] is False
+
+
+def test_sinks_lower_every_weight() -> None:
+    """With one key and a sink of the same score, a value counts half."""
+    q, k, v = torch.ones(1, 1, 4), torch.ones(1, 1, 4), torch.ones(1, 1, 4)
+    scores = Scores(1.0, sinks=torch.tensor([4.0]))
+    one = layout([1], CPU).segments
+    torch.testing.assert_close(attend("sdpa", q, k, v, one, scores), torch.full((1, 1, 4), 0.5))
+    capped = attend("sdpa", q, k, v, one, Scores(1.0, softcap=1.0, sinks=torch.tensor([0.0])))
+    torch.testing.assert_close(capped, torch.full((1, 1, 4), 1 / (1 + math.exp(-math.tanh(4.0)))))
+    with pytest.raises(ValueError, match=r"sinks of shape \[2\] for 1 heads"):
+        attend("sdpa", q, k, v, one, Scores(1.0, sinks=torch.zeros(2)))
+
+
+def test_every_kernel_of_the_table_has_a_function() -> None:
+    assert FUNCTIONS.keys() == BACKENDS.keys()

@@ -1,0 +1,143 @@
+"""Choice of the kernel that computes a model's attention on a device, with its reason. Pure, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlrun.config.models.parallel import AttentionKernel
+from rlrun.trainer.modeling.attention.table import BACKENDS, FEATURES, ORDER, Backend, Feature, Kernel
+
+FIELD = "trainer.attention"
+
+
+class AttentionError(ValueError):
+    """Error for a kernel that cannot compute a model's attention here; names the field, the demand and what to choose or install."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Demands of a model and a run on the kernel."""
+
+    features: frozenset[Feature] = frozenset()
+    head_dim: int = 0
+    """Largest size of a head of queries, keys or values; 0: not known."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts of a device and an installation."""
+
+    name: str
+    """Name of the device, for people."""
+    capability: tuple[int, int] | None
+    """Compute capability of CUDA; None: another device."""
+    versions: Mapping[Kernel, str] = field(default_factory=dict)
+    """Versions of the kernels' packages that are there and usable."""
+    missing: Mapping[Kernel, str] = field(default_factory=dict)
+    """Reasons why others are not."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel, and why it computes."""
+
+    kernel: Kernel
+    why: str
+
+    def __str__(self) -> str:
+        return f"attention {self.kernel}: {self.why}"
+
+
+def choose(asked: AttentionKernel, needs: Needs, machine: Machine) -> Choice:
+    """The kernel that was asked for, or for `auto` the first in order that computes what the model needs.
+
+    Args:
+        asked: value of `trainer.attention`.
+        needs: the model's.
+        machine: where it computes.
+
+    Raises:
+        AttentionError: the kernel that was asked for cannot; `auto` always finds one.
+    """
+    if asked != "auto":
+        problem = _problem(asked, needs, machine)
+        if problem is None:
+            return Choice(asked, f"{_titled(asked, machine)} as {FIELD} says")
+        raise AttentionError(f"{FIELD} ({asked}): {problem}")
+    passed: list[str] = []
+    for kernel in _order(machine):
+        problem = _problem(kernel, needs, machine)
+        if problem is None:
+            before = f"; not {'; not '.join(passed)}" if passed else ""
+            return Choice(kernel, f"{_titled(kernel, machine)} is the first that {_where(machine)} allows{before}")
+        passed.append(f"{kernel}: {problem.partition('; ')[0]}")
+    raise AssertionError("sdpa computes everything everywhere")
+
+
+def _order(machine: Machine) -> tuple[Kernel, ...]:
+    if machine.capability is not None:
+        for majors, kernels in ORDER:
+            if machine.capability[0] in majors:
+                return kernels
+    return ("sdpa",)
+
+
+def _problem(kernel: Kernel, needs: Needs, machine: Machine) -> str | None:
+    """Reason why a kernel does not do, with the way out after a semicolon; None: it does."""
+    backend = BACKENDS[kernel]
+    return _unfit(kernel, backend, needs, machine) or _absent(kernel, backend, machine)
+
+
+def _unfit(kernel: Kernel, backend: Backend, needs: Needs, machine: Machine) -> str | None:
+    if backend.capabilities is not None and not _supports(backend.capabilities, machine):
+        first, last = backend.capabilities
+        majors = f"{first}.x" if first == last else f"{first}.x to {last}.x"
+        return f"it needs a GPU of compute capability {majors}, and this is {_where(machine)}; set attention: auto{_able(needs, machine)}"
+    lacking = [FEATURES[one] for one in FEATURES if one in needs.features - backend.features]
+    if lacking:
+        return (
+            f"the model's attention has {' and '.join(lacking)}, which {kernel} does not compute; "
+            f"set attention: auto{_able(needs, machine)}"
+        )
+    if backend.head_dims is not None and needs.head_dim > backend.head_dims:
+        return (
+            f"the model's heads have {needs.head_dim} elements, and {kernel} computes up to {backend.head_dims}; "
+            f"set attention: auto{_able(needs, machine)}"
+        )
+    return None
+
+
+def _absent(kernel: Kernel, backend: Backend, machine: Machine) -> str | None:
+    if backend.package is None or kernel in machine.versions:
+        return None
+    reason = machine.missing.get(kernel, f"{backend.package.module} is not installed")
+    return f"{reason}; install it in the trainer's image ({backend.package.install}), or set attention: auto"
+
+
+def _able(needs: Needs, machine: Machine) -> str:
+    """Kernels here that compute it, as the rest of a sentence."""
+    able = [
+        kernel
+        for kernel, backend in BACKENDS.items()
+        if (backend.capabilities is None or _supports(backend.capabilities, machine))
+        and needs.features <= backend.features
+        and (backend.head_dims is None or needs.head_dim <= backend.head_dims)
+        and (backend.package is None or kernel in machine.versions)
+    ]
+    return f", or one of {', '.join(able)}"
+
+
+def _supports(capabilities: tuple[int, int], machine: Machine) -> bool:
+    return machine.capability is not None and capabilities[0] <= machine.capability[0] <= capabilities[1]
+
+
+def _titled(kernel: Kernel, machine: Machine) -> str:
+    package = BACKENDS[kernel].package
+    return kernel if package is None else f"{kernel} ({package.distributions[0]} {machine.versions[kernel]})"
+
+
+def _where(machine: Machine) -> str:
+    if machine.capability is None:
+        return machine.name
+    return f"{machine.name} (compute capability {machine.capability[0]}.{machine.capability[1]})"

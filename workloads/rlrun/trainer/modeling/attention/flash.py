@@ -1,0 +1,283 @@
+"""Kernels given as a pair of operations, forward and backward: torch's own FlashAttention 2 (`varlen`) and FlashAttention 4 (`fa4`).
+
+**Sinks** need no kernel of their own. With `lse` the logarithm of the sum of exponentials over the keys and `s` a head's sink, attention
+with a sink has `lse' = log(exp(lse) + exp(s))` and `output' = output * exp(lse - lse')`. A flash kernel's backward pass makes the
+probabilities again, `P = exp(scores - lse)`, and needs of the forward pass no more than `sum(gradient * output)` per query: given `lse'`
+and `output'` it computes the gradients of queries, keys and values with the sink. The sink's own is `-exp(s - lse') * sum(gradient *
+output')`, summed over the queries. Gradients of `lse` itself are dropped by all of these kernels: sinks built from it train wrongly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.attention.varlen  # registers its operations
+from torch import Tensor
+
+from rlrun.trainer.modeling.attention.layout import Segments
+from rlrun.trainer.modeling.attention.scores import Scores
+from rlrun.trainer.modeling.attention.table import FA4
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+Forward = Callable[[Tensor, Tensor, Tensor, Segments, Scores], tuple[Tensor, Tensor]]
+"""Query, key, value, segments, options without sinks -> output `[T, heads, D]`, lse `[heads, T]` float32."""
+Backward = Callable[[Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Tensor, Segments, Scores], tuple[Tensor, ...]]
+"""Gradient, (query, key, value), output, lse, segments, options -> gradients of query, key, value."""
+
+
+def varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
+    """torch's variable-length attention; arguments as of `compute.attend`."""
+    return _with_sinks(_varlen_forward, _varlen_backward, query, key, value, segments, scores)
+
+
+def fa4(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
+    """FlashAttention 4; arguments as of `compute.attend`."""
+    return _with_sinks(_fa4_forward, _fa4_backward, query, key, value, segments, scores)
+
+
+def _with_sinks(
+    forward: Forward,
+    backward: Backward,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    scores: Scores,
+) -> Tensor:
+    if scores.sinks is None:
+        return forward(query, key, value, segments, scores)[0]
+    return _Sinks.apply(query, key, value, scores.sinks, (forward, backward, segments, scores))  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Sinks(torch.autograd.Function):
+    """Attention with sinks by a pair of operations without; see the module."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor,
+        constant: tuple[Forward, Backward, Segments, Scores],
+    ) -> Tensor:
+        run, _, segments, scores = constant
+        output, lse = run(query, key, value, segments, scores)
+        column = sinks.float()[:, None]
+        with_sink = torch.logaddexp(lse, column)
+        output = (output.float() * (lse - with_sink).exp().T[..., None]).to(query.dtype)
+        ctx.save_for_backward(query, key, value, sinks, output, with_sink)
+        ctx.constant = constant  # type: ignore[attr-defined]
+        return output
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, sinks, output, lse = ctx.saved_tensors  # type: ignore[attr-defined]
+        _, run, segments, scores = ctx.constant  # type: ignore[attr-defined]
+        gradient = gradients[0].contiguous()
+        of_inputs = run(gradient, (query, key, value), output, lse, segments, scores)
+        per_query = (gradient.float() * output.float()).sum(-1).T
+        of_sinks = -((sinks.float()[:, None] - lse).exp() * per_query).sum(1)
+        return *of_inputs, of_sinks.to(sinks.dtype), None
+
+
+def _window(scores: Scores) -> list[int]:
+    """Keys before and after a query's own that it sees; -1: all."""
+    return [-1 if scores.window is None else scores.window - 1, 0]
+
+
+@cache
+def _names_grouped_heads() -> bool:
+    """True if torch's operation has an argument for fewer key-value heads: up to 2.11 it has none, and takes them as they are."""
+    schema = torch.ops.torch_attn._varlen_attn.default._schema
+    return any(argument.name == "enable_gqa" for argument in schema.arguments)
+
+
+def _varlen_forward(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores
+) -> tuple[Tensor, Tensor]:
+    grouped = {"enable_gqa": query.shape[1] != key.shape[1]} if _names_grouped_heads() else {}
+    output, lse, _ = torch.ops.torch_attn._varlen_attn(
+        query,
+        key,
+        value,
+        segments.query_ends,
+        segments.key_ends,
+        segments.longest_query,
+        segments.longest_key,
+        is_causal=scores.window is None,
+        scale=scores.scale,
+        window_size=_window(scores),
+        **grouped,
+    )
+    return output, lse
+
+
+def _varlen_backward(
+    gradient: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    output: Tensor,
+    lse: Tensor,
+    segments: Segments,
+    scores: Scores,
+) -> tuple[Tensor, ...]:
+    unused = torch.zeros(2, dtype=torch.uint64, device=gradient.device)  # state of a dropout that there is not
+    found: tuple[Tensor, ...] = torch.ops.torch_attn._varlen_attn_backward(
+        gradient,
+        *inputs,
+        output,
+        lse,
+        segments.query_ends,
+        segments.key_ends,
+        segments.longest_query,
+        segments.longest_key,
+        scores.window is None,
+        unused,
+        scale=scores.scale,
+        window_size=_window(scores),
+    )
+    return found
+
+
+def _fa4_forward(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = torch.ops.rlrun.flash_attention_4(
+        query,
+        key,
+        value,
+        segments.query_ends,
+        segments.key_ends,
+        segments.longest_query,
+        segments.longest_key,
+        scores.scale,
+        _window(scores)[0],
+    )
+    return found
+
+
+def _fa4_backward(
+    gradient: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    output: Tensor,
+    lse: Tensor,
+    segments: Segments,
+    scores: Scores,
+) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = torch.ops.rlrun.flash_attention_4_backward(
+        gradient,
+        *inputs,
+        output,
+        lse,
+        segments.query_ends,
+        segments.key_ends,
+        scores.scale,
+        _window(scores)[0],
+    )
+    return found
+
+
+def _fa4_options(scale: float, left: int) -> dict[str, float | int | bool | None]:
+    """Keywords that both functions of the package take; there None is an open end of a window, and causal excludes one."""
+    return {
+        "softmax_scale": scale,
+        "causal": left < 0,
+        "window_size_left": None if left < 0 else left,
+        "window_size_right": None if left < 0 else 0,
+    }
+
+
+@torch.library.custom_op("rlrun::flash_attention_4", mutates_args=())
+def _operation(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    longest_query: int,
+    longest_key: int,
+    scale: float,
+    left: int,
+) -> tuple[Tensor, Tensor]:
+    package = importlib.import_module(FA4.module)
+    output, lse = package._flash_attn_fwd(
+        query,
+        key,
+        value,
+        cu_seqlens_q=query_ends,
+        cu_seqlens_k=key_ends,
+        max_seqlen_q=longest_query,
+        max_seqlen_k=longest_key,
+        return_lse=True,
+        **_fa4_options(scale, left),
+    )
+    return output, lse.contiguous()
+
+
+@torch.library.custom_op("rlrun::flash_attention_4_backward", mutates_args=())
+def _operation_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    scale: float,
+    left: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    package = importlib.import_module(FA4.module)
+    dq, dk, dv = package._flash_attn_bwd(
+        query,
+        key,
+        value,
+        output,
+        gradient,
+        lse.contiguous(),
+        cu_seqlens_q=query_ends,
+        cu_seqlens_k=key_ends,
+        **_fa4_options(scale, left),
+    )
+    return dq, dk, dv
+
+
+@_operation.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+
+
+@_operation_backward.register_fake
+def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _save(ctx: FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, query_ends, key_ends, _, _, scale, left = inputs
+    ctx.save_for_backward(query, key, value, query_ends, key_ends, *output)  # type: ignore[arg-type]
+    ctx.options = (scale, left)  # type: ignore[attr-defined]
+
+
+def _gradients(ctx: FunctionCtx, gradient: Tensor, of_lse: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, query_ends, key_ends, output, lse = ctx.saved_tensors  # type: ignore[attr-defined]
+    found = torch.ops.rlrun.flash_attention_4_backward(
+        gradient,
+        query,
+        key,
+        value,
+        output,
+        lse,
+        query_ends,
+        key_ends,
+        *ctx.options,  # type: ignore[attr-defined]
+    )
+    return *found, None, None, None, None, None, None
+
+
+_operation.register_autograd(_gradients, setup_context=_save)

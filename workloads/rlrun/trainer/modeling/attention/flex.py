@@ -1,0 +1,79 @@
+"""flex_attention over packed rows (`flex`): compiled on CUDA, with a mask of blocks made once per row and window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+
+from rlrun.trainer.modeling.attention.layout import Segments
+from rlrun.trainer.modeling.attention.scores import Scores
+
+_MASKS = 8
+"""Masks that are kept: those of a row and of its windows, while all layers need them."""
+Condition = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Batch, head, query's and key's position in the row -> whether the query sees the key."""
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
+    """Any option, on CUDA; elsewhere there is no backward pass. Arguments as of `compute.attend`."""
+    on_gpu = query.is_cuda
+    mask = _block_mask(segments.queries, segments.keys, scores.window, query.device)
+    found = _function(on_gpu)(
+        *(tensor.transpose(0, 1)[None] for tensor in (query, key, value)),
+        score_mod=None if scores.softcap is None else capped(scores.softcap),
+        block_mask=mask,
+        scale=scores.scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+        **({} if scores.sinks is None else {"return_aux": AuxRequest(lse=True)}),
+    )
+    if scores.sinks is None:
+        output: Tensor = found
+        return output[0].transpose(0, 1)
+    output, auxiliary = found
+    share = torch.sigmoid(
+        auxiliary.lse - scores.sinks.float()[None, :, None]
+    )  # exp(lse) / (exp(lse) + exp(sink)); has a gradient
+    return (output * share[..., None].to(output.dtype))[0].transpose(0, 1)
+
+
+@lru_cache(maxsize=16)
+def capped(softcap: float) -> Callable[..., Tensor]:
+    """Modification of a score: the same function for the same cap, so that nothing is compiled again."""
+
+    def capped_score(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped_score
+
+
+def condition(queries: tuple[int, ...], keys: tuple[int, ...], window: int | None, device: torch.device) -> Condition:
+    """Condition under which a query of a row sees a key of it; segments as of `Segments`."""
+    sizes = [torch.tensor(lengths, device=device) for lengths in (queries, keys)]
+    owners = [torch.arange(len(size), device=device).repeat_interleave(size) for size in sizes]
+    # A query's place among the keys: the last query of a segment is at its last key.
+    ahead = (sizes[1].cumsum(0) - sizes[0].cumsum(0)).repeat_interleave(sizes[0])
+    query_owner, key_owner = owners
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        distance = query + ahead[query] - key
+        found = (query_owner[query] == key_owner[key]) & (distance >= 0)
+        return found if window is None else found & (distance < window)
+
+    return sees
+
+
+@lru_cache(maxsize=_MASKS)
+def _block_mask(queries: tuple[int, ...], keys: tuple[int, ...], window: int | None, device: torch.device) -> BlockMask:
+    # A mask of all pairs of 65k tokens takes 4 GiB; compiled, it is never made.
+    compiled = device.type == "cuda"
+    sees = condition(queries, keys, window, device)
+    return create_block_mask(sees, None, None, sum(queries), sum(keys), device=device, _compile=compiled)
+
+
+@lru_cache(maxsize=2)
+def _function(compiled: bool) -> Callable[..., object]:
+    return torch.compile(flex_attention, dynamic=None) if compiled else flex_attention

@@ -1,0 +1,65 @@
+"""The device and the packages of this process, as `choose` wants them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+from functools import cache
+
+import torch
+
+from rlrun.trainer.modeling.attention.choose import Machine
+from rlrun.trainer.modeling.attention.table import BACKENDS, Kernel, Package
+
+
+@cache
+def machine(device: torch.device) -> Machine:
+    """Facts of a device; packages are imported only where their kernels could run."""
+    if device.type != "cuda":
+        return Machine("a CPU" if device.type == "cpu" else f"a device of type {device.type}", None)
+    capability = torch.cuda.get_device_capability(device)
+    versions: dict[Kernel, str] = {}
+    missing: dict[Kernel, str] = {}
+    for kernel, backend in BACKENDS.items():
+        first, last = backend.capabilities or (0, 0)
+        if backend.package is None or not first <= capability[0] <= last:
+            continue
+        problem = problem_of(backend.package)
+        if problem is None:
+            versions[kernel] = version_of(backend.package)
+        else:
+            missing[kernel] = problem
+    return Machine(torch.cuda.get_device_name(device), capability, versions, missing)
+
+
+def problem_of(package: Package) -> str | None:
+    """Reason why a package cannot be called here; None: it can."""
+    try:
+        module = importlib.import_module(package.module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and package.module.startswith(error.name):
+            return f"{package.module} is not installed"
+        return f"{package.module} needs {error.name}, which is not installed"
+    except Exception as error:  # a library that was built for another torch or CUDA fails in many ways
+        lines = str(error).strip().splitlines() or ["no message"]
+        return f"{package.module} cannot be imported ({type(error).__name__}: {lines[0]})"
+    for name, arguments in package.functions.items():
+        function = getattr(module, name, None)
+        if function is None:
+            return f"{package.module} {version_of(package)} has no {name}"
+        taken = inspect.signature(function).parameters
+        lacking = [argument for argument in arguments if argument not in taken]
+        if lacking:
+            return f"{package.module}.{name} of version {version_of(package)} does not take {', '.join(lacking)}"
+    return None
+
+
+def version_of(package: Package) -> str:
+    """Version of an installed package, for people."""
+    for name in package.distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return str(getattr(importlib.import_module(package.module), "__version__", "of unknown version"))

@@ -1,0 +1,76 @@
+"""Choice of a model's kernel when it is loaded: rank 0 decides for all, and says it in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from loguru import logger
+from transformers import PreTrainedConfig
+
+from rlrun.config.models.parallel import AttentionKernel
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.trainer.modeling.attention.choose import AttentionError, Needs, choose
+from rlrun.trainer.modeling.attention.machine import machine
+from rlrun.trainer.modeling.attention.table import Feature, Kernel
+from rlrun.trainer.ranks.group import Group
+
+_HEAD_DIMS = ("head_dim", "global_head_dim", "qk_head_dim", "v_head_dim")
+"""Names of sizes of a head in a configuration."""
+
+
+def select(
+    asked: AttentionKernel, name: str, needs: Needs, group: Group, *, compute_dtype: torch.dtype | None
+) -> Kernel:
+    """The kernel of a model; every rank takes part.
+
+    Args:
+        asked: value of `trainer.attention`.
+        name: of the model's class, for the log.
+        needs: the model's.
+        group: the ranks; they have the same devices and packages.
+        compute_dtype: of forward and backward; None: bfloat16 on CUDA.
+
+    Raises:
+        RoleError: on every rank; the kernel that was asked for cannot compute the model here.
+    """
+    needs = Needs(needs.features | _of_run(group, compute_dtype), needs.head_dim)
+    kernel, text = group.broadcast(_choice(asked, needs, group) if group.leads else None)
+    if kernel is None:
+        raise RoleError(text, exit_codes.CONFIGURATION)
+    if group.leads:
+        logger.info(f"{name}: {text}")
+    found: Kernel = kernel
+    return found
+
+
+def needs_of(config: PreTrainedConfig, features: Iterable[Feature]) -> Needs:
+    """Demands of a model at its full size.
+
+    Args:
+        config: the model's.
+        features: observed in a small model of it (`packed_attention.observed_features`).
+    """
+    text = config.get_text_config()
+    sizes = [size for size in (getattr(text, name, None) for name in _HEAD_DIMS) if isinstance(size, int)]
+    if not sizes and getattr(text, "num_attention_heads", 0):
+        sizes.append(text.hidden_size // text.num_attention_heads)
+    return Needs(frozenset(features), max(sizes, default=0))
+
+
+def _choice(asked: AttentionKernel, needs: Needs, group: Group) -> tuple[Kernel | None, str]:
+    try:
+        choice = choose(asked, needs, machine(group.device))
+    except AttentionError as error:
+        return None, str(error)
+    return choice.kernel, str(choice)
+
+
+def _of_run(group: Group, compute_dtype: torch.dtype | None) -> frozenset[Feature]:
+    found: set[Feature] = set()
+    if group.device.type == "cuda" and compute_dtype == torch.float32:
+        found.add("float32")
+    if group.dims.cp > 1:
+        found.add("context")
+    return frozenset(found)
