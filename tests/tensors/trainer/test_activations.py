@@ -1,16 +1,14 @@
-"""Operations that each mode runs again in backward, counted; the attention is torch's variable-length operator with a kernel for CPUs."""
+"""Operations that each mode runs again in backward, counted; kernels of attention are stand-ins on the CPU."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.protocol.files.batch import Sample
@@ -18,6 +16,7 @@ from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.modeling import activation_checkpointing, packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.shard import decoder_layers
+from tests.tensors.attention import stand_ins
 
 CPU = torch.device("cpu")
 LAYERS = 2
@@ -36,62 +35,6 @@ class Counts(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def _segments(boundaries: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Each sequence's part of `tensors` `[T, heads, D]`, as `[heads, tokens, D]`."""
-    edges = boundaries.tolist()
-    for first, last in pairwise(edges):
-        yield tuple(tensor[first:last].transpose(0, 1) for tensor in tensors)
-
-
-def _probabilities(query: Tensor, key: Tensor, scale: float) -> Tensor:
-    scores = (query * scale) @ key.transpose(1, 2)
-    return scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), -torch.inf).softmax(-1)
-
-
-def _forward(query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, scale: float) -> Tensor:
-    groups = query.shape[1] // key.shape[1]
-    parts = []
-    for q, k, v in _segments(boundaries, query, key, value):
-        k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
-        parts.append((_probabilities(q, k, scale) @ v).transpose(0, 1))
-    return torch.cat(parts)
-
-
-def _backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, scale: float
-) -> tuple[Tensor, ...]:
-    groups = query.shape[1] // key.shape[1]
-    found: list[list[Tensor]] = [[], [], []]
-    for g, q, k, v in _segments(boundaries, grad, query, key, value):
-        k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
-        p = _probabilities(q, k, scale)
-        dp = g @ v.transpose(1, 2)
-        ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
-        of_heads = (ds.transpose(1, 2) @ q, p.transpose(1, 2) @ g)
-        dk, dv = (t.unflatten(0, (-1, groups)).sum(1) for t in of_heads)
-        for parts, part in zip(found, (ds @ k, dk, dv), strict=True):
-            parts.append(part.transpose(0, 1))
-    return tuple(torch.cat(parts) for parts in found)
-
-
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A kernel of the operator for CPUs; the list gets an element per call of its forward pass."""
-    calls: list[int] = []
-
-    def forward(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        calls.append(1)
-        lse = torch.zeros(q.shape[1], q.shape[0])
-        return _forward(q, k, v, boundaries, rest[4]), lse, torch.zeros(2, dtype=torch.uint64)
-
-    def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> Any:
-        return _backward(grad, q, k, v, rest[0], rest[6])
-
-    monkeypatch.setitem(varlen._varlen_attn._backend_fns, None, forward)
-    monkeypatch.setitem(varlen._varlen_attn_backward._backend_fns, None, backward)
-    return calls
-
-
 def trained(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], mode: Any, attn: str
 ) -> tuple[Counter[str], dict[str, Tensor]]:
@@ -105,15 +48,52 @@ def trained(
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kernel", ["varlen", "fa3", "fa4", "flash2"])
 def test_attention_is_computed_again_in_mode_full_alone(
-    mode: Any, kernel: list[int], make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
+    mode: Any,
+    kernel: Any,
+    make_model: Callable[..., nn.Module],
+    make_sample: Callable[..., Sample],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    attn = packed_attention.implementation("varlen")
+    stand_ins.install(monkeypatch)
+    attn = packed_attention.implementation(kernel)
     _, found = trained(make_model, make_sample, mode, attn)
-    assert len(kernel) == (2 if mode == "full" else 1) * LAYERS
+    assert list(stand_ins.CALLS.items()) == [(kernel, (2 if mode == "full" else 1) * LAYERS)]
     _, expected = trained(make_model, make_sample, "none", packed_attention.NAME)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kernel", ["varlen", "fa4"])
+def test_attention_with_sinks_as_well(mode: Any, kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins.install(monkeypatch)
+    found, expected = (with_sinks(one, mode) for one in (kernel, "sdpa"))
+    assert stand_ins.CALLS[kernel] == (2 if mode == "full" else 1)
+    for own, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, exact, atol=1e-5, rtol=1e-5)
+
+
+def with_sinks(kernel: Any, mode: Any) -> list[Tensor]:
+    """Gradients of a layer that is attention with sinks and a product."""
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 16)
+    layer.sinks = nn.Parameter(torch.randn(2))
+    row = packed_attention.layout([20, 30], CPU)
+
+    def forward(hidden: Tensor) -> Tensor:
+        heads = nn.functional.linear(hidden, layer.weight).unflatten(1, (2, 8)).transpose(0, 1)[None]
+        found, _ = packed_attention.packed_attention(
+            layer, heads, heads, heads, None, packed=row, kernel=kernel, s_aux=layer.sinks
+        )
+        return found[0].flatten(1)
+
+    layer.forward = forward
+    keep_activations(layer, mode)
+    hidden = torch.randn(50, 16, requires_grad=True)
+    layer(hidden).square().sum().backward()
+    return [hidden.grad, layer.weight.grad, layer.sinks.grad]
 
 
 def test_products_are_computed_again_unless_selected(

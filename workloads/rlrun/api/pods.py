@@ -101,8 +101,8 @@ class TrainerBlock(TrainerSpec, PodFields):
             ".cpuOffload",
         ),
         Rule(
-            "self.attention != 'varlen' || self.gpusPerReplica > 0",
-            "attention (varlen) needs GPUs, and gpusPerReplica is 0; set attention: auto",
+            "self.attention in ['auto', 'sdpa'] || self.gpusPerReplica > 0",
+            "attention ({self.attention}) needs GPUs, and gpusPerReplica is 0; set attention: auto",
             ".attention",
         ),
         Rule(

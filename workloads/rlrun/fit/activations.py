@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlrun.config.models.parallel import ActivationCheckpointing
+from rlrun.config.models.parallel import ActivationMode
 from rlrun.fit.architecture import Architecture
 
 FUSED = 4 / 3
@@ -31,7 +31,7 @@ class LayerActivations:
 
 
 def layer_activations(
-    model: Architecture, mode: ActivationCheckpointing, *, number_bytes: int, tp: int, compiled: bool
+    model: Architecture, mode: ActivationMode, *, number_bytes: int, tp: int, compiled: bool
 ) -> LayerActivations:
     """Bytes of one token in one layer.
 

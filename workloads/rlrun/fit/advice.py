@@ -11,6 +11,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.fit.architecture import DIVISIBLE, Architecture
 from rlrun.fit.parts import Needs
 from rlrun.fit.report import Change, Surroundings, needs_of
+from rlrun.fit.trainer import modes_by_work
 
 Fields = dict[str, object]
 """Value by path; None removes the field."""
@@ -95,7 +96,7 @@ def _trainer_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
         yield from (_Try("gpus", layout | fields) for fields in thrifty)
     if not spec.trainer.cpu_offload:
         yield from (_Try("offload", {"spec.trainer.cpuOffload": True} | fields) for fields in thrifty)
-    if spec.trainer.activation_checkpointing != "offload":
+    if spec.trainer.activation_checkpointing not in ("offload", "auto"):
         yield _Try("activations offload", {"spec.trainer.activationCheckpointing": "offload"})
 
 
@@ -109,13 +110,15 @@ def _thrift(spec: RLRunSpec) -> Iterator[Fields]:
     row: Fields = {}
     if trainer.micro_batch_tokens is None or trainer.micro_batch_tokens > spec.seq_len:
         row = {f"{path}.microBatchTokens": spec.seq_len}
-    modes = ("full",) if trainer.compile else _RECOMPUTE
+    modes = [mode for mode in modes_by_work(trainer) if mode in _RECOMPUTE]
     now = trainer.activation_checkpointing
+    if now == "auto":  # which has tried them
+        modes = []
     for mode in modes[modes.index(now) + 1 :] if now in modes else modes:
         yield base | {f"{path}.activationCheckpointing": mode}
     if row:
         yield base | row
-        if now != "full":
+        if now not in ("full", "auto"):
             yield base | row | {f"{path}.activationCheckpointing": "full"}
 
 

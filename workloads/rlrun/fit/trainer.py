@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.roles import TrainerConfig
+from rlrun.config.models.parallel import ActivationMode
+from rlrun.config.models.roles import TrainerConfig, TrainerSpec
 from rlrun.fit.activations import layer_activations, outside_layers
 from rlrun.fit.architecture import Architecture, Linear
 from rlrun.fit.gpu_products import GIB, gib
@@ -29,6 +30,8 @@ SLEEPING_ENGINE_BYTES = 3.0 * GIB
 """Memory that an engine keeps of a GPU while it sleeps."""
 FRAGMENTS = 0.03
 """Share of the GPU that stays unused between blocks of memory."""
+_BY_WORK: tuple[ActivationMode, ...] = ("none", "selective", "attention", "full", "offload")
+"""Modes by the work that they repeat; copies to the host and back come last: they repeat nothing, and wait for the link."""
 _MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1}
 
 
@@ -62,6 +65,14 @@ class _Trained:
     """True if the head is among them."""
 
 
+@dataclass(frozen=True)
+class ChosenMode:
+    """Activation mode that `activationCheckpointing: auto` means, and why."""
+
+    mode: ActivationMode
+    why: str
+
+
 def trainer_needs(
     config: TrainerConfig, model: Architecture, reference: Architecture | None, *, memory: int, colocated: bool
 ) -> Needs:
@@ -74,6 +85,48 @@ def trainer_needs(
         memory: of the GPU, in bytes.
         colocated: whether engines have the same GPUs.
     """
+    mode = config.activation_checkpointing
+    if mode != "auto":
+        return _needs(config, mode, model, reference, memory=memory, colocated=colocated)
+    chosen = chosen_mode(config, model, reference, memory=memory, colocated=colocated)
+    needs = _needs(config, chosen.mode, model, reference, memory=memory, colocated=colocated)
+    return replace(
+        needs, remarks=[*needs.remarks, f"activationCheckpointing: auto is {chosen.mode} here ({chosen.why})"]
+    )
+
+
+def chosen_mode(
+    config: TrainerConfig, model: Architecture, reference: Architecture | None, *, memory: int, colocated: bool
+) -> ChosenMode:
+    """The activation mode with the least work with which a step fits; where none does, the one that needs least.
+
+    Arguments as of `trainer_needs`.
+    """
+    totals: dict[ActivationMode, float] = {}
+    for mode in modes_by_work(config):
+        needs = _needs(config, mode, model, reference, memory=memory, colocated=colocated)
+        totals[mode] = needs.total
+        if needs.fits:
+            asked = ", ".join(f"{one} needs {gib(total)}" for one, total in totals.items())
+            return ChosenMode(mode, f"{asked}, of {gib(needs.limit)}")
+    least = min(totals, key=lambda mode: totals[mode])
+    return ChosenMode(least, f"none fits into {gib(memory * (1 - FRAGMENTS))}; {least} needs {gib(totals[least])}")
+
+
+def modes_by_work(config: TrainerSpec) -> tuple[ActivationMode, ...]:
+    """Activation modes that a run may have, by the work that they repeat."""
+    return tuple(mode for mode in _BY_WORK if not config.compile or mode not in ("selective", "attention"))
+
+
+def _needs(
+    config: TrainerConfig,
+    mode: ActivationMode,
+    model: Architecture,
+    reference: Architecture | None,
+    *,
+    memory: int,
+    colocated: bool,
+) -> Needs:
     ranks = _Ranks.of(config)
     c = 4 if config.compute_dtype == "float32" else 2
     trained = _trained(config, model, ranks)
@@ -81,7 +134,7 @@ def trainer_needs(
         *_states(config, model, trained, ranks),
         *_companions(config, model, reference, ranks),
         _gathered(model, ranks, c),
-        *_micro_batch(config, model, ranks, c),
+        *_micro_batch(config, mode, model, ranks, c),
         _logits(config, model, trained, ranks, c),
         Part("gradients of one layer", trained.layer * (c + 4), "whole, before they are summed over the ranks"),
         Part("CUDA and its libraries", LIBRARIES_BYTES + (COMMUNICATORS_BYTES if ranks.world > 1 else 0)),
@@ -95,7 +148,7 @@ def trainer_needs(
         [*parts, _hand_over(config, model, parts)],
         limit,
         f"{1 - FRAGMENTS:.0%} of {gib(memory)}",
-        _remarks(config, model, ranks, trained),
+        _remarks(config, mode, model, ranks, trained),
     )
 
 
@@ -145,9 +198,8 @@ def _gathered(model: Architecture, ranks: _Ranks, c: int) -> Part:
     return Part("gathered parameters", c * (model.root_parameters + 2 * layer), "two layers, embedding and head")
 
 
-def _micro_batch(config: TrainerConfig, model: Architecture, ranks: _Ranks, c: int) -> list[Part]:
+def _micro_batch(config: TrainerConfig, mode: ActivationMode, model: Architecture, ranks: _Ranks, c: int) -> list[Part]:
     tokens = _row(config) / ranks.cp
-    mode = config.activation_checkpointing
     each = layer_activations(model, mode, number_bytes=c, tp=ranks.tp, compiled=config.compile)
     kept = tokens * (model.layers * each.kept + outside_layers(model, c))
     of = f"activationCheckpointing: {mode}, {tokens:,.0f} tokens"
@@ -202,13 +254,15 @@ def _row(config: TrainerConfig) -> int:
     return config.micro_batch_tokens or config.seq_len
 
 
-def _remarks(config: TrainerConfig, model: Architecture, ranks: _Ranks, trained: _Trained) -> list[str]:
+def _remarks(
+    config: TrainerConfig, mode: ActivationMode, model: Architecture, ranks: _Ranks, trained: _Trained
+) -> list[str]:
     found = []
     if config.cpu_offload:
         numbers = 2 + _MOMENTS[config.optimizer.name]
         size = MASTER_BYTES * (model.parameters + (numbers - 1) * trained.all) / ranks.shards
         found.append(f"cpuOffload: {gib(size * config.ranks_per_replica)} of host memory for each replica")
-    if config.activation_checkpointing == "offload":
+    if mode == "offload":
         each = layer_activations(model, "none", number_bytes=2, tp=ranks.tp, compiled=config.compile)
         size = _row(config) / ranks.cp * model.layers * each.kept
         found.append(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from rlrun.config.base import Config
 
-ActivationCheckpointing = Literal["none", "full", "selective", "attention", "offload"]
+ActivationMode = Literal["none", "full", "selective", "attention", "offload"]
+ActivationCheckpointing = Literal["auto", "none", "full", "selective", "attention", "offload"]
 AttentionKernel = Literal["auto", "fa3", "fa4", "flash2", "cudnn", "varlen", "flex", "sdpa"]
+GPU_KERNELS: tuple[AttentionKernel, ...] = tuple(
+    one for one in get_args(AttentionKernel) if one not in ("auto", "sdpa")
+)
+"""Kernels of attention that need a GPU."""
 GradientAccumulation = Literal["reduce", "local"]
 ComputeDType = Literal["auto", "float32", "bfloat16"]
 

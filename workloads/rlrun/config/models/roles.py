@@ -19,6 +19,7 @@ from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig, Sched
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import (
+    GPU_KERNELS,
     ActivationCheckpointing,
     AttentionKernel,
     ComputeDType,
@@ -70,10 +71,10 @@ class TrainerSpec(Config):
     """Division of model and data among ranks."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """Recompute a layer in backward (`full`; `attention`: all but attention; `selective`: nor matrix products), or fetch it
-    from host memory (`offload`); same result."""
+    from host memory (`offload`); `auto`: the least work that fits the GPU; same result."""
     attention: AttentionKernel = "auto"
-    """Kernel: flash attention over packed rows (`varlen`, GPUs only) or padded blocks (`sdpa`); auto: the first that the
-    device supports."""
+    """Kernel: FlashAttention of a package (`fa3`, `fa4`, `flash2`) or of torch (`varlen`), `cudnn`, flex_attention (`flex`), or
+    padded blocks (`sdpa`), on CPU too; auto: the fastest that GPU, packages and model allow."""
     compile: bool = False
     """Compile every decoder layer (torch.compile)."""
     compute_dtype: ComputeDType = "auto"
@@ -94,8 +95,8 @@ class TrainerSpec(Config):
             raise ValueError(problem)
         if self.cpu_offload and self.gpus_per_replica == 0:
             raise ValueError("cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload")
-        if self.attention == "varlen" and self.gpus_per_replica == 0:
-            raise ValueError("attention (varlen) needs GPUs, and gpusPerReplica is 0; set attention: auto")
+        if self.attention in GPU_KERNELS and self.gpus_per_replica == 0:
+            raise ValueError(f"attention ({self.attention}) needs GPUs, and gpusPerReplica is 0; set attention: auto")
         if self.lora is not None and self.lora.dropout > 0 and self.parallelism.tp > 1:
             raise ValueError(
                 f"parallelism.tp ({self.parallelism.tp}) drops different inputs on each rank; set lora.dropout: 0 or tp: 1"

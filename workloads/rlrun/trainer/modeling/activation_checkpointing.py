@@ -6,17 +6,16 @@ gathered once for backward and its second forward alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from rlrun.config.models.parallel import ActivationCheckpointing
+from rlrun.config.models.parallel import ActivationMode
+from rlrun.trainer.modeling.activation_offload import Forward, Offload
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_grouped_mm")
 _ATTENTION = (
@@ -30,23 +29,28 @@ _ATTENTION = (
     "aten::_cudnn_attention_forward",
     "flash_attn::_flash_attn_varlen_forward",
     "flash_attn_3::_flash_attn_forward",
+    "rlrun::flash_attention_4",
 )
-Forward = Callable[..., Tensor]
-"""`forward` of a decoder layer, whose inputs are the architecture's."""
-_KEPT: dict[ActivationCheckpointing, tuple[str, ...]] = {
+_KEPT: dict[ActivationMode, tuple[str, ...]] = {
     "selective": (*_PRODUCTS, *_ATTENTION),
     "attention": _ATTENTION,
 }
 """Operations whose results a mode keeps; those that this installation does not have are left out."""
 
 
-def keep_activations(layer: nn.Module, mode: ActivationCheckpointing) -> None:
-    """Make a decoder layer keep its activations so, in place."""
+def keep_activations(layer: nn.Module, mode: ActivationMode, offload: Offload | None = None) -> None:
+    """Make a decoder layer keep its activations so, in place.
+
+    Args:
+        layer: of the model.
+        mode: what is kept where.
+        offload: shared by the layers of a model, for mode `offload`; default: one of this layer.
+    """
     if mode == "none":
         return
     forward: Forward = layer.forward
     if mode == "offload":
-        layer.forward = partial(_on_host, forward, layer)
+        layer.forward = partial((offload or Offload()).run, forward, layer)
         return
     options: dict[str, object] = {"use_reentrant": False}
     if mode in _KEPT:
@@ -79,30 +83,3 @@ def _policy(
     kept: frozenset[object], context: object, operation: object, *inputs: object, **keywords: object
 ) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _on_host(forward: Forward, layer: nn.Module, *inputs: object, **keywords: object) -> Tensor:
-    # Parameters are saved for backward too, and FSDP frees and gathers them itself.
-    weights = {_local(parameter).untyped_storage().data_ptr() for parameter in layer.parameters()}
-
-    def pack(tensor: Tensor) -> tuple[torch.device, Tensor] | Tensor:
-        if isinstance(tensor, nn.Parameter | DTensor) or tensor.untyped_storage().data_ptr() in weights:
-            return tensor
-        pinned = tensor.is_cuda
-        host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
-        host.copy_(tensor, non_blocking=pinned)
-        return tensor.device, host
-
-    def unpack(kept: tuple[torch.device, Tensor] | Tensor) -> Tensor:
-        if isinstance(kept, Tensor):
-            return kept
-        device, host = kept
-        return host.to(device, non_blocking=host.is_pinned())
-
-    with saved_tensors_hooks(pack, unpack):
-        return forward(*inputs, **keywords)
-
-
-def _local(parameter: Tensor) -> Tensor:
-    local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return local

@@ -23,13 +23,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ActivationCheckpointing, GradientAccumulation
-from rlrun.config.models.roles import TrainerSpec
+from rlrun.config.models.roles import TrainerConfig, TrainerSpec
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning import gradient_accumulation
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
+from rlrun.trainer.modeling.activation_choice import activation_mode
+from rlrun.trainer.modeling.activation_offload import Offload
 from rlrun.trainer.modeling.parallel import rows
 from rlrun.trainer.modeling.parallel.experts import divide_experts, experts_of
 from rlrun.trainer.modeling.parallel.tensor import check_family, divide_layers
@@ -117,11 +119,14 @@ class Memory:
     compute_dtype: torch.dtype | None = None
     """Number format of forward and backward; masters and gradient sums are float32. None: bfloat16 on CUDA, float32 elsewhere."""
     activations: ActivationCheckpointing = "none"
+    """Kept activations; auto needs `run`."""
     compile: bool = False
     cpu_offload: bool = False
     """Masters, gradients and the optimizer's state stay in the host's memory."""
     accumulation: GradientAccumulation = "reduce"
     """Place where the gradients of micro-batches are summed (`learning.gradient_accumulation`)."""
+    run: TrainerConfig | None = None
+    """The whole run, for what is chosen by its memory (`activation_choice`)."""
 
     @classmethod
     def of(cls, config: TrainerSpec) -> Memory:
@@ -133,6 +138,7 @@ class Memory:
             config.compile,
             config.cpu_offload,
             config.gradient_accumulation,
+            config if isinstance(config, TrainerConfig) else None,
         )
 
 
@@ -174,10 +180,11 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     gradient_accumulation.attach(model, memory.accumulation)
     policy = _mixed_precision(memory, group.device)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
+    mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     for layer in layers:
         if memory.compile:
             layer.forward = torch.compile(layer.forward, dynamic=True)
-        keep_activations(layer, memory.activations)
+        keep_activations(layer, mode, offloaded)
         experts = experts_of(layer)
         if experts is not None and dims.ep > 1:
             assert meshes is not None

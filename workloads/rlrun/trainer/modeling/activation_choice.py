@@ -1,0 +1,74 @@
+"""Choice of the activation mode by what fits, with the arithmetic of `rlrun fit`."""
+
+from __future__ import annotations
+
+from loguru import logger
+from transformers import PreTrainedConfig
+
+from rlrun.config.models.parallel import ActivationCheckpointing, ActivationMode
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.fit.architecture import Architecture, ShapeError, from_config
+from rlrun.fit.sources import UnknownModelError, shape_of
+from rlrun.fit.trainer import ChosenMode, chosen_mode
+from rlrun.trainer.learning.gradient_accumulation import device_memory
+from rlrun.trainer.ranks.group import Group
+
+
+def activation_mode(
+    asked: ActivationCheckpointing, run: TrainerConfig | None, config: PreTrainedConfig, group: Group
+) -> ActivationMode:
+    """The mode that was asked for; for `auto` rank 0 decides, and says it in the log. Every rank takes part.
+
+    Args:
+        asked: value of `trainer.activationCheckpointing`.
+        run: whose memory is added up; None: nothing is known of it, and auto is none.
+        config: of the model.
+        group: the ranks; they have the same devices.
+    """
+    if asked != "auto":
+        return asked
+    mode, why = group.broadcast(_choice(run, config, group) if group.leads else None)
+    if group.leads:
+        logger.info(f"activationCheckpointing auto is {mode}: {why}")
+    found: ActivationMode = mode
+    return found
+
+
+def _choice(run: TrainerConfig | None, config: PreTrainedConfig, group: Group) -> tuple[ActivationMode, str]:
+    if group.device.type != "cuda":
+        return "none", "the trainer computes on a CPU"
+    if run is None:
+        return "none", "nothing is known of the run"
+    try:
+        found = choose_for(run, config, device_memory(group.device))
+    except ShapeError as error:
+        return "none", f"the memory of such a model is not known here: {error}"
+    return found.mode, found.why
+
+
+def choose_for(run: TrainerConfig, config: PreTrainedConfig, memory: int) -> ChosenMode:
+    """The mode of a run.
+
+    Args:
+        run: the trainer's configuration.
+        config: of its model.
+        memory: of a GPU, in bytes.
+
+    Raises:
+        ShapeError: the configuration does not describe a decoder.
+    """
+    model = from_config(config.to_dict())
+    return chosen_mode(run, model, _reference(run, model), memory=memory, colocated=run.colocated)
+
+
+def _reference(run: TrainerConfig, model: Architecture) -> Architecture | None:
+    """Shape of the frozen model; where it is not at hand, the policy's."""
+    if run.algorithm.reference is None:
+        return None
+    chosen = run.algorithm.reference.resolved(run.model)
+    if chosen is run.model:
+        return model
+    try:
+        return shape_of(chosen, "algorithm.reference.model", count=False)
+    except UnknownModelError:
+        return model
