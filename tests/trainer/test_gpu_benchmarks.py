@@ -52,7 +52,7 @@ def test_the_three_commands_write_their_tables(tmp_path: Path) -> None:
         "RL 16k, eager",
         "SFT 16k, best, 2 rows",
     ]
-    assert measured["RL 16k, fa3"]["note"] == "left out: attention fa3 is no value of this version"
+    assert "attention (fa3) needs GPUs, and gpusPerReplica is 0" in measured["RL 16k, fa3"]["note"]
     categories = tables["profile"]["RL 16k: categories"]
     assert categories["LM head"]["ms"] > 0
     assert categories["GEMM"]["launches"] >= 2 * 7

@@ -6,7 +6,6 @@ import ast
 import json
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +17,7 @@ from benchmarks.gpu.memory import USABLE, fitting, needed
 from benchmarks.gpu.profile_step import Kernel, summary
 from benchmarks.gpu.results import STARTED, Deadline, Ended, Report, reason, run_limited
 from benchmarks.gpu.shapes import QWEN3_06B, TINY, TINY_ROWS, attention_flops
-from rlrun.config.models.parallel import ActivationCheckpointing, AttentionKernel
+from rlrun.config.models.parallel import ActivationCheckpointing
 from rlrun.trainer.modeling.packed_attention import layout
 
 ROOT = Path(__file__).parents[3]
@@ -101,15 +100,16 @@ def test_no_row_is_measured_without_checkpoints_where_it_cannot_fit() -> None:
 @pytest.mark.parametrize("best", [{}, {"compile": True}])
 def test_every_configuration_is_one_of_the_trainer_and_fits(step: Any, best: dict[str, Any], tmp_path: Path) -> None:
     fields = best if step.best else step.fields
-    if fields.get("attention", "auto") not in get_args(AttentionKernel):
-        with pytest.raises(ValueError, match="is no value of this version"):
-            steps.configuration(step, QWEN3_06B, tmp_path, gpus=1, fields=fields)
-        return
     config = steps.configuration(step, QWEN3_06B, tmp_path, gpus=1, fields=fields)
     assert needed(QWEN3_06B, step.tokens, config.activation_checkpointing, config.compile) <= USABLE
     assert step.tokens < 65_536 or config.activation_checkpointing != "none"
     assert config.activation_checkpointing in get_args(ActivationCheckpointing)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["hidden_size"] == 1024
+
+
+def test_a_value_that_this_version_does_not_offer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="attention fa9 is no value of this version"):
+        steps.configuration(steps.LADDER[0], QWEN3_06B, tmp_path, gpus=1, fields={"attention": "fa9"})
 
 
 def test_the_best_is_the_fastest_of_one_row(tmp_path: Path) -> None:
@@ -187,27 +187,16 @@ def test_kernels_of_the_head_are_found_by_what_started_them() -> None:
 
 
 @pytest.mark.parametrize("lengths", TINY_ROWS.values(), ids=TINY_ROWS)
-def test_kernels_compute_what_the_trainer_does(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_measured_against_the_same_attention(lengths: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(sum(lengths), heads, TINY.head_dim) for heads in (4, 2, 2))
     row = layout(lengths, q.device)
-    expected = attention.trainer_blocks(q, k, v, row)
-
-    def varlen(q: Any, k: Any, v: Any, *places: Any, causal: bool, **named: Any) -> tuple[torch.Tensor, None]:
-        assert causal
-        q_ends, k_ends, longest, same = places or tuple(named.values())
-        assert torch.equal(q_ends, row.boundaries)
-        assert k_ends is q_ends
-        assert longest == same == max(lengths)
-        return attention.trainer_blocks(q, k, v, row), None
-
-    package = types.SimpleNamespace(flash_attn_varlen_func=varlen)
-    monkeypatch.setattr(attention, "_package", lambda name: package)
-    found: dict[str, Callable[..., Any]] = {"flex": attention.flex, "fa3": attention.fa3, "fa4": attention.fa4}
+    found = attention.KERNELS["sdpa"](q, k, v, row)
     if len(set(lengths)) == 1:
-        found["one length"] = lambda q, k, v, row: attention.of_one_length(q, k, v, row.lengths)
-    for name, kernel in found.items():
-        torch.testing.assert_close(kernel(q, k, v, row), expected, atol=1e-5, rtol=1e-5, msg=name)
+        torch.testing.assert_close(attention.of_one_length(q, k, v, lengths), found, atol=1e-5, rtol=1e-5)
+    for name in attention.NAMES[:-1]:
+        with pytest.raises(attention.UnavailableError, match=rf"trainer.attention \({name}\): it needs a GPU"):
+            attention.KERNELS[name](q, k, v, row)
 
 
 def test_attention_work_is_that_of_the_papers_figures() -> None:

@@ -1,0 +1,156 @@
+"""Choice of the kernel of attention: what a machine, its packages and a model allow, and what the message says where nothing does."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import pytest
+
+from rlrun.config.models.parallel import GPU_KERNELS, AttentionKernel
+from rlrun.trainer.modeling.attention.choose import AttentionError, Machine, Needs, choose
+from rlrun.trainer.modeling.attention.table import BACKENDS, FEATURES, ORDER, Feature, Kernel
+
+ALL: dict[Kernel, str] = {"fa3": "3.0.0", "fa4": "4.0.0b4", "flash2": "2.8.3"}
+CPU = Machine("a CPU", None)
+NOT_INSTALLED: dict[Kernel, str] = {
+    "fa3": "flash_attn_interface is not installed",
+    "fa4": "flash_attn.cute is not installed",
+}
+
+
+def gpu(major: int, minor: int = 0, *, packages: dict[Kernel, str] | None = None, **more: Any) -> Machine:
+    return Machine("a GPU", (major, minor), ALL if packages is None else packages, **more)
+
+
+def needs(*features: Feature, head_dim: int = 128) -> Needs:
+    return Needs(frozenset(features), head_dim)
+
+
+@pytest.mark.parametrize(
+    ("machine", "demands", "expected"),
+    [
+        # Plain attention and windows (Qwen3, Mistral): the fastest.
+        (gpu(9), needs(), "fa3"),
+        (gpu(9), needs("window"), "fa3"),
+        (gpu(9, packages={}), needs("window"), "varlen"),
+        (gpu(10), needs("window"), "fa4"),
+        (gpu(10, packages={}), needs(), "varlen"),
+        (gpu(8), needs("window"), "varlen"),
+        (gpu(8, 9), needs(), "varlen"),
+        (gpu(12), needs(), "varlen"),
+        (gpu(7), needs("window"), "sdpa"),
+        (CPU, needs("window", "softcap", "sinks"), "sdpa"),
+        # Soft caps (Gemma 2, heads of 256).
+        (gpu(9), needs("window", "softcap", head_dim=256), "fa3"),
+        (gpu(9, packages={"fa4": "4"}), needs("softcap", head_dim=256), "flex"),
+        (gpu(9, packages={"flash2": "2.8.3"}), needs("softcap", head_dim=256), "flash2"),
+        (gpu(8), needs("softcap", head_dim=256), "flash2"),
+        (gpu(8, packages={}), needs("softcap", head_dim=256), "flex"),
+        # Sinks (GPT-OSS, heads of 64).
+        (gpu(9), needs("window", "sinks", head_dim=64), "fa4"),
+        (gpu(9, packages={"fa3": "3.0.0"}), needs("sinks", head_dim=64), "varlen"),
+        (gpu(8), needs("window", "sinks", head_dim=64), "varlen"),
+        # Gemma 3 has windows and heads of 256; Gemma 4 heads of 512.
+        (gpu(9, packages={}), needs("window", head_dim=256), "varlen"),
+        (gpu(9), needs("window", head_dim=512), "sdpa"),
+        # Values of another size (DeepSeek), float32, rows that ranks share.
+        (gpu(9), needs("value heads", head_dim=192), "flex"),
+        (gpu(9), needs("float32"), "flex"),
+        (gpu(9), needs("context"), "fa3"),
+    ],
+)
+def test_auto_takes_the_first_that_computes_the_model(machine: Machine, demands: Needs, expected: str) -> None:
+    assert choose("auto", demands, machine).kernel == expected
+
+
+def test_the_choice_says_what_was_passed_over_and_why() -> None:
+    machine = gpu(9, packages={"fa3": "3.0.0"}, missing={"fa4": NOT_INSTALLED["fa4"]})
+    assert str(choose("auto", needs("sinks", head_dim=64), machine)) == (
+        "attention varlen: varlen is the first that a GPU (compute capability 9.0) allows; "
+        "not fa3: the model's attention has sinks, which fa3 does not compute; not fa4: flash_attn.cute is not installed"
+    )
+    assert str(choose("auto", needs(), machine)) == (
+        "attention fa3: fa3 (flash-attn-3 3.0.0) is the first that a GPU (compute capability 9.0) allows"
+    )
+    assert str(choose("flex", needs(), machine)) == "attention flex: flex as trainer.attention says"
+
+
+@pytest.mark.parametrize(
+    ("asked", "machine", "demands", "told"),
+    [
+        (
+            "fa3",
+            gpu(9, packages={}, missing=NOT_INSTALLED),
+            needs(),
+            "trainer.attention (fa3): flash_attn_interface is not installed; install it in the trainer's image (build hopper/",
+        ),
+        (
+            "fa3",
+            gpu(8),
+            needs(),
+            "trainer.attention (fa3): it needs a GPU of compute capability 9.x, and this is a GPU (compute capability 8.0); "
+            "set attention: auto, or one of flash2, cudnn, varlen, flex, sdpa",
+        ),
+        (
+            "varlen",
+            gpu(9),
+            needs("softcap", head_dim=256),
+            "trainer.attention (varlen): the model's attention has soft-capped scores, which varlen does not compute; "
+            "set attention: auto, or one of fa3, flash2, flex, sdpa",
+        ),
+        (
+            "cudnn",
+            gpu(9),
+            needs("window", "context"),
+            "trainer.attention (cudnn): the model's attention has a sliding window and rows that ranks share (parallelism.cp), which",
+        ),
+        (
+            "fa4",
+            gpu(10),
+            needs(head_dim=256),
+            "fa4): the model's heads have 256 elements, and fa4 computes up to 128; set",
+        ),
+        (
+            "flash2",
+            CPU,
+            needs(),
+            "flash2): it needs a GPU of compute capability 8.x to 12.x, and this is a CPU; set attention: auto",
+        ),
+    ],
+)
+def test_a_kernel_that_cannot_is_refused_with_the_way_out(
+    asked: Any, machine: Machine, demands: Needs, told: str
+) -> None:
+    with pytest.raises(AttentionError, match=re.escape(told)):
+        choose(asked, demands, machine)
+
+
+@pytest.mark.parametrize("asked", get_args(AttentionKernel))
+@pytest.mark.parametrize("major", [None, 7, 8, 9, 10, 11, 12, 13])
+@pytest.mark.parametrize("packages", [{}, ALL])
+def test_a_choice_always_supports_what_is_asked_of_it(
+    asked: Any, major: int | None, packages: dict[Kernel, str]
+) -> None:
+    machine = CPU if major is None else gpu(major, packages=packages)
+    for feature in [None, *FEATURES]:
+        demands = needs(*([feature] if feature else []))
+        try:
+            found = choose(asked, demands, machine).kernel
+        except AttentionError:
+            assert asked != "auto"
+            continue
+        backend = BACKENDS[found]
+        assert asked in ("auto", found)
+        assert demands.features <= backend.features
+        assert backend.package is None or found in packages
+        assert backend.capabilities is None or (
+            major is not None and backend.capabilities[0] <= major <= backend.capabilities[1]
+        )
+
+
+def test_the_table_has_every_kernel_of_the_configuration() -> None:
+    assert set(BACKENDS) == set(get_args(AttentionKernel)) - {"auto"}
+    assert {kernel for kernel, backend in BACKENDS.items() if backend.capabilities is not None} == set(GPU_KERNELS)
+    assert all(kernels[-1] == "sdpa" for _, kernels in ORDER)
+    assert BACKENDS["sdpa"].features == set(FEATURES)
