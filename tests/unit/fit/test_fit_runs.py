@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -63,6 +64,38 @@ def test_a_step_at_16k_is_that_of_the_design() -> None:
     rows = {"microBatchTokens": 16_384}
     found = [trainer(activationCheckpointing=mode, **rows)["activations"] for mode in ("none", "attention", "full")]
     assert found == pytest.approx([31, 2.8, 1.0], abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gib", "fields", "mode"),
+    [
+        (16_384, 80, {}, "none"),
+        (65_536, 80, {}, "selective"),
+        (65_536, 40, {}, "attention"),
+        (65_536, 21, {}, "full"),
+        (65_536, 15, {}, "full"),  # which needs least, and still does not fit
+        (65_536, 80, {"activationCheckpointing": "full"}, "full"),
+    ],
+)
+def test_auto_is_the_mode_with_the_least_work_that_fits(
+    tokens: int, gib: float, fields: dict[str, Any], mode: str
+) -> None:
+    given = {"gpusPerReplica": 1, "microBatchTokens": tokens, "activationCheckpointing": "auto"} | fields
+    (found,) = needs_of(spec(trainer=given), around(gib=gib))
+    (expected,) = needs_of(spec(trainer=given | {"activationCheckpointing": mode}), around(gib=gib))
+    assert found.parts == expected.parts
+    if not fields:
+        assert found.remarks[-1].startswith(f"activationCheckpointing: auto is {mode} here (")
+    if mode == "selective":
+        assert re.search(r"\(none needs 1\d\d\.\d GiB, selective needs 7\d\.\d GiB, of 77\.6 GiB\)", found.remarks[-1])
+
+
+def test_what_auto_has_tried_is_not_advised() -> None:
+    run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 65_536, "activationCheckpointing": "auto"})
+    surroundings = around(gib=12)
+    found = advise(run, surroundings, needs_of(run, surroundings))
+    assert found
+    assert not any("activationCheckpointing" in path for change in found for path in change.fields)
 
 
 def test_what_takes_memory_off_the_gpu() -> None:

@@ -1,0 +1,75 @@
+"""`activationCheckpointing: auto` in the trainer: the arithmetic of `rlrun fit` with this GPU's memory and the model's own sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, PreTrainedConfig, Qwen3Config
+
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.trainer.modeling import activation_choice
+from rlrun.trainer.modeling.activation_choice import activation_mode, choose_for
+from rlrun.trainer.modeling.shard import Memory
+from rlrun.trainer.ranks.group import Group
+
+GIB = 2**30
+
+
+def qwen() -> PreTrainedConfig:
+    """Qwen3-0.6B."""
+    return Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+    )
+
+
+def run(**fields: Any) -> TrainerConfig:
+    common = {"name": "r", "uid": "r", "output_dir": "/r", "max_steps": 1, "seq_len": 65_536, "seed": 0}
+    model = {"model": {"path": "/m"}, "algorithm": {}, "checkpoint": {}, "gpus_per_replica": 1}
+    return TrainerConfig.model_validate(common | model | {"activation_checkpointing": "auto"} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "mode"),
+    [({}, "selective"), ({"micro_batch_tokens": 131_072}, "attention"), ({"seq_len": 16_384}, "none")],
+)
+def test_the_mode_follows_the_gpus_memory(fields: dict[str, Any], mode: str) -> None:
+    assert choose_for(run(**fields), qwen(), 80 * GIB).mode == mode
+
+
+def test_a_reference_is_counted() -> None:
+    own = {"algorithm": {"preset": "distill", "reference": {"model": "Qwen/Qwen3-8B"}}}
+    assert choose_for(run(**own), qwen(), 80 * GIB).mode == "attention"
+    unknown = {"algorithm": {"preset": "distill", "reference": {"model": "someone/unknown"}}}
+    assert choose_for(run(**unknown), qwen(), 80 * GIB).mode == "selective"
+
+
+def test_a_rank_with_a_gpu_says_what_it_takes(
+    solo: Group, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activation_choice, "device_memory", lambda device: 80 * GIB)
+    on_gpu = replace(solo, device=torch.device("cuda"))
+    assert activation_mode("auto", run(), qwen(), on_gpu) == "selective"
+    (line,) = log_lines
+    assert line.startswith("activationCheckpointing auto is selective: none needs 1")
+    assert activation_mode("full", run(), qwen(), on_gpu) == "full"
+    assert activation_mode("auto", run(), GPT2Config(), on_gpu) == "none"
+    assert log_lines[1].startswith(
+        "activationCheckpointing auto is none: the memory of such a model is not known here: "
+    )
+    assert activation_mode("auto", None, qwen(), on_gpu) == "none"
+
+
+def test_on_a_cpu_nothing_is_computed_again(solo: Group, log_lines: list[str]) -> None:
+    memory = Memory.of(run())
+    assert activation_mode(memory.activations, memory.run, qwen(), solo) == "none"
+    assert log_lines == ["activationCheckpointing auto is none: the trainer computes on a CPU"]
