@@ -112,7 +112,7 @@ def test_the_size_of_heads_is_that_of_the_whole_model() -> None:
 def test_rank_0_chooses_and_says_why(solo: Group, log_lines: list[str]) -> None:
     needs = Needs(frozenset({"sinks"}), 64)
     assert select("auto", "GptOssForCausalLM", needs, solo, compute_dtype=None) == "sdpa"
-    assert log_lines == ["GptOssForCausalLM: attention sdpa: sdpa is the first that a CPU allows"]
+    assert log_lines == ["GptOssForCausalLM: attention sdpa: sdpa is the first that a CPU and the model allow"]
     with pytest.raises(
         RoleError, match=r"trainer\.attention \(varlen\): it needs a GPU .* set attention: auto, or one of sdpa"
     ):

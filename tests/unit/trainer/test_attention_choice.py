@@ -67,11 +67,11 @@ def test_auto_takes_the_first_that_computes_the_model(machine: Machine, demands:
 def test_the_choice_says_what_was_passed_over_and_why() -> None:
     machine = gpu(9, packages={"fa3": "3.0.0"}, missing={"fa4": NOT_INSTALLED["fa4"]})
     assert str(choose("auto", needs("sinks", head_dim=64), machine)) == (
-        "attention varlen: varlen is the first that a GPU (compute capability 9.0) allows; "
+        "attention varlen: varlen is the first that a GPU (compute capability 9.0) and the model allow; "
         "not fa3: the model's attention has sinks, which fa3 does not compute; not fa4: flash_attn.cute is not installed"
     )
     assert str(choose("auto", needs(), machine)) == (
-        "attention fa3: fa3 (flash-attn-3 3.0.0) is the first that a GPU (compute capability 9.0) allows"
+        "attention fa3: fa3 (flash-attn-3 3.0.0) is the first that a GPU (compute capability 9.0) and the model allow"
     )
     assert str(choose("flex", needs(), machine)) == "attention flex: flex as trainer.attention says"
 

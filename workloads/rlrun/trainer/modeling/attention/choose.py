@@ -70,7 +70,9 @@ def choose(asked: AttentionKernel, needs: Needs, machine: Machine) -> Choice:
         problem = _problem(kernel, needs, machine)
         if problem is None:
             before = f"; not {'; not '.join(passed)}" if passed else ""
-            return Choice(kernel, f"{_titled(kernel, machine)} is the first that {_where(machine)} allows{before}")
+            return Choice(
+                kernel, f"{_titled(kernel, machine)} is the first that {_where(machine)} and the model allow{before}"
+            )
         passed.append(f"{kernel}: {problem.partition('; ')[0]}")
     raise AssertionError("sdpa computes everything everywhere")
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.nn.attention.varlen  # registers its operations
@@ -21,9 +22,6 @@ from torch import Tensor
 from rlrun.trainer.modeling.attention.layout import Segments
 from rlrun.trainer.modeling.attention.scores import Scores
 from rlrun.trainer.modeling.attention.table import FA4
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 Forward = Callable[[Tensor, Tensor, Tensor, Segments, Scores], tuple[Tensor, Tensor]]
 """Query, key, value, segments, options without sinks -> output `[T, heads, D]`, lse `[heads, T]` float32."""
@@ -52,15 +50,28 @@ def _with_sinks(
 ) -> Tensor:
     if scores.sinks is None:
         return forward(query, key, value, segments, scores)[0]
-    return _Sinks.apply(query, key, value, scores.sinks, (forward, backward, segments, scores))  # type: ignore[no-any-return,no-untyped-call]
+    constant = (forward, backward, segments, replace(scores, sinks=None))
+    output: Tensor = _Sinks.apply(query, key, value, scores.sinks, constant)
+    return output
 
 
-class _Sinks(torch.autograd.Function):
+class _Graph(Protocol):
+    """Memory of an operation in autograd's graph."""
+
+    saved_tensors: tuple[Tensor, ...]
+    constant: tuple[Forward, Backward, Segments, Scores]
+    options: tuple[float, int]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep tensors."""
+
+
+class _Sinks(torch.autograd.Function):  # type: ignore[misc]
     """Attention with sinks by a pair of operations without; see the module."""
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: _Graph,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -73,13 +84,13 @@ class _Sinks(torch.autograd.Function):
         with_sink = torch.logaddexp(lse, column)
         output = (output.float() * (lse - with_sink).exp().T[..., None]).to(query.dtype)
         ctx.save_for_backward(query, key, value, sinks, output, with_sink)
-        ctx.constant = constant  # type: ignore[attr-defined]
+        ctx.constant = constant
         return output
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, sinks, output, lse = ctx.saved_tensors  # type: ignore[attr-defined]
-        _, run, segments, scores = ctx.constant  # type: ignore[attr-defined]
+    def backward(ctx: _Graph, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, sinks, output, lse = ctx.saved_tensors
+        _, run, segments, scores = ctx.constant
         gradient = gradients[0].contiguous()
         of_inputs = run(gradient, (query, key, value), output, lse, segments, scores)
         per_query = (gradient.float() * output.float()).sum(-1).T
@@ -193,7 +204,7 @@ def _fa4_options(scale: float, left: int) -> dict[str, float | int | bool | None
     }
 
 
-@torch.library.custom_op("rlrun::flash_attention_4", mutates_args=())
+@torch.library.custom_op("rlrun::flash_attention_4", mutates_args=())  # type: ignore[untyped-decorator]
 def _operation(
     query: Tensor,
     key: Tensor,
@@ -220,7 +231,7 @@ def _operation(
     return output, lse.contiguous()
 
 
-@torch.library.custom_op("rlrun::flash_attention_4_backward", mutates_args=())
+@torch.library.custom_op("rlrun::flash_attention_4_backward", mutates_args=())  # type: ignore[untyped-decorator]
 def _operation_backward(
     gradient: Tensor,
     query: Tensor,
@@ -248,24 +259,28 @@ def _operation_backward(
     return dq, dk, dv
 
 
-@_operation.register_fake
+@_operation.register_fake  # type: ignore[untyped-decorator]
 def _(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
 
 
-@_operation_backward.register_fake
+@_operation_backward.register_fake  # type: ignore[untyped-decorator]
 def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _save(ctx: FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(
+    ctx: _Graph,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, int],
+    output: tuple[Tensor, Tensor],
+) -> None:
     query, key, value, query_ends, key_ends, _, _, scale, left = inputs
-    ctx.save_for_backward(query, key, value, query_ends, key_ends, *output)  # type: ignore[arg-type]
-    ctx.options = (scale, left)  # type: ignore[attr-defined]
+    ctx.save_for_backward(query, key, value, query_ends, key_ends, *output)
+    ctx.options = (scale, left)
 
 
-def _gradients(ctx: FunctionCtx, gradient: Tensor, of_lse: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, query_ends, key_ends, output, lse = ctx.saved_tensors  # type: ignore[attr-defined]
+def _gradients(ctx: _Graph, gradient: Tensor, of_lse: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, query_ends, key_ends, output, lse = ctx.saved_tensors
     found = torch.ops.rlrun.flash_attention_4_backward(
         gradient,
         query,
@@ -275,7 +290,7 @@ def _gradients(ctx: FunctionCtx, gradient: Tensor, of_lse: Tensor) -> tuple[Tens
         lse,
         query_ends,
         key_ends,
-        *ctx.options,  # type: ignore[attr-defined]
+        *ctx.options,
     )
     return *found, None, None, None, None, None, None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,5 +76,6 @@ def _block_mask(queries: tuple[int, ...], keys: tuple[int, ...], window: int | N
 
 
 @lru_cache(maxsize=2)
-def _function(compiled: bool) -> Callable[..., object]:
-    return torch.compile(flex_attention, dynamic=None) if compiled else flex_attention
+def _function(compiled: bool) -> Callable[..., Any]:
+    found: Callable[..., Any] = torch.compile(flex_attention, dynamic=None) if compiled else flex_attention
+    return found

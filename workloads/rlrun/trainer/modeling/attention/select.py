@@ -53,9 +53,10 @@ def needs_of(config: PreTrainedConfig, features: Iterable[Feature]) -> Needs:
         features: observed in a small model of it (`packed_attention.observed_features`).
     """
     text = config.get_text_config()
-    sizes = [size for size in (getattr(text, name, None) for name in _HEAD_DIMS) if isinstance(size, int)]
-    if not sizes and getattr(text, "num_attention_heads", 0):
-        sizes.append(text.hidden_size // text.num_attention_heads)
+    sizes: list[int] = [size for name in _HEAD_DIMS if isinstance(size := getattr(text, name, None), int)]
+    heads = getattr(text, "num_attention_heads", None)
+    if not sizes and heads:
+        sizes.append(text.hidden_size // heads)
     return Needs(frozenset(features), max(sizes, default=0))
 
 
