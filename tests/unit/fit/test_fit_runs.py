@@ -14,6 +14,7 @@ from rlrun.fit.gpu_products import GIB
 from rlrun.fit.known_models import KNOWN
 from rlrun.fit.parts import Needs
 from rlrun.fit.report import Surroundings, needs_of
+from rlrun.fit.trainer import FRAGMENTS, RESERVE
 
 SMALL, LARGE, MIXTURE = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
 
@@ -87,7 +88,19 @@ def test_auto_is_the_mode_with_the_least_work_that_fits(
     if not fields:
         assert found.remarks[-1].startswith(f"activationCheckpointing: auto is {mode} here (")
     if mode == "selective":
-        assert re.search(r"\(none needs 1\d\d\.\d GiB, selective needs 7\d\.\d GiB, of 77\.6 GiB\)", found.remarks[-1])
+        assert re.search(r"\(none needs 1\d\d\.\d GiB, selective needs 7\d\.\d GiB, of 73\.6 GiB\)", found.remarks[-1])
+
+
+def test_auto_leaves_a_reserve() -> None:
+    """What fits as it was asked for, and by little, is not what auto takes."""
+    given = {"gpusPerReplica": 1, "microBatchTokens": 16_384}
+    (asked,) = needs_of(spec(trainer=given), around())
+    tight = asked.total / GIB / (1 - FRAGMENTS - RESERVE / 2)
+    auto = given | {"activationCheckpointing": "auto"}
+    (same,), (chosen,) = (needs_of(spec(trainer=fields), around(gib=tight)) for fields in (given, auto))
+    assert same.fits
+    assert chosen.fits
+    assert chosen.total < same.total
 
 
 def test_what_auto_has_tried_is_not_advised() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -154,3 +155,21 @@ def test_the_table_has_every_kernel_of_the_configuration() -> None:
     assert {kernel for kernel, backend in BACKENDS.items() if backend.capabilities is not None} == set(GPU_KERNELS)
     assert all(kernels[-1] == "sdpa" for _, kernels in ORDER)
     assert BACKENDS["sdpa"].features == set(FEATURES)
+
+
+def test_the_page_has_the_table() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")
+    ]
+    rows = {row[0].strip("`"): row[1:] for row in cells if len(row) == 8}
+    assert rows.keys() == BACKENDS.keys()
+    told: tuple[Feature, ...] = ("window", "softcap", "sinks", "float32")
+    for kernel, backend in BACKENDS.items():
+        source, gpus, *able, head_dims, float32 = rows[kernel]
+        assert [*able, float32] == ["yes" if feature in backend.features else "no" for feature in told]
+        assert head_dims == ("any" if backend.head_dims is None else str(backend.head_dims))
+        assert source.split("`")[1 if backend.package else 0] == (backend.package.module if backend.package else source)
+        if backend.capabilities is not None:
+            first, last = backend.capabilities
+            assert gpus == (f"{first}.x" if first == last else f"{first}.x to {last}.x")

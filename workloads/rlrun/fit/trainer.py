@@ -30,6 +30,8 @@ SLEEPING_ENGINE_BYTES = 3.0 * GIB
 """Memory that an engine keeps of a GPU while it sleeps."""
 FRAGMENTS = 0.03
 """Share of the GPU that stays unused between blocks of memory."""
+RESERVE = 0.05
+"""Share of the GPU that `auto` leaves free on top: the sum is an estimate, and a run that chose too much would end."""
 _BY_WORK: tuple[ActivationMode, ...] = ("none", "selective", "attention", "full", "offload")
 """Modes by the work that they repeat; copies to the host and back come last: they repeat nothing, and wait for the link."""
 _MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1}
@@ -102,15 +104,15 @@ def chosen_mode(
 
     Arguments as of `trainer_needs`.
     """
+    limit = memory * (1 - FRAGMENTS - RESERVE)
     totals: dict[ActivationMode, float] = {}
     for mode in modes_by_work(config):
-        needs = _needs(config, mode, model, reference, memory=memory, colocated=colocated)
-        totals[mode] = needs.total
-        if needs.fits:
+        totals[mode] = _needs(config, mode, model, reference, memory=memory, colocated=colocated).total
+        if totals[mode] <= limit:
             asked = ", ".join(f"{one} needs {gib(total)}" for one, total in totals.items())
-            return ChosenMode(mode, f"{asked}, of {gib(needs.limit)}")
+            return ChosenMode(mode, f"{asked}, of {gib(limit)}")
     least = min(totals, key=lambda mode: totals[mode])
-    return ChosenMode(least, f"none fits into {gib(memory * (1 - FRAGMENTS))}; {least} needs {gib(totals[least])}")
+    return ChosenMode(least, f"none of the modes fits into {gib(limit)}; {least} needs least, {gib(totals[least])}")
 
 
 def modes_by_work(config: TrainerSpec) -> tuple[ActivationMode, ...]:

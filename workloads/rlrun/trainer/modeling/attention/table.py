@@ -51,7 +51,7 @@ FLASH2 = Package(
     "flash_attn",
     {"flash_attn_varlen_func": (*_VARLEN_FUNCTION, "window_size", "softcap")},
     ("flash-attn", "flash_attn"),
-    "pip install --no-build-isolation 'flash-attn>=2.8,<3'",
+    "pip install --no-build-isolation 'rlrun[flash-attn]'",
 )
 FA3 = Package(
     "flash_attn_interface",
