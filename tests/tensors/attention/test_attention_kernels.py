@@ -164,7 +164,7 @@ def test_torch_is_told_of_grouped_heads_only_where_it_asks(kernels: None, monkey
     assert stand_ins.SEEN["varlen"]["enable_gqa"] is True
     attend("varlen", q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), ROW, PLAIN)
     assert stand_ins.SEEN["varlen"]["enable_gqa"] is False
-    monkeypatch.setattr(flash, "_names_grouped_heads", lambda: False)
+    monkeypatch.setattr(flash, "_NAMES_GROUPED_HEADS", False)
     attend("varlen", q, k, v, ROW, PLAIN)
     assert stand_ins.SEEN["varlen"]["enable_gqa"] is False
 

@@ -1,22 +1,19 @@
-"""One rank in this process, and small models and batches for it."""
+"""Small models and batches."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.ranks.group import Group
 
 VOCABULARY = 50
 _SHAPE = {
@@ -28,14 +25,6 @@ _SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-
-
-@pytest.fixture(scope="session")
-def solo() -> Iterator[Group]:
-    """A group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
-    dist.destroy_process_group()
 
 
 @pytest.fixture

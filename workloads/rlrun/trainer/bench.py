@@ -41,7 +41,7 @@ from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.architecture_check import examine
 from rlrun.trainer.modeling.attention.select import needs_of, select
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
-from rlrun.trainer.modeling.packed_attention import implementation, kernel_of
+from rlrun.trainer.modeling.packed_attention import kernel_of, set_kernel
 from rlrun.trainer.modeling.shard import Memory, load_model, shard
 from rlrun.trainer.ranks.group import Group, process_group
 
@@ -203,10 +203,11 @@ def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str, group
     """An architecture with random weights, the same on every rank, and the kernel that a run of it has."""
     torch.manual_seed(config.seed)
     model: Any = load_model(chosen, source, with_weights=False)
-    needs = needs_of(model.config, examine(model, seq_len=config.seq_len).features)
+    features = examine(model, seq_len=config.seq_len).features
+    needs = needs_of(model.config, features)
     dtype = Memory.of(config).compute_dtype
     kernel = select(config.attention, type(model).__name__, needs, group, compute_dtype=dtype)
-    model.set_attn_implementation(implementation(kernel))
+    set_kernel(model, kernel, features, cp=group.dims.cp)
     return model
 
 

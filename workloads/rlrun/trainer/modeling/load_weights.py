@@ -77,10 +77,10 @@ def load_sharded(
     if not fits:
         model = load_model(config, source, with_weights=with_weights)
         remember(model, names)
-        model.set_attn_implementation(packed_attention.implementation(chosen))
+        packed_attention.set_kernel(model, chosen, features, cp=group.dims.cp)
         prepare(model)
         return shard(model, group, memory=memory)
-    model.set_attn_implementation(packed_attention.implementation(chosen))
+    packed_attention.set_kernel(model, chosen, features, cp=group.dims.cp)
     before = dict(_tensors(model))
     prepare(model)
     kept = {name for name, tensor in _tensors(model) if tensor is before.get(name)}

@@ -5,7 +5,7 @@ A row is `[1, T]` with several sequences end to end; `attention` has the kernels
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -35,12 +35,14 @@ __all__ = [
     "Context",
     "Layout",
     "implementation",
+    "is_traced",
     "kernel_of",
     "layout",
     "observed_features",
     "packed_attention",
     "part_layout",
     "register",
+    "set_kernel",
 ]
 
 NAME = "rlrun_packed"
@@ -52,10 +54,11 @@ _SUFFIXES: Mapping[Kernel, str] = {
     kernel: {"sdpa": "blocks", "flash2": "fa2"}.get(kernel, kernel) for kernel in BACKENDS
 }
 """Ends of the names that transformers knows; it takes any name with `sdpa` or `flash` in it for a kernel of its own."""
+TRACED: frozenset[Kernel] = frozenset({"fa3", "fa4", "flash2", "varlen"})
+"""Kernels whose calls are part of a compiled layer: operations of torch that take a row's boundaries as a tensor."""
 _observed: ContextVar[set[Feature] | None] = ContextVar("observed", default=None)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -96,17 +99,25 @@ def packed_attention(
     _refuse_unread(module, attention_mask, options)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     scores = Scores(scale, sliding_window, softcap or None, s_aux)
+    if torch.compiler.is_compiling() and kernel != "auto":  # neither sinks nor a part of a row: see `set_kernel`
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return attend(kernel, q, k, v, packed.segments, scores)[None], None
+    return _eager(query, key, value, packed, kernel, scores), None
+
+
+def _eager(
+    query: Tensor, key: Tensor, value: Tensor, packed: Layout, kernel: AttentionKernel, scores: Scores
+) -> Tensor:
+    """Everything, outside of compiled code."""
     features = _features(query, value, packed, scores)
     if (observed := _observed.get()) is not None:
         observed.update(features)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    if (
-        packed.context is not None
-    ):  # keys and values come from all ranks; a segment's queries are the last of its keys' positions
+    if packed.context is not None:  # keys and values come from all ranks
         together = gather(torch.cat([k, v], dim=-1), packed.context.group)[packed.context.gather]
         k, v = together.split([key.shape[3], value.shape[3]], dim=-1)
     chosen = _of_call(query, features) if kernel == "auto" else kernel
-    return attend(chosen, q, k, v, packed.segments, scores)[None], None
+    return attend(chosen, q, k, v, packed.segments, scores)[None]
 
 
 def _features(query: Tensor, value: Tensor, packed: Layout, scores: Scores) -> frozenset[Feature]:
@@ -161,19 +172,44 @@ def _changes_nothing(name: str, value: object) -> bool:
 
 def register() -> None:
     """Make `implementation(...)` known to transformers. It gets no mask: the layout has all that it needs."""
-    AttentionInterface.register(NAME, packed_attention)
     for kernel in get_args(AttentionKernel):
-        if kernel != "auto":
-            AttentionInterface.register(implementation(kernel), partial(packed_attention, kernel=kernel))
+        function = partial(packed_attention, kernel=kernel)
+        # Where the call cannot be part of a compiled layer, one break is before it, and not several inside.
+        AttentionInterface.register(implementation(kernel, traced=False), torch.compiler.disable(function))
+        if kernel in TRACED:
+            AttentionInterface.register(implementation(kernel), function)
 
 
-def implementation(kernel: AttentionKernel) -> str:
-    """The name under which transformers finds it: its `attn_implementation`."""
-    return NAME if kernel == "auto" else f"{NAME}_{_SUFFIXES[kernel]}"
+def implementation(kernel: AttentionKernel, *, traced: bool = True) -> str:
+    """The name under which transformers finds it: its `attn_implementation`.
+
+    Args:
+        kernel: what computes.
+        traced: False keeps the compiler out of the call, also where the kernel is one that it may see.
+    """
+    if kernel == "auto":
+        return NAME
+    return f"{NAME}_{_SUFFIXES[kernel]}" + ("_apart" if kernel in TRACED and not traced else "")
+
+
+def set_kernel(model: PreTrainedModel, kernel: Kernel, features: Collection[Feature], *, cp: int) -> None:
+    """Let a model's layers compute attention so.
+
+    Args:
+        model: changed in place.
+        kernel: what was chosen for it.
+        features: the demands of its attention; sinks are computed outside of compiled code.
+        cp: ranks that share a row; their exchange is outside of it as well.
+    """
+    model.set_attn_implementation(implementation(kernel, traced="sinks" not in features and cp == 1))
 
 
 def kernel_of(model: PreTrainedModel) -> AttentionKernel:
     """The kernel that a model computes with; auto: each call chooses."""
-    return next(
-        kernel for kernel in get_args(AttentionKernel) if implementation(kernel) == model.config._attn_implementation
-    )
+    name = model.config._attn_implementation.removesuffix("_apart")
+    return next(kernel for kernel in get_args(AttentionKernel) if implementation(kernel) == name)
+
+
+def is_traced(model: PreTrainedModel) -> bool:
+    """True if attention is part of a model's compiled layers."""
+    return any(implementation(kernel) == model.config._attn_implementation for kernel in TRACED)

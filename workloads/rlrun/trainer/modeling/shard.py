@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from loguru import logger
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -22,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rlrun.config.models.model import ModelConfig
-from rlrun.config.models.parallel import ActivationCheckpointing, GradientAccumulation
+from rlrun.config.models.parallel import ActivationCheckpointing, ActivationMode, GradientAccumulation
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
@@ -32,6 +33,7 @@ from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.activation_choice import activation_mode
 from rlrun.trainer.modeling.activation_offload import Offload
+from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.modeling.parallel import rows
 from rlrun.trainer.modeling.parallel.experts import divide_experts, experts_of
 from rlrun.trainer.modeling.parallel.tensor import check_family, divide_layers
@@ -181,10 +183,18 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     policy = _mixed_precision(memory, group.device)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
+    inside = _checkpoint_inside(model, mode)
+    if memory.compile and mode == "selective" and not inside and group.leads:
+        logger.warning(
+            f"trainer.compile (true) hides the products from activationCheckpointing ({memory.activations}) with attention "
+            f"{kernel_of(model)}: they are computed again"
+        )
     for layer in layers:
-        if memory.compile:
+        if memory.compile and not inside:
             layer.forward = torch.compile(layer.forward, dynamic=True)
         keep_activations(layer, mode, offloaded)
+        if memory.compile and inside:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
         experts = experts_of(layer)
         if experts is not None and dims.ep > 1:
             assert meshes is not None
@@ -199,6 +209,11 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
             for name, buffer in list(module.named_buffers(recurse=False)):
                 module._buffers[name] = buffer.to(group.device)  # FSDP has moved the parameters
     return model.train()
+
+
+def _checkpoint_inside(model: nn.Module, mode: ActivationMode) -> bool:
+    """True if a layer's checkpoint is compiled with it, which then sees every operation: one graph from end to end, without a break."""
+    return mode in ("full", "selective", "attention") and is_traced(model)
 
 
 def _mixed_precision(memory: Memory, device: torch.device) -> MixedPrecisionPolicy:

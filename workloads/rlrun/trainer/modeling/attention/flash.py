@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Protocol
 
 import torch
@@ -23,6 +22,10 @@ from rlrun.trainer.modeling.attention.layout import Segments
 from rlrun.trainer.modeling.attention.scores import Scores
 from rlrun.trainer.modeling.attention.table import FA4
 
+_NAMES_GROUPED_HEADS = any(
+    argument.name == "enable_gqa" for argument in torch.ops.torch_attn._varlen_attn.default._schema.arguments
+)
+"""True if torch's operation has an argument for fewer key-value heads: up to 2.11 it has none, and takes them as they are."""
 Forward = Callable[[Tensor, Tensor, Tensor, Segments, Scores], tuple[Tensor, Tensor]]
 """Query, key, value, segments, options without sinks -> output `[T, heads, D]`, lse `[heads, T]` float32."""
 Backward = Callable[[Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Tensor, Segments, Scores], tuple[Tensor, ...]]
@@ -103,17 +106,10 @@ def _window(scores: Scores) -> list[int]:
     return [-1 if scores.window is None else scores.window - 1, 0]
 
 
-@cache
-def _names_grouped_heads() -> bool:
-    """True if torch's operation has an argument for fewer key-value heads: up to 2.11 it has none, and takes them as they are."""
-    schema = torch.ops.torch_attn._varlen_attn.default._schema
-    return any(argument.name == "enable_gqa" for argument in schema.arguments)
-
-
 def _varlen_forward(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores
 ) -> tuple[Tensor, Tensor]:
-    grouped = {"enable_gqa": query.shape[1] != key.shape[1]} if _names_grouped_heads() else {}
+    grouped = {"enable_gqa": query.shape[1] != key.shape[1]} if _NAMES_GROUPED_HEADS else {}
     output, lse, _ = torch.ops.torch_attn._varlen_attn(
         query,
         key,

@@ -25,72 +25,66 @@ class Block:
 
 @dataclass(frozen=True)
 class Context:
-    """Relation of a row part's queries to the keys of the whole row. A segment is the part's share of one sequence."""
+    """Keys of the whole row for a part's queries. A segment is the part's share of one sequence, and has its keys up to its last query."""
 
     group: dist.ProcessGroup
     """The ranks that have the row's parts."""
-    queries: tuple[int, ...]
-    """Queries of each segment, in the part's order."""
-    keys: tuple[int, ...]
-    """Keys of each segment: its sequence from the start to the segment's last query."""
     gather: Tensor
     """`[sum of keys]` int64: where each key stands among all ranks' parts, end to end."""
 
 
-@dataclass(frozen=True)
 class Segments:
-    """Pairs of queries and keys that belong together; of each, the last query sees all keys, and the one before one key less."""
+    """Pairs of queries and keys that belong together; of each, the last query sees all keys, and the one before one key less.
 
-    queries: tuple[int, ...]
-    """Queries of each segment, end to end in their tensor."""
-    keys: tuple[int, ...]
-    query_ends: Tensor
-    """`[N + 1]` int32: cumulative queries from 0, on the device."""
-    key_ends: Tensor
-    blocks: tuple[Block, ...] | None = None
-    """Segments of as many queries as keys, by size; None: some have fewer queries."""
+    No dataclass, as `Layout`: FSDP copies those for every layer, and what they keep with them.
+    """
+
+    def __init__(self, queries: Sequence[int], keys: Sequence[int], query_ends: Tensor, key_ends: Tensor) -> None:
+        """Keep the parts.
+
+        Args:
+            queries: of each segment, end to end in their tensor.
+            keys: of each segment.
+            query_ends: `[N + 1]` int32, cumulative queries from 0, on the device.
+            key_ends: likewise.
+        """
+        self.queries, self.keys = tuple(queries), tuple(keys)
+        self.query_ends, self.key_ends = query_ends, key_ends
+        self.longest_query, self.longest_key = max(queries), max(keys)
 
     @cached_property
-    def longest_query(self) -> int:
-        """Most queries of a segment."""
-        return max(self.queries)
+    def blocks(self) -> tuple[Block, ...] | None:
+        """The segments by size, for kernels that want them padded; None: some have fewer queries than keys."""
+        if self.queries != self.keys:
+            return None
+        by_size: dict[int, list[int]] = {}
+        for index, length in enumerate(self.queries):
+            by_size.setdefault((length - 1).bit_length(), []).append(index)
+        return tuple(_block(self.query_ends, self.queries, members) for _, members in sorted(by_size.items()))
 
-    @cached_property
-    def longest_key(self) -> int:
-        """Most keys of a segment."""
-        return max(self.keys)
 
-
-@dataclass(frozen=True)
 class Layout:
     """Division of a row into sequences."""
 
-    lengths: tuple[int, ...]
-    boundaries: Tensor
-    """`[N + 1]` int32, cumulative lengths from 0."""
-    context: Context | None = None
-    """Set with context parallelism: this rank has only a part of the row."""
+    def __init__(
+        self, lengths: Sequence[int], boundaries: Tensor, segments: Segments, context: Context | None = None
+    ) -> None:
+        """Keep the parts.
 
-    @cached_property
-    def segments(self) -> Segments:
-        """The sequences; of a part, its segments."""
-        if self.context is None:
-            return Segments(self.lengths, self.lengths, self.boundaries, self.boundaries, self.blocks)
-        queries, keys, device = self.context.queries, self.context.keys, self.boundaries.device
-        return Segments(queries, keys, _boundaries(queries, device), _boundaries(keys, device))
-
-    @cached_property
-    def blocks(self) -> tuple[Block, ...]:
-        """The sequences by size, for kernels that want them padded."""
-        by_size: dict[int, list[int]] = {}
-        for index, length in enumerate(self.lengths):
-            by_size.setdefault((length - 1).bit_length(), []).append(index)
-        return tuple(_block(self.boundaries, self.lengths, members) for _, members in sorted(by_size.items()))
+        Args:
+            lengths: of the sequences, in tokens.
+            boundaries: `[N + 1]` int32, cumulative lengths from 0.
+            segments: the sequences; of a part, its segments.
+            context: set with context parallelism: this rank has only a part of the row.
+        """
+        self.lengths, self.boundaries = tuple(lengths), boundaries
+        self.segments, self.context = segments, context
 
 
 def layout(lengths: Sequence[int], device: torch.device) -> Layout:
     """The layout of a row of these sequences; they add up to T."""
-    return Layout(tuple(lengths), _boundaries(lengths, device))
+    boundaries = _boundaries(lengths, device)
+    return Layout(tuple(lengths), boundaries, Segments(tuple(lengths), tuple(lengths), boundaries, boundaries))
 
 
 def part_layout(whole: Layout, runs: Sequence[Sequence[range]], rank: int, group: dist.ProcessGroup) -> Layout:
@@ -114,8 +108,8 @@ def part_layout(whole: Layout, runs: Sequence[Sequence[range]], rank: int, group
                 queries.append(last - first)
                 keys.append(last - (end - length))
                 gathered.append(place[end - length : last])
-    context = Context(group, tuple(queries), tuple(keys), torch.cat(gathered).to(device))
-    return Layout(whole.lengths, whole.boundaries, context)
+    segments = Segments(tuple(queries), tuple(keys), _boundaries(queries, device), _boundaries(keys, device))
+    return Layout(whole.lengths, whole.boundaries, segments, Context(group, torch.cat(gathered).to(device)))
 
 
 def _block(boundaries: Tensor, lengths: Sequence[int], members: Sequence[int]) -> Block:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlrun.trainer.modeling.attention.layout import Segments
 from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.attention.table import FA3, FLASH2, Package
+from rlrun.trainer.modeling.attention.table import FA3, FLASH2, Kernel, Package
 
 
 def fa3(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
@@ -25,10 +25,27 @@ def flash2(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores
     return _varlen(FLASH2, query, key, value, segments, scores)
 
 
-def _varlen(package: Package, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
+_Function = Callable[..., Tensor | tuple[Tensor, ...]]
+_loaded: dict[str, _Function] = {}
+"""The packages' functions, by module. The compiler follows a look-up in a table, and no import."""
+
+
+def load(kernel: Kernel) -> None:
+    """Import a kernel's package before the first call, if it has one here."""
+    package = {"fa3": FA3, "flash2": FLASH2}.get(kernel)
+    if package is not None:
+        _load(package)
+
+
+def _load(package: Package) -> None:
     (name,) = package.functions
-    function: Callable[..., Tensor | tuple[Tensor, ...]] = getattr(importlib.import_module(package.module), name)
-    found = function(
+    _loaded[package.module] = getattr(importlib.import_module(package.module), name)
+
+
+def _varlen(package: Package, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
+    if package.module not in _loaded:
+        _load(package)
+    found = _loaded[package.module](
         query,
         key,
         value,

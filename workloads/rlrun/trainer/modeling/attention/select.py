@@ -13,6 +13,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.attention.choose import AttentionError, Needs, choose
 from rlrun.trainer.modeling.attention.machine import machine
+from rlrun.trainer.modeling.attention.packages import load
 from rlrun.trainer.modeling.attention.table import Feature, Kernel
 from rlrun.trainer.ranks.group import Group
 
@@ -42,6 +43,7 @@ def select(
     if group.leads:
         logger.info(f"{name}: {text}")
     found: Kernel = kernel
+    load(found)
     return found
 
 

@@ -1,0 +1,20 @@
+"""One rank in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from rlrun.trainer.ranks.group import Group
+
+
+@pytest.fixture(scope="session")
+def solo() -> Iterator[Group]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
+    dist.destroy_process_group()
