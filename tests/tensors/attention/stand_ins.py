@@ -109,6 +109,31 @@ def _registered(kernel: str, name: str) -> Any:
         CALLS[kernel] += 1
         return forward(q, k, v, query_ends, key_ends, scale, left, softcap)
 
+    @operation.register_fake
+    def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(q), q.new_empty((q.shape[1], q.shape[0]))
+
+    @torch.library.custom_op(name.replace("forward", "backward"), mutates_args=())
+    def operation_backward(
+        gradient: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        output: Tensor,
+        lse: Tensor,
+        query_ends: Tensor,
+        key_ends: Tensor,
+        scale: float,
+        left: int,
+        softcap: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = backward(gradient, (q, k, v), output, lse, (query_ends, key_ends), scale, left, softcap)
+        return dq, dk, dv
+
+    @operation_backward.register_fake
+    def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
@@ -120,9 +145,7 @@ def _registered(kernel: str, name: str) -> Any:
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Any:
             q, k, v, output, lse = ctx.saved_tensors
-            query_ends, key_ends, scale, left, softcap = ctx.rest
-            found = backward(gradient, (q, k, v), output, lse, (query_ends, key_ends), scale, left, softcap)
-            return (*found, *([None] * 5))
+            return (*operation_backward(gradient, q, k, v, output, lse, *ctx.rest), *([None] * 5))
 
     return Function
 

@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from loguru import logger
 from torch import Tensor, nn
 
 from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.parallel import GPU_KERNELS
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning import gradient_accumulation
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.learning.gradient_accumulation import check_memory
+from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
+from rlrun.trainer.modeling.attention import packages
 from rlrun.trainer.modeling.shard import Memory, decoder_layers, local_part, shard
 from rlrun.trainer.ranks.group import Group
+from tests.tensors.attention import stand_ins
 
 CPU = torch.device("cpu")
 
@@ -113,6 +118,54 @@ def test_a_compiled_layer_is_compiled_once_for_rows_of_all_lengths(
     assert 0 < graphs <= 4
 
 
+@pytest.mark.parametrize("kernel", ["varlen", "fa3"])
+def test_a_layer_is_one_graph_with_its_checkpoint_and_its_attention(
+    kernel: Any,
+    make_model: Callable[..., nn.Module],
+    make_sample: Callable[..., Sample],
+    solo: Group,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All layers and rows share it, nothing breaks it, and attention is computed once."""
+    stand_ins.install(monkeypatch)
+    packages.load(kernel)
+    monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    attn = packed_attention.implementation(kernel)
+    expected_model, model = (
+        shard(make_model("qwen3", attn=attn), solo, memory=Memory(compile=compile, activations="selective"))
+        for compile in (False, True)
+    )
+    for lengths in ([9], [4, 13], [20, 5, 7], [3, 3]):
+        samples = [make_sample(length, seed=index) for index, length in enumerate(lengths)]
+        expected = gradients(expected_model, samples)
+        stand_ins.CALLS.clear()
+        found = gradients(model, samples)
+        assert stand_ins.CALLS[kernel] == len(decoder_layers(model))
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-6)
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_compiled_code_that_hides_products_is_told(
+    make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module.torch, "compile", lambda forward, **options: forward)
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
+    for attn, activations in (("sdpa", "selective"), ("sdpa", "attention"), ("varlen", "selective")):
+        model = make_model(attn=packed_attention.implementation(attn))
+        shard(model, solo, memory=Memory(compile=True, activations=activations))
+    logger.remove(handler)
+    (line,) = lines
+    assert line.startswith(
+        "trainer.compile (true) hides the products from activationCheckpointing (selective) with attention sdpa"
+    )
+
+
 def test_compiling_needs_a_compiler(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,10 +178,9 @@ def test_compiling_needs_a_compiler(
 def test_what_cannot_be_combined_is_refused() -> None:
     with pytest.raises(ValueError, match=r"cpuOffload \(true\) needs GPUs"):
         TrainerSpec(cpu_offload=True)
-    with pytest.raises(ValueError, match=r"compile \(true\) hides from activationCheckpointing"):
-        TrainerSpec(compile=True, activation_checkpointing="selective")
-    with pytest.raises(ValueError, match=r"attention \(varlen\) needs GPUs"):
-        TrainerSpec(attention="varlen")
+    for kernel in GPU_KERNELS:
+        with pytest.raises(ValueError, match=rf"attention \({kernel}\) needs GPUs"):
+            TrainerSpec(attention=kernel)
     chosen = Memory.of(TrainerSpec(compute_dtype="bfloat16", activation_checkpointing="full", compile=True))
     assert chosen == Memory(torch.bfloat16, "full", compile=True)
 
@@ -162,6 +214,3 @@ def test_this_machine_has_memory() -> None:
     assert 2**28 < gradient_accumulation.device_memory(CPU) < 2**50
     with pytest.raises(ValueError, match=r"remove .* and gradientAccumulation"):
         TrainerSpec(shared_with="host", lora=LoRAConfig(), gradient_accumulation="local")
-    for mode in ("selective", "attention"):
-        with pytest.raises(ValueError, match=rf"compile \(true\) hides from activationCheckpointing \({mode}\)"):
-            TrainerSpec.model_validate({"compile": True, "activation_checkpointing": mode})

@@ -133,12 +133,6 @@ class TrainerBlock(TrainerSpec, PodFields):
             "gradientAccumulation",
             ".sharedWith",
         ),
-        Rule(
-            "!self.compile || !(self.activationCheckpointing in ['selective', 'attention'])",
-            "compile (true) hides from activationCheckpointing ({self.activationCheckpointing}) what it selects; "
-            "set activationCheckpointing: full or remove compile",
-            ".compile",
-        ),
     )
 
 

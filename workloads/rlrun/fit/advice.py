@@ -11,7 +11,6 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.fit.architecture import DIVISIBLE, Architecture
 from rlrun.fit.parts import Needs
 from rlrun.fit.report import Change, Surroundings, needs_of
-from rlrun.fit.trainer import modes_by_work
 
 Fields = dict[str, object]
 """Value by path; None removes the field."""
@@ -110,10 +109,8 @@ def _thrift(spec: RLRunSpec) -> Iterator[Fields]:
     row: Fields = {}
     if trainer.micro_batch_tokens is None or trainer.micro_batch_tokens > spec.seq_len:
         row = {f"{path}.microBatchTokens": spec.seq_len}
-    modes = [mode for mode in modes_by_work(trainer) if mode in _RECOMPUTE]
     now = trainer.activation_checkpointing
-    if now == "auto":  # which has tried them
-        modes = []
+    modes = () if now == "auto" else _RECOMPUTE  # which has tried them
     for mode in modes[modes.index(now) + 1 :] if now in modes else modes:
         yield base | {f"{path}.activationCheckpointing": mode}
     if row:

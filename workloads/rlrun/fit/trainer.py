@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.parallel import ActivationMode
-from rlrun.config.models.roles import TrainerConfig, TrainerSpec
+from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.activations import layer_activations, outside_layers
 from rlrun.fit.architecture import Architecture, Linear
 from rlrun.fit.gpu_products import GIB, gib
@@ -32,7 +32,7 @@ FRAGMENTS = 0.03
 """Share of the GPU that stays unused between blocks of memory."""
 RESERVE = 0.05
 """Share of the GPU that `auto` leaves free on top: the sum is an estimate, and a run that chose too much would end."""
-_BY_WORK: tuple[ActivationMode, ...] = ("none", "selective", "attention", "full", "offload")
+MODES_BY_WORK: tuple[ActivationMode, ...] = ("none", "selective", "attention", "full", "offload")
 """Modes by the work that they repeat; copies to the host and back come last: they repeat nothing, and wait for the link."""
 _MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1}
 
@@ -106,18 +106,13 @@ def chosen_mode(
     """
     limit = memory * (1 - FRAGMENTS - RESERVE)
     totals: dict[ActivationMode, float] = {}
-    for mode in modes_by_work(config):
+    for mode in MODES_BY_WORK:
         totals[mode] = _needs(config, mode, model, reference, memory=memory, colocated=colocated).total
         if totals[mode] <= limit:
             asked = ", ".join(f"{one} needs {gib(total)}" for one, total in totals.items())
             return ChosenMode(mode, f"{asked}, of {gib(limit)}")
     least = min(totals, key=lambda mode: totals[mode])
     return ChosenMode(least, f"none of the modes fits into {gib(limit)}; {least} needs least, {gib(totals[least])}")
-
-
-def modes_by_work(config: TrainerSpec) -> tuple[ActivationMode, ...]:
-    """Activation modes that a run may have, by the work that they repeat."""
-    return tuple(mode for mode in _BY_WORK if not config.compile or mode not in ("selective", "attention"))
 
 
 def _needs(

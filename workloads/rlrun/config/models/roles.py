@@ -119,11 +119,6 @@ class TrainerSpec(Config):
                 "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype, cpuOffload "
                 "and gradientAccumulation"
             )
-        if self.compile and self.activation_checkpointing in ("selective", "attention"):
-            raise ValueError(
-                f"compile (true) hides from activationCheckpointing ({self.activation_checkpointing}) what it selects; "
-                "set activationCheckpointing: full or remove compile"
-            )
         return self
 
     def _says_what_the_host_says(self) -> bool:

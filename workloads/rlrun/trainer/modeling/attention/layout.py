@@ -84,7 +84,8 @@ class Layout:
 def layout(lengths: Sequence[int], device: torch.device) -> Layout:
     """The layout of a row of these sequences; they add up to T."""
     boundaries = _boundaries(lengths, device)
-    return Layout(tuple(lengths), boundaries, Segments(tuple(lengths), tuple(lengths), boundaries, boundaries))
+    # The compiler follows no call of a package that gets one tensor twice.
+    return Layout(lengths, boundaries, Segments(lengths, lengths, boundaries, boundaries.clone()))
 
 
 def part_layout(whole: Layout, runs: Sequence[Sequence[range]], rank: int, group: dist.ProcessGroup) -> Layout:
