@@ -19,8 +19,13 @@ from rlrun.trainer.learning.lm_head import head_statistics
 from rlrun.trainer.learning.optimizers import make_optimizer, orthogonalized
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import packed_attention as attention
+from rlrun.trainer.modeling.attention.choose import AttentionError, Needs, choose
+from rlrun.trainer.modeling.attention.compute import attend
+from rlrun.trainer.modeling.attention.machine import machine
+from rlrun.trainer.modeling.attention.scores import Scores
+from rlrun.trainer.modeling.attention.table import BACKENDS
 from rlrun.trainer.modeling.packed_attention import layout, packed_attention
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import Memory, shard
 from rlrun.trainer.ranks.group import Group
 
 VOCABULARY, LENGTHS = 500, (70, 33, 128)
@@ -103,6 +108,49 @@ def test_varlen_attention_is_that_of_each_sequence_alone(device: torch.device, d
         assert own is not None
         assert exact is not None
         assert distance(own, exact) < 0.02
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_kernel_that_is_here_computes_what_its_options_say(
+    name: Any, device: torch.device, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    total, backend = sum(LENGTHS), BACKENDS[name]
+    try:
+        choose(name, Needs(head_dim=64), machine(device))
+    except AttentionError as error:
+        pytest.skip(str(error))
+    tensors = [torch.randn(total, heads, 64).bfloat16() for heads in (4, 2, 2)]
+    options = {
+        "window": 20 if "window" in backend.features else None,
+        "softcap": 5.0 if "softcap" in backend.features else None,
+    }
+    sinks = torch.randn(4) if "sinks" in backend.features else None
+    results = []
+    for kernel, where, kind in (("sdpa", CPU, torch.float32), (name, device, dtype)):
+        leaves = [tensor.to(where, kind).requires_grad_() for tensor in tensors]
+        if sinks is not None:
+            leaves.append(sinks.to(where).requires_grad_())
+        scores = Scores(0.3, **options, sinks=leaves[3] if sinks is not None else None)
+        output = attend(kernel, *leaves[:3], layout(LENGTHS, where).segments, scores)
+        output.float().square().sum().backward()
+        results.append((output, *(leaf.grad for leaf in leaves)))
+    for own, exact in zip(results[1], results[0], strict=True):
+        assert own is not None
+        assert exact is not None
+        assert distance(own, exact) < 0.03
+
+
+def test_activations_in_host_memory_change_no_gradient(alone: Group, model: Any, batch: Batch) -> None:
+    results = []
+    for mode in ("none", "offload"):
+        sharded = shard(copy.deepcopy(model), alone, memory=Memory(activations=mode))
+        for _ in range(2):  # the second step has the first one's buffers
+            sharded.zero_grad()
+            token_statistics(sharded, micro_batch(batch.samples, alone.device)).logprobs.sum().backward()
+        results.append({name: p.grad.full_tensor().cpu() for name, p in sharded.named_parameters()})
+    for name, expected in results[0].items():
+        assert distance(results[1][name], expected) < 0.01, name
 
 
 def test_a_sharded_model_in_bfloat16_is_near_float32_on_the_cpu(alone: Group, model: Any, batch: Batch) -> None:
