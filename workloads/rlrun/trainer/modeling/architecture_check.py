@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from loguru import logger
@@ -33,6 +33,9 @@ from rlrun.trainer.modeling.small_model import quiet, small_model
 from rlrun.trainer.modeling.tensor_names import copy_names, file_tensors, parts
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights.hf_writer import published_tensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LENGTHS = (LONGEST, 9, 17)
 """Tokens of the sequences in the row."""
@@ -69,7 +72,7 @@ class _Numbers:
     """Gradients of a weighted sum of the log-probabilities, by parameter."""
 
 
-def check_architecture(model: Any, source: str, group: Group, *, seq_len: int) -> frozenset[Feature]:
+def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq_len: int) -> frozenset[Feature]:
     """Refuse a model whose log-probabilities, gradients or files would be wrong. Every rank takes part; rank 0 computes.
 
     Args:
@@ -91,12 +94,12 @@ def check_architecture(model: Any, source: str, group: Group, *, seq_len: int) -
     return frozenset(features)
 
 
-def find_fault(model: Any, *, seq_len: int) -> str | None:
+def find_fault(model: PreTrainedModel, *, seq_len: int) -> str | None:
     """Reason why the trainer cannot train models like this one, for a person; None: it can. Arguments as of `examine`."""
     return examine(model, seq_len=seq_len).fault
 
 
-def examine(model: Any, *, seq_len: int) -> Verdict:
+def examine(model: PreTrainedModel, *, seq_len: int) -> Verdict:
     """Compare a small model with transformers, and note what its attention asks for. The answer is kept for the process.
 
     Args:
@@ -112,7 +115,7 @@ def examine(model: Any, *, seq_len: int) -> Verdict:
     return _found[key]
 
 
-def _fault(model: Any, seq_len: int) -> str | None:
+def _fault(model: PreTrainedModel, seq_len: int) -> str | None:
     fault = None
     for seed in SEEDS:
         try:
@@ -150,7 +153,7 @@ def _inputs(vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
     return ids, torch.randn(len(ids), generator=generator)
 
 
-def _eager(model: Any, ids: Tensor, weights: Tensor) -> _Numbers:
+def _eager(model: PreTrainedModel, ids: Tensor, weights: Tensor) -> _Numbers:
     """Each sequence alone, by transformers."""
     found = []
     for sequence in ids.split(LENGTHS):
@@ -160,7 +163,7 @@ def _eager(model: Any, ids: Tensor, weights: Tensor) -> _Numbers:
     return _numbers(model, torch.cat(found), weights)
 
 
-def _packed(model: Any, ids: Tensor, weights: Tensor, rows: Sequence[tuple[int, ...]]) -> _Numbers:
+def _packed(model: PreTrainedModel, ids: Tensor, weights: Tensor, rows: Sequence[tuple[int, ...]]) -> _Numbers:
     """Rows of these lengths, by the trainer."""
     model.set_attn_implementation(packed_attention.NAME)
     found = [
@@ -177,7 +180,7 @@ def _row(ids: Tensor, lengths: tuple[int, ...]) -> MicroBatch:
     return MicroBatch(ids, positions, positions > 0, zeros, zeros, zeros.long(), zeros + 1, packed)
 
 
-def _numbers(model: Any, logprobs: Tensor, weights: Tensor) -> _Numbers:
+def _numbers(model: PreTrainedModel, logprobs: Tensor, weights: Tensor) -> _Numbers:
     (logprobs * weights).sum().backward()
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -199,7 +202,7 @@ def _difference(found: _Numbers, expected: _Numbers) -> str | None:
     return None
 
 
-def _file_fault(model: Any) -> str | None:
+def _file_fault(model: PreTrainedModel) -> str | None:
     """Write the small model as versions are written, and have transformers read it."""
     tensors = published_tensors(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +223,7 @@ def _file_fault(model: Any) -> str | None:
     return f"transformers reads {len(wrong)} of {len(written)} tensors otherwise than the trainer writes them, such as {wrong[0]}"
 
 
-def _too_long(model: Any, seq_len: int) -> str:
+def _too_long(model: PreTrainedModel, seq_len: int) -> str:
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(longest, int) or seq_len <= longest:
         return ""
