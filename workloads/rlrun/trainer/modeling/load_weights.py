@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from rlrun.config.models.model import ModelConfig
@@ -64,7 +64,7 @@ def load_sharded(
     """
     options = {"revision": config.revision or "main"}
     with loading_errors(source):
-        model: Any = _on_meta(config, source, options)
+        model = _on_meta(config, source, options)
         names = stored_names(source, options)
     remember(model, names)
     features = check_architecture(model, source, group, seq_len=seq_len)
@@ -118,7 +118,7 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Any:
+def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> PreTrainedModel:
     packed_attention.register()
     trust = config.trust_remote_code
     architecture = AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
@@ -171,7 +171,7 @@ def _files(source: str, options: Mapping[str, Any], names: Sequence[str]) -> dic
     return {name: by_name[file] for name, file in json.loads(Path(index).read_text())["weight_map"].items()}
 
 
-def _plan(model: Any, files: Mapping[str, Path], *, with_weights: bool) -> tuple[dict[str, Read], bool]:
+def _plan(model: PreTrainedModel, files: Mapping[str, Path], *, with_weights: bool) -> tuple[dict[str, Read], bool]:
     """Reads of each parameter and buffer, and true if that is all of them.
 
     Raises:
@@ -247,7 +247,7 @@ def _ties(model: nn.Module) -> list[tuple[str, str]]:
     return [(first[id(parameter)], name) for name, parameter in every if first[id(parameter)] != name]
 
 
-def _materialise(model: Any, ties: list[tuple[str, str]], group: Group, memory: Memory | None) -> None:
+def _materialise(model: PreTrainedModel, ties: list[tuple[str, str]], group: Group, memory: Memory | None) -> None:
     """Give every tensor memory on its device: parameters and stored buffers undefined, rotary frequencies as they should be."""
     offloaded = memory is not None and memory.cpu_offload
     buffers_device = group.device
