@@ -1,9 +1,11 @@
-"""The fused LM head against full logits: memory and time of one forward and backward pass, at a vocabulary of 150 thousand.
+"""The fused LM head against the general path and against full logits: memory and time of a forward and backward pass, vocabulary 150,000.
 
     python -m benchmarks.lm_head [--shapes 256x512 256x2048 1024x512] [--repeats 2] [--write]
 
-Both run on the same inputs in one run, each measurement in a process of its own, one after the other, so that a peak of memory is that
-of one of them alone. `--write` keeps the table in benchmarks/results/lm_head.md.
+All run on the same inputs in one run, each measurement in a process of its own, one after the other, so that a peak of memory is that
+of one of them alone. `general` is the path that every head took before it was fused, and that a bias, a soft cap and an entropy's gradient
+still take; `known` has its coefficients before the forward pass (SFT); `frozen` has a weight without a gradient (LoRA). `--write` keeps
+the table in benchmarks/results/lm_head.md.
 """
 
 from __future__ import annotations
@@ -23,38 +25,48 @@ VOCABULARY = 150_000
 """About that of Qwen3."""
 SHAPES = ("256x512", "256x2048", "1024x512")
 """Hidden size x tokens."""
-KINDS = ("full", "fused")
+KINDS = ("full", "general", "fused", "known", "frozen")
 
 
 def measure(kind: str, hidden_size: int, tokens: int, repeats: int) -> dict[str, float]:
     """CPU seconds of one thread (median) and peak memory above the inputs (bytes) of one kind; a digest of its results."""
     import torch
 
-    from rlrun.trainer.learning.lm_head import head_statistics, logits_statistics
+    from rlrun.trainer.learning.lm_head import head_statistics, logits_statistics, weighted_logprobs
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     hidden = (torch.randn(tokens, hidden_size) / 8).requires_grad_()
-    weight = (torch.randn(VOCABULARY, hidden_size) / 4).requires_grad_()
+    weight = (torch.randn(VOCABULARY, hidden_size) / 4).requires_grad_(kind != "frozen")
     targets, temperatures = torch.randint(VOCABULARY, (tokens,)), torch.full((tokens,), 0.9)
-    weight.grad, hidden.grad = torch.zeros_like(weight), torch.zeros_like(hidden)
+    hidden.grad = torch.zeros_like(hidden)
+    if weight.requires_grad:
+        weight.grad = torch.zeros_like(weight)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
     for _ in range(repeats):
         began = time.process_time()
-        if kind == "fused":
-            logprobs, _ = head_statistics(hidden, weight, targets, temperatures)
-        else:
+        if kind == "full":
             logprobs, entropy = logits_statistics(hidden @ weight.T, targets, temperatures)
             entropy.detach_()
-        logprobs.sum().backward()
+            logprobs.sum().backward()
+        elif kind == "known":
+            weighted = weighted_logprobs(hidden, weight, targets, temperatures, torch.ones(tokens))
+            assert weighted is not None
+            total, logprobs, _ = weighted
+            total.backward()
+        else:
+            logprobs, _ = head_statistics(
+                hidden, weight, targets, temperatures, entropy="gradient" if kind == "general" else "value"
+            )
+            logprobs.sum().backward()
         seconds.append(time.process_time() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return {
         "seconds": statistics.median(seconds),
         "peak": peak * 1024.0,
         "logprobs": float(logprobs.detach().sum()),
-        "gradient": float(weight.grad.norm()),
+        "gradient": float(hidden.grad.norm()),
     }
 
 
@@ -67,26 +79,28 @@ def table(shapes: list[str], repeats: int) -> str:
             command = [sys.executable, "-m", "benchmarks.lm_head", "--measure", kind, "--shapes", shape]
             done = subprocess.run([*command, "--repeats", str(repeats)], check=True, stdout=subprocess.PIPE, text=True)
             found[kind] = json.loads(done.stdout)
-        full, fused = found["full"], found["fused"]
-        for name in ("logprobs", "gradient"):
-            assert abs(fused[name] / full[name] - 1) < 1e-4, (name, found)
+        for kind in KINDS:
+            for name in ("logprobs", "gradient"):
+                assert abs(found[kind][name] / found["full"][name] - 1) < 1e-4, (kind, name, found)
         hidden_size, tokens = shape.split("x")
-        rows.append(
-            f"| {hidden_size} | {tokens} | {full['peak'] / 2**20:.0f} | {fused['peak'] / 2**20:.0f} "
-            f"| {full['peak'] / fused['peak']:.1f} | {full['seconds']:.2f} | {fused['seconds']:.2f} "
-            f"| {full['seconds'] / fused['seconds']:.2f} |"
-        )
+        memory = " | ".join(f"{found[kind]['peak'] / 2**20:.0f}" for kind in KINDS)
+        times = " | ".join(f"{found[kind]['seconds']:.2f}" for kind in KINDS)
+        rows.append(f"| {hidden_size} | {tokens} | {memory} | {times} |")
     return "\n".join(
         [
-            f"# Fused LM head against full logits: vocabulary {VOCABULARY}, float32",
+            f"# Ways through the LM head: vocabulary {VOCABULARY}, float32",
             "",
             f"`python -m benchmarks.lm_head --shapes {' '.join(shapes)} --repeats {repeats}`; one core ({platform.machine()}), no GPU.",
             "Forward and backward pass of the log-probabilities, and the entropies without a gradient. Time is the CPU's: the machine",
             "does other work too. Memory is the peak above inputs and their gradients; a new gradient of the weight (0.57 MiB per unit of",
-            "hidden size) is part of it in both.",
+            "hidden size) is part of it in all but `frozen`. `general` is what every head was before it was fused.",
             "",
-            "| hidden size | tokens | full: MiB | fused: MiB | ratio | full: s | fused: s | speed-up |",
-            "|---|---|---|---|---|---|---|---|",
+            "| hidden size | tokens | "
+            + " | ".join(f"{kind}: MiB" for kind in KINDS)
+            + " | "
+            + " | ".join(f"{kind}: s" for kind in KINDS)
+            + " |",
+            "|---" * (2 + 2 * len(KINDS)) + "|",
             *rows,
             "",
         ]

@@ -25,7 +25,7 @@ NAME, TITLE = "profile", "One step of the trainer, recorded"
 SKIPPED, LONGEST, LIMIT = 4, 40, 130.0
 WANTED = ("RL 16k, eager", "SFT 16k, eager", "RL 65k, eager")
 """Rows of the ladder; their fields are replaced by the best ones."""
-HEAD = ("_HeadStatistics", "_HeadStatisticsBackward")
+HEAD = ("_HeadStatistics", "_HeadStatisticsBackward", "FusedHead", "FusedHeadBackward")
 """The autograd function of the LM head: what runs inside of it is the head's, whatever its kernel's name."""
 CATEGORIES = (
     ("attention", r"flash|fmha|cudnn_generated|attention"),

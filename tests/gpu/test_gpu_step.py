@@ -67,7 +67,7 @@ def test_the_fused_head_in_bfloat16_is_near_float32_on_the_cpu(device: torch.dev
     for where, kind in ((CPU, torch.float32), (device, dtype)):
         leaves = [tensor.to(where, kind).requires_grad_() for tensor in (hidden, weight)]
         logprobs, entropy = head_statistics(
-            leaves[0], leaves[1], targets.to(where), temperatures.to(where), chunk_tokens=64
+            leaves[0], leaves[1], targets.to(where), temperatures.to(where), chunk_tokens=64, entropy="gradient"
         )
         (logprobs.sum() + 0.1 * entropy.sum()).backward()
         results.append((logprobs, entropy, leaves[0].grad, leaves[1].grad))

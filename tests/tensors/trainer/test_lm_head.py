@@ -79,7 +79,14 @@ def test_values_and_gradients_are_those_of_the_definition(
     assert single[1] is not None
     with mock.patch.dict(KEPT_BYTES, cpu=kept):
         found = head_statistics(
-            single[0], single[1], targets, temperatures.float(), bias=single[2], softcap=softcap, chunk_tokens=chunk
+            single[0],
+            single[1],
+            targets,
+            temperatures.float(),
+            bias=single[2],
+            softcap=softcap,
+            chunk_tokens=chunk,
+            entropy="gradient" if weights[1] else "value",
         )
     for value, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(value, reference.float(), atol=1e-5, rtol=1e-5)

@@ -257,3 +257,34 @@ def test_a_sample_without_a_loss_token_counts_for_nothing(
     _, expected = step(batch, [(0, 1, 2, 3, 4)])
     _, found = step(wider, [(0, 1, 2, 3, 4), (5,)])
     torch.testing.assert_close(weights(found), weights(expected), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
+def test_a_gradient_that_is_known_before_the_forward_pass_is_the_same(
+    step: Step, make_batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch, aggregation: str
+) -> None:
+    loss, batch, rows = Objective("sft", aggregation=aggregation), make_batch(LENGTHS), [(3,), (), (0, 2), (4, 1)]
+    assert Mixture(loss).is_linear
+    found, early = step(batch, rows, loss=loss)
+    monkeypatch.setattr(Mixture, "is_linear", False)
+    expected, late = step(batch, rows, loss=loss)
+    torch.testing.assert_close(weights(early), weights(late), atol=1e-6, rtol=1e-6)
+    assert found["grad_norm"] > 0
+    for name in ("loss", "grad_norm", "entropy", "nll", "loss_tokens"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-6), name
+
+
+def test_a_gradient_that_depends_on_the_log_probs_is_not_taken_for_known() -> None:
+    assert not Mixture(AIPO).is_linear
+    assert not Mixture(Objective("sft", regularizers=Regularizers(kl=0.1))).is_linear
+    assert not Mixture(Objective("sft", regularizers=Regularizers(entropy=0.1))).is_linear
+    assert not Mixture(Objective("sft", correction={"action": "mask", "high": 9.0})).is_linear
+    assert not Mixture(Objective("sft"), {"other": AIPO}).is_linear
+
+
+def test_an_overflow_is_left_out_where_the_gradient_is_known_before(
+    step: Step, make_batch: Callable[..., Batch]
+) -> None:
+    metrics, model = step(make_batch(LENGTHS), [(0, 1, 2, 3, 4)], loss=Objective("sft"), damage=True)
+    assert metrics["skipped"] == 1
+    assert torch.isfinite(weights(model)).sum() == weights(model).numel() - 1

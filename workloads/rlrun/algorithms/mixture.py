@@ -57,6 +57,11 @@ class Mixture:
         return any(objective.needs_entropy for objective in self.objectives)
 
     @property
+    def is_linear(self) -> bool:
+        """True if the gradient on every log-prob is known before the forward pass."""
+        return all(objective.is_linear for objective in self.objectives)
+
+    @property
     def recomputes(self) -> bool:
         """True if a trust region is measured from the policy at the start of the step."""
         return any(objective.proximal == "recompute" for objective in self.objectives)

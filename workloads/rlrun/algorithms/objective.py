@@ -87,6 +87,12 @@ class Objective:
         """True if the entropy must be given with its gradient."""
         return self.regularizers.entropy > 0
 
+    @property
+    def is_linear(self) -> bool:
+        """True if the gradient on a log-prob is known before the log-prob is: a constant of weight and aggregation."""
+        terms = self.regularizers
+        return self.loss == "sft" and self.correction is None and terms.entropy == 0 and terms.kl == 0
+
     def count(self, mask: Tensor, sequence_lengths: Sequence[int]) -> Tensor:
         """Share of these sequences in the divisor, a scalar.
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlrun.trainer.learning.forward import MicroBatch, token_statistics
+from rlrun.trainer.learning.forward import MicroBatch, token_logprobs
 from rlrun.trainer.modeling.shard import fsdp_modules
 
 
@@ -42,7 +42,7 @@ class ReferenceSource(Protocol):
 def logprobs_without_gradient(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
     """Log-probs of the loss tokens of all rows under `model`, `[T]` fp32 each, 0 outside the mask."""
     with torch.no_grad():
-        found = [token_statistics(model, row).logprobs for row in rows]
+        found = [token_logprobs(model, row) for row in rows]
     release(model)
     return found
 

@@ -1,8 +1,9 @@
 """The LM head, fused with what is needed of its logits: log-probability of the chosen token and entropy, without the logits of a row.
 
 The logits `[K, V]` of a row are the largest tensor of a step. Here they exist for a chunk of tokens at a time, in float32. The first
-chunks are kept for the backward pass, as far as a fixed number of bytes reaches; the others are made again there. With
-z = logits / temperature, p = softmax(z), y the chosen token and H the entropy:
+chunks are kept for the backward pass, as far as a fixed number of bytes reaches; the others are made again there. `head.fused` has the
+few passes that a log-probability's gradient needs. What follows here is the general path: for an entropy with a gradient, a bias, a soft
+cap, and dtypes without a kernel. With z = logits / temperature, p = softmax(z), y the chosen token and H the entropy:
 
     d log p_y / d z_j = 1[j = y] - p_j            d H / d z_j = -p_j (log p_j + H)
 """
@@ -13,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,10 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from rlrun.trainer.learning.head.fused import FusedHead, Plan, add_product, fused_kernel, product
+
+Entropy = Literal["none", "value", "gradient"]
+"""How much of the entropy is wanted: nothing (0 where it costs something), its value, or its gradient too."""
 CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 """Size of one chunk of float32 logits; about three of them exist at a time."""
 KEPT_BYTES = {"cpu": 320 * 2**20, "cuda": 0}
@@ -36,6 +41,7 @@ def head_statistics(
     bias: Tensor | None = None,
     softcap: float | None = None,
     chunk_tokens: int | None = None,
+    entropy: Entropy = "value",
 ) -> tuple[Tensor, Tensor]:
     """Statistics of `softmax((hidden @ weight.T + bias) / temperatures)` without its logits.
 
@@ -47,14 +53,59 @@ def head_statistics(
         bias: `[V]`, added to the logits.
         softcap: logits become `softcap * tanh(logits / softcap)` before the temperature (Gemma 2, arXiv:2408.00118, 2.2).
         chunk_tokens: tokens per chunk; default: as many as `CHUNK_BYTES` of logits hold.
+        entropy: how much of it is wanted.
 
     Returns:
-        Log-probability of each target and entropy in nats, `[K]` fp32; gradients reach `hidden`, `weight` and `bias`.
+        Log-probability of each target and entropy in nats, `[K]` fp32; gradients reach `hidden`, `weight` and `bias`, and those of the
+        entropy only where `entropy` says so.
     """
+    if bias is None and softcap is None and entropy != "gradient":
+        plan = _plan(hidden, weight, chunk_tokens, entropy=entropy != "none")
+        if plan is not None:
+            logprobs, found, _ = FusedHead.apply(hidden, weight, targets, temperatures, None, plan)
+            return logprobs, found
     if chunk_tokens is None:
-        chunk_tokens = max(CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"]) // (4 * weight.shape[0]), 1)
-    logprobs, entropy = _HeadStatistics.apply(hidden, weight, bias, targets, temperatures, softcap, chunk_tokens)
-    return logprobs, entropy
+        chunk_tokens = _chunk_tokens(hidden, weight)
+    logprobs, found = _HeadStatistics.apply(hidden, weight, bias, targets, temperatures, softcap, chunk_tokens)
+    return logprobs, found if entropy == "gradient" else found.detach()
+
+
+def weighted_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    coefficients: Tensor,
+    *,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The sum of `coefficients * logprobs`, whose gradients are formed as the logits are: nothing of them is kept or made again.
+
+    Args:
+        hidden, weight, targets, temperatures, chunk_tokens: of `head_statistics`.
+        coefficients: `[K]` fp32, constants.
+
+    Returns:
+        The sum, a differentiable scalar, and log-probabilities and entropies as constants, `[K]` fp32. None: no kernel can do so here.
+    """
+    plan = _plan(hidden, weight, chunk_tokens, entropy=True)
+    if plan is None:
+        return None
+    logprobs, entropy, total = FusedHead.apply(hidden, weight, targets, temperatures, coefficients, plan)
+    return total, logprobs, entropy
+
+
+def _plan(hidden: Tensor, weight: Tensor, chunk_tokens: int | None, *, entropy: bool) -> Plan | None:
+    kernel = fused_kernel(hidden)
+    if kernel is None or weight.dtype != hidden.dtype:
+        return None
+    tokens = chunk_tokens or _chunk_tokens(hidden, weight)
+    device = hidden.device.type
+    return Plan(kernel, tokens, KEPT_BYTES.get(device, 0), entropy, reuses_memory=device == "cpu")
+
+
+def _chunk_tokens(hidden: Tensor, weight: Tensor) -> int:
+    return max(CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"]) // (4 * weight.shape[0]), 1)
 
 
 def logits_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +173,7 @@ class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch i
             if d_hidden is not None:
                 d_hidden[part] = d_logits @ weight
             if d_weight is not None:
-                _add_product(d_weight, d_logits.T, hidden[part])
+                add_product(d_weight, d_logits.T, hidden[part])
         return (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
@@ -140,7 +191,7 @@ def _log_softmax(
     """Log-probabilities of a chunk, `[C, V]` fp32, and the slope of the soft cap, if there is one."""
     if bias is None and softcap is None and hidden.dtype == torch.float32:  # as exact, and V/D times less to divide
         return (hidden / temperatures[:, None] @ weight.T).log_softmax(-1), None
-    logits = _product(hidden, weight.T)
+    logits = product(hidden, weight.T)
     if bias is not None:
         logits += bias
     slope = None
@@ -166,21 +217,6 @@ def _d_logits(
     return gradient
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` in float32: the sums of a bfloat16 product are not rounded to bfloat16 where the device can do so."""
-    if a.is_cuda and a.dtype != torch.float32:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return (a @ b).float()
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """`total += a @ b`, with `total` in float32."""
-    if a.dtype == torch.float32:
-        total.addmm_(a, b)
-    else:
-        total += _product(a, b)
-
-
 @dataclass(frozen=True)
 class Head:
     """Head of a causal LM on its decoder's last hidden states: `cap(scale * linear(hidden))`."""
@@ -190,7 +226,9 @@ class Head:
     softcap: float | None = None
     """Without one the cap is the identity; with one the scale is 1."""
 
-    def statistics(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    def statistics(
+        self, hidden: Tensor, targets: Tensor, temperatures: Tensor, *, entropy: Entropy = "value"
+    ) -> tuple[Tensor, Tensor]:
         """Statistics of hidden states `[K, D]`; called where FSDP has gathered the head's parameters."""
         weight = self.linear.weight
         if isinstance(weight, DTensor):  # tensor parallel: only the head's own hooks know how to join the ranks' parts
@@ -199,8 +237,23 @@ class Head:
                 logits = self.softcap * (logits / self.softcap).tanh()
             return logits_statistics(logits, targets, temperatures / self.scale)
         return head_statistics(
-            hidden, weight, targets, temperatures / self.scale, bias=self.linear.bias, softcap=self.softcap
+            hidden,
+            weight,
+            targets,
+            temperatures / self.scale,
+            bias=self.linear.bias,
+            softcap=self.softcap,
+            entropy=entropy,
         )
+
+    def weighted(
+        self, hidden: Tensor, targets: Tensor, temperatures: Tensor, coefficients: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """`weighted_logprobs` of hidden states `[K, D]`; None where this head has no kernel for it."""
+        weight = self.linear.weight
+        if isinstance(weight, DTensor) or self.linear.bias is not None or self.softcap is not None:
+            return None
+        return weighted_logprobs(hidden, weight, targets, temperatures / self.scale, coefficients)
 
 
 def find_head(model: Any) -> Head | None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlrun.algorithms import Mixture
+from rlrun.algorithms import LossOutput, Mixture
 from rlrun.algorithms.mixture import Divisors
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import MicroBatch, micro_batch, token_statistics, weighted_statistics
 from rlrun.trainer.learning.gradient_accumulation import prepare_backward
 from rlrun.trainer.modeling.shard import counts_here, local_part
 from rlrun.trainer.ranks.group import Group
@@ -89,26 +90,45 @@ def _backward(
 ) -> dict[str, Tensor]:
     """Add the gradient of one micro-batch; returns its metrics as sums."""
     inputs = micro_batch(samples, group.device)
-    statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy)
-    # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
-    finite = torch.isfinite(statistics.logprobs).all()
-    output = loss(
-        torch.where(finite, statistics.logprobs, 0),
+    bound = partial(
+        loss,
         environments=[sample.environment for sample in samples] or [_IDLE],
         divisors=divisors,
         inference_logprobs=inputs.inference_logprobs,
         advantages=inputs.advantages if signal.advantages is None else signal.advantages,
-        mask=inputs.mask & finite,
         sequence_lengths=inputs.packed.lengths,
         proximal_logprobs=signal.proximal_logprobs,
         reference_logprobs=signal.reference_logprobs,
-        entropy=torch.where(finite, statistics.entropy, 0),
         versions=inputs.versions,
         policy_version=policy_version,
+    )
+    if loss.is_linear:
+        return _linear_backward(model, inputs, bound)
+    statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy)
+    # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
+    finite = torch.isfinite(statistics.logprobs).all()
+    output = bound(
+        torch.where(finite, statistics.logprobs, 0),
+        mask=inputs.mask & finite,
+        entropy=torch.where(finite, statistics.entropy, 0),
     )
     # Chosen on the device: the host does not wait for it.
     torch.where(finite, output.loss, statistics.logprobs.sum()).backward()
     return output.metrics
+
+
+def _linear_backward(model: nn.Module, inputs: MicroBatch, loss: Callable[..., LossOutput]) -> dict[str, Tensor]:
+    """The same for a loss whose gradient on the log-probs is known before they are: they are pulled back as they are made."""
+    start = torch.zeros_like(inputs.advantages).requires_grad_()
+    (coefficients,) = torch.autograd.grad(loss(start, mask=inputs.mask, entropy=start.detach()).loss, start)
+    total, statistics = weighted_statistics(model, inputs, coefficients)
+    total.backward()  # where the forward pass has overflowed this gradient is not finite
+    finite = torch.isfinite(statistics.logprobs).all()
+    return loss(
+        torch.where(finite, statistics.logprobs, 0),
+        mask=inputs.mask & finite,
+        entropy=torch.where(finite, statistics.entropy, 0),
+    ).metrics
 
 
 def apply_gradient(

@@ -10,7 +10,7 @@ from torch import nn
 
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import Row
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import micro_batch, token_logprobs
 from rlrun.trainer.ranks.group import Group
 
 
@@ -33,7 +33,7 @@ def validate(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Grou
     with torch.no_grad():
         for row in rows:
             inputs = micro_batch([batch.samples[index] for index in row], group.device)
-            logprobs = token_statistics(model, inputs).logprobs
+            logprobs = token_logprobs(model, inputs)
             total -= float((logprobs * inputs.advantages).double().sum())
     model.train(was_training)
     total = group.data_sums({"loss": total})["loss"]
