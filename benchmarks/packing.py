@@ -25,8 +25,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.bench import fake_batch
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import logits_statistics
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
 
 RESULTS = Path(__file__).parent / "results" / "packing.md"

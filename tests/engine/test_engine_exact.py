@@ -22,7 +22,7 @@ from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
 from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
-from rlrun.trainer.learning.forward import micro_batch
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
 
 from .conftest import API_KEY, Server, random_model

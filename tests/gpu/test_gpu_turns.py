@@ -20,8 +20,9 @@ from rlrun.config.models.learning import OptimizerConfig
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.gpu_memory import GPUMemory
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group

@@ -22,6 +22,7 @@ from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
 from rlrun.trainer.modeling.shard import Memory, shard
@@ -59,7 +60,8 @@ def measure(case: str, world: Group) -> dict[str, Any]:
         if critic:
             lengths = [sum(len(batch.samples[i]) for i in row) or 2 for row in rows]
             signals = [Signals(values=torch.zeros(n), returns=torch.ones(n)) for n in lengths]
-            metrics = critic_step(Critic(model, optimizer), batch, rows, signals, group=group, lr=1.0)
+            inputs = micro_batches([[batch.samples[i] for i in row] for row in rows], group.device)
+            metrics = critic_step(Critic(model, optimizer), batch, inputs, signals, group=group, lr=1.0)
         else:
             metrics = train_step(
                 model, optimizer, batch, rows, group=group, loss=Mixture(layouts.LOSS), lr=1.0, max_grad_norm=None

@@ -43,8 +43,9 @@ from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning import optimizers
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.objective import objective
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora, packed_attention
 from rlrun.trainer.modeling.load_weights import load_sharded

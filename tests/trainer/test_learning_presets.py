@@ -24,8 +24,9 @@ from rlrun.orchestrator.batches.assemble import assemble
 from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
 from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.objective import objective
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.tiny_model import make_tiny_model, make_tokenizer, render
 

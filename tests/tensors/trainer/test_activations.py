@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.protocol.files.batch import Sample
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import activation_checkpointing, packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.shard import decoder_layers

@@ -29,9 +29,9 @@ from rlrun.trainer.learning.critic import (
     to_critic,
     token_rewards,
 )
-from rlrun.trainer.learning.forward import micro_batch
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.step_buffer import micro_batch, micro_batches
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group
@@ -186,7 +186,8 @@ def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
             Signals(values=v + 0.5, returns=r, advantages=a)
             for v, r, a in zip(found.values, found.returns, found.advantages, strict=True)
         ]
-        outcomes.append((critic_step(critic, batch, rows, signals, group=solo, lr=0.01), weights(module)))
+        inputs = micro_batches([[batch.samples[i] for i in row] for row in rows], solo.device)
+        outcomes.append((critic_step(critic, batch, inputs, signals, group=solo, lr=0.01), weights(module)))
     (one, before), (other, after) = outcomes
     for name in ("value_loss", "critic_grad_norm", "value_clip_fraction"):
         assert other[name] == pytest.approx(one[name], rel=1e-4), name

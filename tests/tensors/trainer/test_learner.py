@@ -14,10 +14,10 @@ from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.critic import CRITIC
-from rlrun.trainer.learning.forward import micro_batch
 from rlrun.trainer.learning.learner import Learner, combined
 from rlrun.trainer.learning.minibatches import Update, mini_batches
 from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group

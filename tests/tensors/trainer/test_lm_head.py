@@ -18,8 +18,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from rlrun.protocol.files.batch import Sample
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import KEPT_BYTES, find_head, head_statistics
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group

@@ -23,8 +23,9 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.adapter_sets import Adapters

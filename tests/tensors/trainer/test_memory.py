@@ -17,8 +17,9 @@ from rlrun.config.models.roles import TrainerSpec
 from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning import gradient_accumulation
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.gradient_accumulation import check_memory
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations

@@ -14,9 +14,9 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
-from rlrun.trainer.learning.forward import micro_batch
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.reference import FrozenReference, round_parameters
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part, shard

@@ -11,8 +11,9 @@ from torch import nn
 
 from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning import lm_head
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import head_statistics
+from rlrun.trainer.learning.step_buffer import micro_batch
 
 CPU = torch.device("cpu")
 

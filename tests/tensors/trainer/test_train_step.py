@@ -16,9 +16,11 @@ from rlrun.config.models.learning import AlgorithmConfig, LossConfig, OptimizerC
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import Row
-from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.objective import objective
+from rlrun.trainer.learning.optim.update import squared_norm
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group
@@ -288,3 +290,20 @@ def test_an_overflow_is_left_out_where_the_gradient_is_known_before(
     metrics, model = step(make_batch(LENGTHS), [(0, 1, 2, 3, 4)], loss=Objective("sft"), damage=True)
     assert metrics["skipped"] == 1
     assert torch.isfinite(weights(model)).sum() == weights(model).numel() - 1
+
+
+def test_a_norm_of_many_equal_elements_keeps_its_digits() -> None:
+    """Added up one after the other in float32, 2^24 elements by lane are more than it can count."""
+    model = nn.Linear(6000, 6000, bias=False)
+    model.weight.grad = torch.full_like(model.weight, 0.1)
+    exact = model.weight.numel() * float(model.weight.grad[0, 0].double()) ** 2
+    assert float(squared_norm(model)) == pytest.approx(exact, rel=1e-6)
+
+
+def test_versions_of_the_future_are_refused_where_the_loss_reads_them(
+    step: Step, make_sample: Callable[..., Sample]
+) -> None:
+    batch = Batch(1, 1, (make_sample(9, version=1),))
+    step(batch, [(0,)])
+    with pytest.raises(ValueError, match=r"versions must be at most policy_version \(0\), got 1"):
+        step(batch, [(0,)], loss=Objective("decoupled_ppo", proximal="log_linear"))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlrun.algorithms.inputs import checked_lengths
+from rlrun.algorithms.inputs import LossInputs, checked_lengths
 from rlrun.config.algorithm.names import AGGREGATIONS, known
 
 
@@ -36,6 +36,21 @@ def aggregation_weights(
     counts = _tokens(kept, sequence_lengths)
     lengths = torch.tensor(sequence_lengths, dtype=torch.long, device=mask.device)
     return kept / counts.clamp(min=1).to(dtype).repeat_interleave(lengths, output_size=len(mask))
+
+
+def token_weights(aggregation: str, inputs: LossInputs, *, dtype: torch.dtype) -> Tensor:
+    """`aggregation_weights` of checked inputs, from what is on the device."""
+    if aggregation != "seq_mean_token_mean":
+        return inputs.mask.to(dtype)
+    return inputs.mask / inputs.on_tokens(inputs.sequence_tokens().clamp(min=1).to(dtype))
+
+
+def divided(total: Tensor, denominator: float | Tensor) -> Tensor:
+    """`total` over a number that may be 0, where there is nothing in the total; a number of the host goes along with the operation."""
+    if isinstance(denominator, Tensor):
+        divisor = denominator.detach().to(total.device, total.dtype).reshape(())
+        return total / torch.where(divisor > 0, divisor, 1)
+    return total / (denominator if denominator > 0 else 1.0)
 
 
 def aggregation_count(

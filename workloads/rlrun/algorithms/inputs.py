@@ -61,16 +61,17 @@ def prepare(
     proximal_logprobs: Tensor | None,
     reference_logprobs: Tensor | None,
     denominator: float | Tensor | None,
+    sequence_ids: Tensor | None = None,
+    checked: bool = False,
 ) -> LossInputs:
     """Align and check the arguments of `policy_loss`. Raises ValueError that names the argument.
 
-    The values are looked at with one transfer of a few numbers from the device, whatever T is.
+    The values are looked at with one transfer of a few numbers from the device, whatever T is. A caller that has looked at them on the
+    host, before they were on the device, says `checked`, and with the tokens' `sequence_ids` nothing is copied in either direction.
     """
     _one_dimensional("logprobs", logprobs)
     lengths = checked_lengths(sequence_lengths, logprobs.shape[0])
-    ids = torch.repeat_interleave(
-        torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.long), output_size=logprobs.shape[0]
-    ).to(logprobs.device)
+    ids = _sequence_ids(lengths, logprobs) if sequence_ids is None else sequence_ids
     if advantages.shape == (len(lengths),):
         _same_device("advantages", advantages, logprobs)
         advantages = advantages[ids]
@@ -86,10 +87,18 @@ def prepare(
 
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     floats = {"logprobs": logprobs.to(dtype)} | {name: x.detach().to(dtype) for name, x in given.items()}
-    _check_values(floats, mask, denominator)
+    if not checked:
+        _check_values(floats, mask, denominator)
     kept = mask.bool()
     neutral = {name: torch.where(kept, tensor, 0) for name, tensor in floats.items()}
     return LossInputs(mask=kept, sequence_ids=ids, num_sequences=len(lengths), **neutral)
+
+
+def _sequence_ids(lengths: Sequence[int], like: Tensor) -> Tensor:
+    """Number of the sequence of each token, `[T]` int64."""
+    numbers = torch.arange(len(lengths))
+    repeats = torch.tensor(lengths, dtype=torch.long)
+    return torch.repeat_interleave(numbers, repeats, output_size=like.shape[0]).to(like.device)
 
 
 def checked_lengths(sequence_lengths: Sequence[int], total: int) -> list[int]:

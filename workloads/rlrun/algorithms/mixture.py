@@ -94,12 +94,13 @@ class Mixture:
         divisors: Divisors,
         entropy: Tensor,
         proximal_logprobs: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
         **inputs: Any,
     ) -> LossOutput:
         """The loss of one micro-batch.
 
         Args:
-            logprobs, mask, sequence_lengths, entropy: as `Objective` takes them.
+            logprobs, mask, sequence_lengths, sequence_ids, entropy: as `Objective` takes them.
             environments: of each sequence; a name that has no objective of its own has the run's.
             divisors: of the whole batch.
             proximal_logprobs: `[T]` at the start of the step, for the objectives that recompute them.
@@ -108,7 +109,7 @@ class Mixture:
         Returns:
             The loss, and sums as `policy_loss` returns them, with `entropy` and `loss`, each as `<number of the objective>/<name>`.
         """
-        masks = self._masks(mask, sequence_lengths, environments)
+        masks = self._masks(mask, sequence_lengths, environments, sequence_ids)
         losses: list[Tensor] = []
         metrics: dict[str, Tensor] = {}
         for index, kept in masks.items():
@@ -120,6 +121,7 @@ class Mixture:
                 denominator=divisors.batch[index],
                 entropy=entropy,
                 proximal_logprobs=proximal_logprobs if objective.proximal == "recompute" else None,
+                sequence_ids=sequence_ids,
                 **inputs,
             )
             losses.append(output.loss)
@@ -157,13 +159,23 @@ class Mixture:
                 found |= {f"{PREFIX}/{name}/{key}": value for key, value in (_means([mine]) | {"loss": loss}).items()}
         return found
 
-    def _masks(self, mask: Tensor, sequence_lengths: Sequence[int], environments: Sequence[str]) -> dict[int, Tensor]:
+    def _masks(
+        self,
+        mask: Tensor,
+        sequence_lengths: Sequence[int],
+        environments: Sequence[str],
+        sequence_ids: Tensor | None = None,
+    ) -> dict[int, Tensor]:
         """The loss mask of each objective that has a sequence here, `[T]` bool, by its number."""
         number = {name: index for index, name in enumerate(self.environments, start=1)}
         numbers = [number.get(name, 0) for name in environments]
         if len(set(numbers)) == 1:
             return {numbers[0]: mask}
-        which = torch.tensor(numbers).repeat_interleave(torch.tensor(sequence_lengths)).to(mask.device)
+        own = torch.tensor(numbers)
+        if sequence_ids is None:
+            which = own.repeat_interleave(torch.tensor(sequence_lengths)).to(mask.device)
+        else:
+            which = own.to(mask.device, non_blocking=True)[sequence_ids]
         return {index: mask.bool() & (which == index) for index in sorted(set(numbers))}
 
     def _nothing(self, reference: bool, device: torch.device) -> dict[str, Tensor]:
@@ -184,6 +196,8 @@ class Mixture:
                 reference_logprobs=zeros if reference else None,
                 versions=zeros.long(),
                 policy_version=0,
+                sequence_ids=zeros.long(),
+                checked=True,
             ).metrics
         return found
 

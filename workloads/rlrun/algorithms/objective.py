@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms import losses
-from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights, check_aggregation
+from rlrun.algorithms.aggregation import aggregation_count, check_aggregation, divided, token_weights
 from rlrun.algorithms.correction import corrected
 from rlrun.algorithms.inputs import LossInputs, prepare
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
@@ -124,6 +124,8 @@ class Objective:
         proximal_logprobs: Tensor | None = None,
         versions: Tensor | None = None,
         policy_version: int | None = None,
+        sequence_ids: Tensor | None = None,
+        checked: bool = False,
     ) -> LossOutput:
         """The sum of the per-token loss over the loss mask, divided by `denominator`; arguments as of `policy_loss`.
 
@@ -131,6 +133,8 @@ class Objective:
             proximal_logprobs: `[T]` at the start of the step; default: made of the other arguments by the method `proximal`. For
                 `recompute` that is right as long as nothing has been updated since the step began.
             versions, policy_version: of each token `[T]` and of the policy, for `log_linear`.
+            sequence_ids: number of each token's sequence, `[T]` int64, where it is on the device already.
+            checked: whether the values were looked at before; the host then waits for nothing.
 
         Returns:
             The loss (0 with a zero gradient if there is no loss token) and sums over the loss tokens: `tokens`, `sequences`,
@@ -141,7 +145,12 @@ class Objective:
         if proximal_logprobs is None and self.proximal != "inference":
             known = None if versions is None else torch.where(mask.bool(), versions, 0)
             proximal_logprobs = make_proximal(
-                self.proximal, logprobs, inference_logprobs, versions=known, policy_version=policy_version
+                self.proximal,
+                logprobs,
+                inference_logprobs,
+                versions=known,
+                policy_version=policy_version,
+                checked=checked,
             )
         inputs = prepare(
             logprobs,
@@ -152,18 +161,19 @@ class Objective:
             proximal_logprobs=proximal_logprobs,
             reference_logprobs=reference_logprobs,
             denominator=denominator,
+            sequence_ids=sequence_ids,
+            checked=checked,
         )
         result = self._corrected(inputs, _checked(self.loss, inputs, self._function(inputs, **self.options)))
-        per_token, terms = self.regularizers.add(result.loss, inputs, entropy)
+        per_token, terms = self.regularizers.add(result.loss, inputs, entropy, checked=checked)
         assert self.aggregation is not None
-        weights = aggregation_weights(self.aggregation, inputs.mask, sequence_lengths, dtype=per_token.dtype)
+        weights = token_weights(self.aggregation, inputs, dtype=per_token.dtype)
         total = (torch.where(inputs.mask, per_token, 0) * weights).sum()
         if denominator is None:
             denominator = self.count(inputs.mask, sequence_lengths)
-        divisor = torch.as_tensor(denominator, dtype=total.dtype, device=total.device).detach().reshape(())
         counts = {"tokens": inputs.mask.sum(), "sequences": (inputs.sequence_tokens() > 0).sum()}
         return LossOutput(
-            total / torch.where(divisor > 0, divisor, 1),
+            divided(total, denominator),
             {key: count.to(total.dtype) for key, count in counts.items()}
             | _summed(inputs, {**result.metrics, **terms}),
         )

@@ -15,6 +15,7 @@ def proximal_logprobs(
     *,
     versions: Tensor | None = None,
     policy_version: int | None = None,
+    checked: bool = False,
 ) -> Tensor:
     """Log-probs o of the policy that an update may not move far from, `[T]`, detached.
 
@@ -25,6 +26,7 @@ def proximal_logprobs(
         inference_logprobs: `[T]`, i, as sampled.
         versions: `[T]` integers, v_b, the version that sampled each token; for `log_linear`.
         policy_version: v_θ, the version that is trained; for `log_linear`.
+        checked: whether no version is newer than the policy's.
 
     Raises:
         ValueError: an unknown method; tensors of different shape; versions that are missing or newer than the policy.
@@ -45,7 +47,7 @@ def proximal_logprobs(
     if versions.shape != t.shape:
         raise ValueError(f"versions has shape {tuple(versions.shape)}, logprobs has {tuple(t.shape)}")
     age = policy_version - versions.to(t.device)
-    if bool((age < 0).any()):
+    if not checked and bool((age < 0).any()):
         raise ValueError(f"versions must be at most policy_version ({policy_version}), got {int(versions.max())}")
     dtype = torch.promote_types(t.dtype, torch.float32)
     share = torch.where(age > 0, (age - 1) / age.clamp(min=1), 0).clamp(0, 1).to(dtype)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlrun.algorithms.aggregation import divided
 from rlrun.algorithms.returns import Moments
 
 
@@ -54,8 +55,7 @@ def value_loss(
         bounded = (old + (v - old).clamp(-clip, clip) - target).square()
         clipped = kept & (bounded > loss.detach()) & ((v - old).abs() > clip)
         loss = torch.maximum(loss, bounded)
-    divisor = kept.sum() if denominator is None else torch.as_tensor(denominator, device=values.device)
-    total = loss.sum() / 2 / torch.where(divisor > 0, divisor, 1)
+    total = divided(loss.sum() / 2, kept.sum() if denominator is None else denominator)
     return ValueLoss(total, clipped.sum().to(total.dtype))
 
 

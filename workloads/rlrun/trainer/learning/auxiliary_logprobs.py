@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlrun.trainer.learning.forward import MicroBatch, token_logprobs
+from rlrun.trainer.learning.forward import token_logprobs
+from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.shard import fsdp_modules
 
 

@@ -7,7 +7,6 @@ arrives at its last loss token.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +22,13 @@ from rlrun.config.models.companions import CriticConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.packing.micro_batches import Row
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import Signals, release
-from rlrun.trainer.learning.forward import MicroBatch, micro_batch
 from rlrun.trainer.learning.gradient_accumulation import prepare_backward
+from rlrun.trainer.learning.optim.stopwatch import Stopwatch
+from rlrun.trainer.learning.optim.update import all_finite, apply_gradient
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.learning.train_step import apply_gradient
+from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.lora import fill
 from rlrun.trainer.modeling.shard import Memory
@@ -124,8 +123,7 @@ def row_values(critic: nn.Module, row: MicroBatch) -> Tensor:
 
     A row without a loss token sends its first position through, so that every rank runs the same collectives.
     """
-    predicted = row.mask.nonzero()[:, 0]
-    kept = predicted if len(predicted) else predicted.new_ones(1)
+    kept = row.predicted if len(row.predicted) else row.predicted.new_ones(1)
     output = critic(
         input_ids=row.input_ids[None],
         position_ids=row.position_ids[None],
@@ -178,7 +176,7 @@ def estimate(
     with torch.no_grad():
         values = [row_values(critic, row) for row in rows]
     release(critic)
-    if not all(bool(torch.isfinite(found).all()) for found in values):
+    if not all_finite(values):
         raise RoleError(
             "algorithm.critic: the values are not finite; lower algorithm.critic.lr, and resume from a checkpoint before",
             exit_codes.FAILURE,
@@ -257,22 +255,22 @@ def _normalized(
 
 
 def critic_step(
-    critic: Critic, batch: Batch, rows: Sequence[Row], signals: Sequence[Signals], *, group: Group, lr: float
+    critic: Critic, batch: Batch, rows: Sequence[MicroBatch], signals: Sequence[Signals], *, group: Group, lr: float
 ) -> dict[str, float]:
     """One update of the critic on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
+
+    The host looks at the device once, at the end.
 
     Returns:
         `value_loss` and `value_clip_fraction`, exact over the loss tokens of all ranks, `critic_grad_norm` (before clipping),
         `critic_lr`, `critic_skipped` (1 when the gradient was not finite and nothing was updated) and `time/critic` in seconds.
     """
-    started = time.perf_counter()
-    sums = {"value_loss": 0.0, "value_clip_fraction": 0.0}
+    watch = Stopwatch(group.device)
     denominator = max(batch.loss_tokens, 1)
     losses: list[Tensor] = []
     clipped: list[Tensor] = []
-    for index, (row, signal) in enumerate(zip(rows, signals, strict=True)):
+    for index, (inputs, signal) in enumerate(zip(rows, signals, strict=True)):
         prepare_backward(critic.module, last=index == len(rows) - 1)
-        inputs = micro_batch([batch.samples[sample] for sample in row], group.device)
         assert signal.returns is not None
         assert signal.values is not None
         found = value_loss(
@@ -286,17 +284,20 @@ def critic_step(
         found.loss.backward()
         losses.append(found.loss.detach())
         clipped.append(found.clipped)
+    values = {}
     if losses:
-        sums = {
-            "value_loss": float(torch.stack(losses).sum()),
-            "value_clip_fraction": float(torch.stack(clipped).sum()) / denominator,
-        }
-    norm, updated = apply_gradient(critic.module, critic.optimizer, lr=lr, max_grad_norm=critic.max_grad_norm)
+        values = {"value_loss": torch.stack(losses).sum(), "value_clip_fraction": torch.stack(clipped).sum()}
+    applied = apply_gradient(critic.module, critic.optimizer, lr=lr, max_grad_norm=critic.max_grad_norm, values=values)
+    watch.mark()
+    sums = {
+        "value_loss": applied.values.get("value_loss", 0.0),
+        "value_clip_fraction": applied.values.get("value_clip_fraction", 0.0) / denominator,
+    }
     return group.sums(sums) | {
-        "critic_grad_norm": norm,
+        "critic_grad_norm": applied.grad_norm,
         "critic_lr": lr,
-        "critic_skipped": float(not updated),
-        "time/critic": time.perf_counter() - started,
+        "critic_skipped": float(not applied.updated),
+        "time/critic": watch.seconds()[0],
     }
 
 

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 
-from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.lm_head import Entropy, Head, find_head, logits_statistics
-from rlrun.trainer.modeling.packed_attention import Layout, layout
+from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.parallel.rows import RowPart, join, row_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-_IDLE_TOKENS = 2
-"""Length of the row that a rank without work runs, so that it takes part in every collective."""
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """One packed row. Tensors are `[T]` unless stated; position `j` belongs to token `j` given those before it."""
-
-    input_ids: Tensor
-    position_ids: Tensor
-    """Restart at 0 with every sequence."""
-    mask: Tensor
-    inference_logprobs: Tensor
-    advantages: Tensor
-    versions: Tensor
-    """Policy version that sampled the token; -1 outside the mask."""
-    temperatures: Tensor
-    packed: Layout
 
 
 class TokenStatistics(NamedTuple):
@@ -49,33 +25,6 @@ class TokenStatistics(NamedTuple):
     """Log-probability of the token; differentiable."""
     entropy: Tensor
     """Entropy of the distribution that the token was drawn from, in nats; differentiable only when asked for."""
-
-
-def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
-    """Put samples end to end; none of them gives a row without a loss token."""
-    if not samples:
-        zeros = torch.zeros(_IDLE_TOKENS, device=device)
-        ids = zeros.long()
-        positions = torch.arange(_IDLE_TOKENS, device=device)
-        idle = layout([_IDLE_TOKENS], device)
-        return MicroBatch(ids, positions, zeros.bool(), zeros, zeros, ids - 1, zeros + 1, idle)
-    lengths = [len(sample) for sample in samples]
-
-    def joined(name: str) -> Tensor:
-        return torch.from_numpy(np.concatenate([getattr(sample, name) for sample in samples])).to(device)
-
-    return MicroBatch(
-        input_ids=joined("input_ids").long(),
-        position_ids=torch.cat([torch.arange(length) for length in lengths]).to(device),
-        mask=joined("loss_mask"),
-        inference_logprobs=joined("logprobs"),
-        advantages=joined("advantages"),
-        versions=joined("versions"),
-        temperatures=torch.tensor([sample.temperature for sample in samples])
-        .repeat_interleave(torch.tensor(lengths))
-        .to(device),
-        packed=layout(lengths, device),
-    )
 
 
 def token_statistics(model: nn.Module, row: MicroBatch, *, entropy_gradient: bool = False) -> TokenStatistics:
@@ -114,8 +63,7 @@ def _computed(
     model: nn.Module, row: MicroBatch, entropy: Entropy, coefficients: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, RowPart]:
     """The weighted sum, log-probability and entropy of this rank's targets, and its part of the row."""
-    predicted = row.mask.nonzero()[:, 0]
-    part = row_part(model, row.input_ids, row.position_ids, row.packed, predicted)
+    part = row_part(model, row.input_ids, row.position_ids, row.packed, row.predicted)
     if model.__dict__.get("_prepared_for") is not type(model):  # FSDP changes the type when it shards
         _prepare(model)
     if coefficients is not None:

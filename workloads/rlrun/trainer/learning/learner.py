@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import nn
 
 from rlrun.algorithms import Mixture
 from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.auxiliary_logprobs import ReferenceSource, Signals, logprobs_without_gradient
 from rlrun.trainer.learning.critic import Critic, Estimates, critic_step, estimate, make_critic
-from rlrun.trainer.learning.forward import micro_batch
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.ranks.group import Group
 
@@ -53,9 +55,12 @@ class Learner:
             The step's metrics, equal on all ranks, see `train_step` and `critic_step`. Over several updates `tokens`, `loss_tokens`,
             `sequences`, `skipped`, `critic_skipped` and times add up, `*_max` are maxima, all others are means over the updates.
         """
-        signals, metrics = self._passes(updates, agree)
-        found = []
+        samples = [[update.batch.samples[i] for i in row] for update in updates for row in update.rows]
+        rows = micro_batches(samples, self.group.device)
+        signals, metrics = self._passes(updates, samples, rows, agree)
+        found, taken = [], iter(rows)
         for index, (update, signal) in enumerate(zip(updates, signals, strict=True)):
+            inputs = list(islice(taken, len(update.rows)))
             one = train_step(
                 self.model,
                 self.optimizer,
@@ -66,21 +71,24 @@ class Learner:
                 lr=lr,
                 max_grad_norm=self.max_grad_norm,
                 signals=signal,
+                inputs=inputs,
                 agree=agree if index == 0 else lambda: None,
             )
             if self.critic is not None:
-                one |= critic_step(self.critic, update.batch, update.rows, signal, group=self.group, lr=critic_lr)
+                one |= critic_step(self.critic, update.batch, inputs, signal, group=self.group, lr=critic_lr)
             found.append(one)
         return combined(found) | metrics
 
     def _passes(
-        self, updates: Sequence[Update], agree: Callable[[], None]
+        self,
+        updates: Sequence[Update],
+        samples: Sequence[Sequence[Sample]],
+        rows: Sequence[MicroBatch],
+        agree: Callable[[], None],
     ) -> tuple[list[list[Signals]], dict[str, float]]:
         """Signals of every row of every update."""
         if not self._needs_passes(len(updates)):
             return [[Signals()] * len(update.rows) for update in updates], {}
-        samples = [[update.batch.samples[i] for i in row] for update in updates for row in update.rows]
-        rows = [micro_batch(members, self.group.device) for members in samples]
         signals: list[dict[str, object]] = [{} for _ in rows]
         metrics: dict[str, float] = {}
         if self._needs_proximal_pass(len(updates)):

@@ -105,7 +105,8 @@ def _plan(hidden: Tensor, weight: Tensor, chunk_tokens: int | None, *, entropy: 
 
 
 def _chunk_tokens(hidden: Tensor, weight: Tensor) -> int:
-    return max(CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"]) // (4 * weight.shape[0]), 1)
+    vocabulary: int = weight.shape[0]
+    return max(CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"]) // (4 * vocabulary), 1)
 
 
 def logits_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,8 @@ from rlrun.hub.fetch import reference_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
-from rlrun.trainer.learning.forward import MicroBatch
+from rlrun.trainer.learning.optim.update import all_finite
+from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.shard import check_source
 from rlrun.trainer.ranks.group import Group
@@ -85,7 +86,7 @@ class FrozenReference:
             RoleError: the model overflows.
         """
         found = logprobs_without_gradient(self.model, rows)
-        if not all(bool(torch.isfinite(logprobs).all()) for logprobs in found):
+        if not all_finite(found):
             raise RoleError(
                 "algorithm.reference: the model gives log-probabilities that are not finite; its weights are damaged, or "
                 "do not fit bfloat16",

@@ -6,8 +6,6 @@ over micro-batches and ranks: the step is exactly the objective's mean over the 
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -18,11 +16,14 @@ from torch import Tensor, nn
 
 from rlrun.algorithms import LossOutput, Mixture
 from rlrun.algorithms.mixture import Divisors
-from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
-from rlrun.trainer.learning.forward import MicroBatch, micro_batch, token_statistics, weighted_statistics
+from rlrun.trainer.learning.forward import token_statistics, weighted_statistics
 from rlrun.trainer.learning.gradient_accumulation import prepare_backward
+from rlrun.trainer.learning.optim.stopwatch import Stopwatch
+from rlrun.trainer.learning.optim.update import apply_gradient
+from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
 from rlrun.trainer.modeling.shard import counts_here, local_part
 from rlrun.trainer.ranks.group import Group
 
@@ -41,58 +42,62 @@ def train_step(
     lr: float,
     max_grad_norm: float | None,
     signals: Sequence[Signals] | None = None,
+    inputs: Sequence[MicroBatch] | None = None,
     agree: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
 
     `loss` is the run's objective, with those of environments that have their own. `signals` are what passes before the update found, one
-    for each row. Before each row all ranks call `agree` together; when it raises, on all of them, the step is abandoned and nothing is
-    updated.
+    for each row; `inputs` the rows on the device, where they are there already. Before each row all ranks call `agree` together; when it
+    raises, on all of them, the step is abandoned and nothing is updated. The host looks at the device once, at the end.
 
     Returns:
         The step's metrics, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens`
         (all of the batch), `loss_tokens`, `skipped` (1 when the gradient was not finite and nothing was updated), and the times
         `time/forward_backward` and `time/optimizer` in seconds; as `objective/<environment>/<name>` those of one environment.
     """
-    started = time.perf_counter()
+    watch = Stopwatch(group.device)
+    samples = [[batch.samples[sample] for sample in row] for row in rows]
+    inputs = micro_batches(samples, group.device) if inputs is None else inputs
+    _check_versions(batch, loss)
     divisors = _divisors(batch, loss)
     parts: list[dict[str, Tensor]] = []
-    for index, row in enumerate(rows):
+    for index, row in enumerate(inputs):
         agree()
         prepare_backward(model, last=index == len(rows) - 1)
         signal = signals[index] if signals is not None else Signals()
-        samples = [batch.samples[sample] for sample in row]
-        parts.append(_backward(model, samples, signal, loss, divisors, policy_version=batch.step - 1, group=group))
+        names = [sample.environment for sample in samples[index]] or [_IDLE]
+        parts.append(_backward(model, row, signal, loss, divisors, environments=names, policy_version=batch.step - 1))
     has_reference = signals is not None and signals[0].reference_logprobs is not None
-    metrics = loss.means(_over_ranks(loss.merged(parts, reference=has_reference), group), divisors)
-    forward_backward = time.perf_counter()
-    grad_norm, updated = apply_gradient(model, optimizer, lr=lr, max_grad_norm=max_grad_norm)
-    finished = time.perf_counter()
-    return metrics | {
-        "grad_norm": grad_norm,
+    merged = loss.merged(parts, reference=has_reference)
+    watch.mark()
+    applied = apply_gradient(model, optimizer, lr=lr, max_grad_norm=max_grad_norm, values=merged)
+    watch.mark()
+    forward_backward, update = watch.seconds()
+    return loss.means(_over_ranks(applied.values, group), divisors) | {
+        "grad_norm": applied.grad_norm,
         "lr": lr,
-        "skipped": float(not updated),
+        "skipped": float(not applied.updated),
         "tokens": float(batch.tokens),
-        "time/forward_backward": forward_backward - started,
-        "time/optimizer": finished - forward_backward,
+        "time/forward_backward": forward_backward,
+        "time/optimizer": update,
     }
 
 
 def _backward(
     model: nn.Module,
-    samples: Sequence[Sample],
+    inputs: MicroBatch,
     signal: Signals,
     loss: Mixture,
     divisors: Divisors,
     *,
+    environments: Sequence[str],
     policy_version: int,
-    group: Group,
 ) -> dict[str, Tensor]:
     """Add the gradient of one micro-batch; returns its metrics as sums."""
-    inputs = micro_batch(samples, group.device)
     bound = partial(
         loss,
-        environments=[sample.environment for sample in samples] or [_IDLE],
+        environments=environments,
         divisors=divisors,
         inference_logprobs=inputs.inference_logprobs,
         advantages=inputs.advantages if signal.advantages is None else signal.advantages,
@@ -101,6 +106,8 @@ def _backward(
         reference_logprobs=signal.reference_logprobs,
         versions=inputs.versions,
         policy_version=policy_version,
+        sequence_ids=inputs.sequence_ids,
+        checked=True,  # `read_checked` has looked at every value, on the host
     )
     if loss.is_linear:
         return _linear_backward(model, inputs, bound)
@@ -131,24 +138,11 @@ def _linear_backward(model: nn.Module, inputs: MicroBatch, loss: Callable[..., L
     ).metrics
 
 
-def apply_gradient(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, lr: float, max_grad_norm: float | None
-) -> tuple[float, bool]:
-    """Clip the accumulated gradient and take the optimizer's step, unless the gradient is not finite; it is gone afterwards.
-
-    Returns:
-        The global norm before clipping, and whether anything was updated.
-    """
-    grad_norm = gradient_norm(model)
-    updated = math.isfinite(grad_norm)
-    if updated:
-        if max_grad_norm is not None and grad_norm > max_grad_norm:
-            _scale_gradients(model, max_grad_norm / (grad_norm + 1e-6))
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = lr
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return grad_norm, updated
+def _check_versions(batch: Batch, loss: Mixture) -> None:
+    """Look on the host at what the loss would otherwise ask the device for. Only a replay brings versions of the future."""
+    reads_versions = any(objective.proximal == "log_linear" for objective in loss.objectives)
+    if reads_versions and batch.max_version >= batch.step:
+        raise ValueError(f"versions must be at most policy_version ({batch.step - 1}), got {batch.max_version}")
 
 
 def _divisors(batch: Batch, loss: Mixture) -> Divisors:
@@ -157,29 +151,10 @@ def _divisors(batch: Batch, loss: Mixture) -> Divisors:
     return loss.divisors(mask, lengths, [sample.environment for sample in batch.samples])
 
 
-def _over_ranks(merged: Mapping[str, Tensor], group: Group) -> dict[str, float]:
+def _over_ranks(values: Mapping[str, float], group: Group) -> dict[str, float]:
     """Token sums and maxima of this rank -> those of the whole batch."""
-    values = {name: float(value) for name, value in merged.items()}
     sums = group.data_sums({name: value for name, value in values.items() if not name.endswith("_max")})
     return sums | group.maxima({name: value for name, value in values.items() if name.endswith("_max")})
-
-
-def gradient_norm(model: nn.Module) -> float:
-    """The global L2 norm of the gradient over all parameters and ranks; what several ranks hold counts once."""
-    squares = [
-        local_part(parameter.grad).float().square().sum().double()
-        for parameter in model.parameters()
-        if parameter.grad is not None and counts_here(model, parameter)
-    ]
-    total = torch.stack(squares).sum().cpu() if squares else torch.zeros((), dtype=torch.float64)
-    if dist.is_initialized():
-        dist.all_reduce(total)
-    return math.sqrt(float(total)) if math.isfinite(float(total)) else float(total)
-
-
-def _scale_gradients(model: nn.Module, factor: float) -> None:
-    gradients = [local_part(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
-    torch._foreach_mul_(gradients, factor)
 
 
 _BLOCK_WORDS = {"cpu": 2**16, "cuda": 2**22}

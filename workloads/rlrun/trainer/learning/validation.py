@@ -10,7 +10,9 @@ from torch import nn
 
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import Row
-from rlrun.trainer.learning.forward import micro_batch, token_logprobs
+from rlrun.trainer.learning.forward import token_logprobs
+from rlrun.trainer.learning.optim.update import read
+from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.ranks.group import Group
 
 
@@ -29,14 +31,12 @@ def validate(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Grou
     began = time.perf_counter()
     was_training = model.training
     model.eval()
-    total = 0.0
+    losses = [torch.zeros((), dtype=torch.float64, device=group.device)]
     with torch.no_grad():
-        for row in rows:
-            inputs = micro_batch([batch.samples[index] for index in row], group.device)
-            logprobs = token_logprobs(model, inputs)
-            total -= float((logprobs * inputs.advantages).double().sum())
+        inputs = micro_batches([[batch.samples[index] for index in row] for row in rows], group.device)
+        losses += [-(token_logprobs(model, row) * row.advantages).double().sum() for row in inputs]
     model.train(was_training)
-    total = group.data_sums({"loss": total})["loss"]
+    total = group.data_sums(read({"loss": torch.stack(losses).sum()}))["loss"]
     return {
         "validation/loss": total / batch.loss_tokens,
         "validation/loss_tokens": float(batch.loss_tokens),

@@ -24,7 +24,8 @@ from transformers import GenerationConfig
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.learning.forward import MicroBatch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.attention.table import Feature
 from rlrun.trainer.modeling.packed_attention import layout
@@ -177,7 +178,11 @@ def _row(ids: Tensor, lengths: tuple[int, ...]) -> MicroBatch:
     positions = torch.cat([torch.arange(length) for length in lengths])
     zeros = torch.zeros(len(ids))
     packed = layout(lengths, ids.device)
-    return MicroBatch(ids, positions, positions > 0, zeros, zeros, zeros.long(), zeros + 1, packed)
+    mask = positions > 0
+    sequences = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return MicroBatch(
+        ids, positions, mask, zeros, zeros, zeros.long(), zeros + 1, packed, mask.nonzero()[:, 0], sequences
+    )
 
 
 def _numbers(model: PreTrainedModel, logprobs: Tensor, weights: Tensor) -> _Numbers:

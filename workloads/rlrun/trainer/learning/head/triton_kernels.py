@@ -15,7 +15,7 @@ BLOCK = 4096
 WARPS = 8
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # triton is not typed for mypy
 def _statistics(logits, targets, temperatures, logprobs, entropies, vocabulary, stride, width: tl.constexpr):  # type: ignore[no-untyped-def]
     """Log-probability of the target and entropy of one row, by sums that are scaled again when a larger logit comes (online softmax).
 
@@ -44,7 +44,7 @@ def _statistics(logits, targets, temperatures, logprobs, entropies, vocabulary, 
     tl.store(entropies + row, tl.log(total) - moment / total)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # triton is not typed for mypy
 def _residual(logits, targets, temperatures, logprobs, residual, vocabulary, stride, width: tl.constexpr):  # type: ignore[no-untyped-def]
     """`softmax - 1[target]` of one row. The sum of exponentials follows from the target's logit and its log-probability."""
     row = tl.program_id(0).to(tl.int64)
