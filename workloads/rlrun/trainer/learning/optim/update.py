@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlrun.trainer.modeling.shard import counts_here, local_part
 
-_BLOCK = 2**20
+_BLOCK = 2**16
 """Elements whose squares are added in float32 on CPU, where torch's norm adds one after the other: more of them would lose digits."""
 _CLIP_EPS = 1e-6
 
