@@ -16,7 +16,8 @@ from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import head_statistics
-from rlrun.trainer.learning.optimizers import make_optimizer, orthogonalized
+from rlrun.trainer.learning.optim.muon import orthogonalized
+from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import packed_attention as attention

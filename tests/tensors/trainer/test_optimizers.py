@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from rlrun.algorithms import Mixture, Objective
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.batch import Batch
-from rlrun.trainer.learning.optimizers import Muon, make_optimizer, orthogonalized
+from rlrun.trainer.learning.optim import muon as muon_module
+from rlrun.trainer.learning.optim.muon import Muon, orthogonalized, orthogonalized_all
+from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group
@@ -190,3 +192,24 @@ def test_options_that_would_do_nothing_are_refused() -> None:
     for config in CONFIGS.values():
         assert OptimizerConfig.model_validate_json(config.model_dump_json()) == config
     assert [OptimizerConfig(name=name).effective_momentum for name in ("muon", "sgd")] == [0.95, 0.9]
+
+
+def test_matrices_of_equal_shape_are_orthogonalised_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tall ones count as wide ones, and a batch is bounded in bytes."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(6, 4), (4, 6), (6, 4), (5, 5), (3, 4, 6), (6, 4)]
+    matrices = [torch.randn(shape, generator=generator) for shape in shapes]
+    expected = [orthogonalized(matrix) for matrix in matrices]
+    calls: list[int] = []
+
+    def spy(matrix: Tensor) -> Tensor:
+        calls.append(len(matrix))
+        return orthogonalized(matrix)
+
+    monkeypatch.setattr(muon_module, "orthogonalized", spy)
+    for limit, batches in ((2**30, [7, 1]), (2 * 4 * 24, [2, 1, 3, 1, 1])):
+        calls.clear()
+        monkeypatch.setattr(muon_module, "BATCH_BYTES", limit)
+        for found, exact in zip(orthogonalized_all(matrices), expected, strict=True):
+            torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-5)
+        assert calls == batches

@@ -1,1 +1,1 @@
-"""What an accumulated gradient becomes: its norm, the clip and the update (`update`)."""
+"""What an accumulated gradient becomes: norm, clip and update (`update`), the optimizers of our own (`muon`), and times of parts."""

@@ -1,0 +1,33 @@
+"""Muon on matrices that ranks share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
+    """The program compares; every layout says that it was there."""
+    command = [sys.executable, "-m", "tests.processes.trainer.muon_rank"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), "2", str(tmp_path / "store")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in ranks:
+            output, error = process.communicate(timeout=300)
+            assert process.returncode == 0, error
+            assert output.split() == ["rows", "replicas", "columns"]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()

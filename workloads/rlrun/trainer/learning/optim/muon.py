@@ -1,0 +1,245 @@
+"""Muon: momentum, orthogonalised in batches of equal matrices, whose work is dealt out to the ranks that share them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from rlrun.trainer.modeling.shard import local_part
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic iteration (Jordan, 2024, https://kellerjordan.github.io/posts/muon)."""
+NEWTON_SCHULZ_STEPS = 5
+_NORM_EPS = 1e-7
+BATCH_BYTES = 2**30
+"""Most bytes of float32 matrices that are orthogonalised together; at least one is."""
+
+
+class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed for mypy
+    """Momentum orthogonalised by Newton-Schulz (Jordan et al., 2024) for matrices, AdamW for everything else.
+
+    With gradient G, momentum μ and shape `[..., m, n]` (leading dimensions hold independent matrices, such as experts):
+
+        B ← μ B + (1 - μ) G        U = NS((1 - μ) G + μ B)        W ← W (1 - lr·decay) - lr·0.2·√max(m, n)·U
+
+    The factor makes the update as large as AdamW's (Liu et al., 2025, arXiv:2502.16982), so that both kinds of parameters share
+    one rate. Of N ranks that share a matrix one gets it whole, orthogonalises it and sends the parts back: each has a share of the
+    matrices. Momentum stays divided as the matrix is.
+    """
+
+    def __init__(
+        self, matrices: list[nn.Parameter], others: list[nn.Parameter], *, momentum: float, adamw: dict[str, Any]
+    ) -> None:
+        shared = {"lr": adamw["lr"], "weight_decay": adamw["weight_decay"]}
+        super().__init__([{"params": matrices, "matrices": True, "momentum": momentum, **shared}], {})
+        self._adamw = torch.optim.AdamW(others, **adamw)
+        self.add_param_group({**self._adamw.param_groups[0], "matrices": False})
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of every parameter that has a gradient."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            if group["matrices"]:
+                self._update([p for p in group["params"] if p.grad is not None], group)
+        # A loaded state replaces groups and state; the inner optimizer works on those of this one.
+        self._adamw.param_groups = [group for group in self.param_groups if not group["matrices"]]
+        self._adamw.state = self.state
+        self._adamw.step()
+        return loss
+
+    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        if not parameters:
+            return
+        momentum, lr = group["momentum"], group["lr"]
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
+        buffers = [local_part(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
+        gradients = [local_part(parameter.grad) for parameter in parameters]
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        directions = torch._foreach_lerp(gradients, buffers, momentum)
+        updates = orthogonalized_parts(parameters, directions)
+        weights = [local_part(parameter.detach()) for parameter in parameters]
+        torch._foreach_mul_(updates, [-lr * 0.2 * math.sqrt(max(parameter.shape[-2:])) for parameter in parameters])
+        torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(weights, updates)
+
+
+def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
+    """This rank's part of the orthogonalised matrix of each parameter, from the same part of its direction.
+
+    Args:
+        parameters: whose division says where the other parts are; the same in the same order on every rank.
+        directions: this rank's parts.
+    """
+    found: list[Tensor | None] = [None] * len(parameters)
+    whole: list[int] = []
+    dealt: dict[tuple[Any, ...], list[int]] = {}
+    for index, parameter in enumerate(parameters):
+        shared = _shared_rows(parameter)
+        if shared is not None:
+            dealt.setdefault((shared, tuple(parameter.shape)), []).append(index)
+        elif _has_whole_matrices(parameter):
+            whole.append(index)
+        else:
+            found[index] = _gathered(parameter, directions[index])
+    rounds = [_Round(group, shape, [directions[i] for i in of]) for (group, shape), of in dealt.items()]
+    mine = [round_.collected() for round_ in rounds]
+    matrices = orthogonalized_all([*(directions[i] for i in whole), *(matrix for own in mine for matrix in own)])
+    for index, matrix in zip(whole, matrices, strict=False):
+        found[index] = matrix
+    taken = len(whole)
+    for round_, own, of in zip(rounds, mine, dealt.values(), strict=True):
+        parts = round_.returned(matrices[taken : taken + len(own)])
+        taken += len(own)
+        for index, part in zip(of, parts, strict=True):
+            found[index] = part
+    return [part for part in found if part is not None]
+
+
+def orthogonalized_all(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """`orthogonalized` of each, equal shapes together; a tall matrix counts as its transpose, a wide one."""
+    found: dict[int, Tensor] = {}
+    alike: dict[tuple[int, int], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        alike.setdefault((min(matrix.shape[-2:]), max(matrix.shape[-2:])), []).append(index)
+    for members in alike.values():
+        for batch in _batches(members, [matrices[i].numel() * 4 for i in members]):
+            wide = [_turned(matrices[i]) for i in batch]
+            stacked = torch.cat([matrix.reshape(-1, *matrix.shape[-2:]) for matrix in wide])
+            made = orthogonalized(stacked).split([matrix.shape[:-2].numel() for matrix in wide])
+            for i, matrix, part in zip(batch, wide, made, strict=True):
+                whole = part.reshape(matrix.shape)
+                found[i] = whole.mT if _is_tall(matrices[i]) else whole
+    return [found[index].contiguous() for index in range(len(matrices))]
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """The nearest orthogonal matrix, about: singular values of `[..., m, n]` float32 become 0.7 to 1.2.
+
+    Five steps of X ← aX + (bA + cA²)X with A = XXᵀ, in bfloat16 on CUDA and in float32 elsewhere; zeros stay zeros.
+    """
+    a, b, c = NEWTON_SCHULZ
+    x = _turned(matrix).reshape(-1, *sorted(matrix.shape[-2:]))
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_NORM_EPS)
+    x = x.bfloat16() if x.is_cuda else x
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = x.reshape(_turned(matrix).shape)
+    return (x.mT if _is_tall(matrix) else x).to(matrix.dtype)
+
+
+class _Round:
+    """Exchange of matrices of one shape, divided by rows over N ranks: matrix k goes to rank k mod N, and comes back."""
+
+    def __init__(self, group: dist.ProcessGroup, shape: tuple[int, ...], parts: Sequence[Tensor]) -> None:
+        self._group, self._shape, self._parts = group, shape, parts
+        self._ranks, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        run = -(-shape[0] // self._ranks)
+        self._rows = [max(min(shape[0] - r * run, run), 0) for r in range(self._ranks)]
+        """Rows of each rank, as `torch.chunk` divides them."""
+        self._counts = [len(range(r, len(parts), self._ranks)) for r in range(self._ranks)]
+        """Matrices of each rank."""
+
+    def collected(self) -> list[Tensor]:
+        """This rank's share of the matrices, whole."""
+        sent = [self._parts[k].reshape(-1) for r in range(self._ranks) for k in range(r, len(self._parts), self._ranks)]
+        received = self._exchange(torch.cat(sent), self._from_owner(), self._to_owner())
+        pieces = received.split(self._to_owner())
+        count = self._counts[self._rank]
+        shaped = [piece.reshape(count, rows, *self._shape[1:]) for piece, rows in zip(pieces, self._rows, strict=True)]
+        return list(torch.cat(shaped, dim=1).unbind())
+
+    def returned(self, matrices: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's part of every matrix, from whole ones of their owners."""
+        pieces = [part for r in range(self._ranks) for part in self._rows_of(matrices, r)]
+        like = self._parts[0]
+        sent = torch.cat(pieces) if pieces else like.new_empty(0)
+        received = self._exchange(sent, self._to_owner(), self._from_owner())
+        found: dict[int, Tensor] = {}
+        for r, piece in enumerate(received.split(self._from_owner())):
+            own = piece.reshape(self._counts[r], *like.shape)
+            found |= dict(zip(range(r, len(self._parts), self._ranks), own, strict=True))
+        return [found[k] for k in range(len(self._parts))]
+
+    def _rows_of(self, matrices: Iterable[Tensor], rank: int) -> list[Tensor]:
+        start = sum(self._rows[:rank])
+        return [matrix[start : start + self._rows[rank]].reshape(-1) for matrix in matrices]
+
+    def _from_owner(self) -> list[int]:
+        """Elements between this rank, as holder of parts, and each rank as owner of matrices."""
+        return [count * self._parts[0].numel() for count in self._counts]
+
+    def _to_owner(self) -> list[int]:
+        """Elements between each rank, as holder of parts, and this rank as owner of matrices."""
+        width = math.prod(self._shape[1:])
+        return [self._counts[self._rank] * rows * width for rows in self._rows]
+
+    def _exchange(self, tensor: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        result = tensor.new_empty(sum(received))
+        dist.all_to_all_single(result, tensor.contiguous(), received, sent, group=self._group)
+        return result
+
+
+def _shared_rows(parameter: Tensor) -> dist.ProcessGroup | None:
+    """The ranks that have the rows of one matrix; None where it is divided otherwise, or not at all."""
+    if not isinstance(parameter, DTensor) or parameter.ndim != 2:
+        return None
+    divided = _divisions(parameter)
+    if len(divided) != 1 or type(parameter.placements[divided[0]]) is not Shard or parameter.placements[divided[0]].dim:
+        return None
+    return parameter.device_mesh.get_group(divided[0])
+
+
+def _has_whole_matrices(parameter: Tensor) -> bool:
+    """True if what this rank has are whole matrices, such as experts of its own."""
+    if not isinstance(parameter, DTensor):
+        return True
+    return all(
+        type(parameter.placements[at]) is Shard and parameter.placements[at].dim < parameter.ndim - 2
+        for at in _divisions(parameter)
+    )
+
+
+def _divisions(parameter: DTensor) -> list[int]:
+    """Dimensions of the mesh that divide the parameter."""
+    sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
+    return [at for at, (placement, size) in enumerate(sizes) if size > 1 and not isinstance(placement, Replicate)]
+
+
+def _gathered(parameter: DTensor, direction: Tensor) -> Tensor:
+    """The part of a matrix that is divided in another way: every rank gathers it and orthogonalises it."""
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, stride = parameter.shape, parameter.stride()
+    divided = DTensor.from_local(direction, mesh, placements, run_check=False, shape=shape, stride=stride)
+    whole = orthogonalized(divided.full_tensor())
+    return local_part(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+
+
+def _batches(members: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Runs of members of at most `BATCH_BYTES` together."""
+    found: list[list[int]] = []
+    room = 0
+    for member, size in zip(members, sizes, strict=True):
+        if not found or size > room:
+            found.append([])
+            room = BATCH_BYTES
+        found[-1].append(member)
+        room -= size
+    return found
+
+
+def _is_tall(matrix: Tensor) -> bool:
+    return bool(matrix.shape[-2] > matrix.shape[-1])
+
+
+def _turned(matrix: Tensor) -> Tensor:
+    return matrix.mT if _is_tall(matrix) else matrix
