@@ -35,6 +35,8 @@ RESERVE = 0.05
 MODES_BY_WORK: tuple[ActivationMode, ...] = ("none", "selective", "attention", "full", "offload")
 """Modes by the work that they repeat; copies to the host and back come last: they repeat nothing, and wait for the link."""
 _MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1}
+_CODED_SHARE = (1 + 4 / 256) / MASTER_BYTES
+"""Bytes of a moment in 8-bit codes with a float32 scale for each block, by those of one in float32 (`optim.adamw8bit`)."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _states(config: TrainerConfig, model: Architecture, trained: _Trained, ranks
         )
     else:
         gradients, summed = on_gpu * MASTER_BYTES * trained.all / ranks.shards, shared
-    numbers = _MOMENTS[config.optimizer.name] * trained.all
+    numbers = _moments(config) * trained.all
     if config.optimizer.name == "muon":
         numbers -= trained.matrices
     moments = MASTER_BYTES * slots * numbers / ranks.shards
@@ -172,6 +174,11 @@ def _states(config: TrainerConfig, model: Architecture, trained: _Trained, ranks
         Part("gradients", gradients, summed),
         Part("optimizer state", on_gpu * moments, f"{config.optimizer.name}, {shared}"),
     ]
+
+
+def _moments(config: TrainerConfig) -> float:
+    """The optimizer's numbers for each trained one, in float32 ones."""
+    return _MOMENTS[config.optimizer.name] * (_CODED_SHARE if config.optimizer.moments == "int8" else 1)
 
 
 def _companions(
@@ -184,7 +191,7 @@ def _companions(
         found.append(Part("reference", size, "frozen, bfloat16"))
     if config.algorithm.critic is not None:
         body = model.parameters - (0 if model.tied else model.table) + model.hidden
-        numbers = 2 + _MOMENTS[config.optimizer.name]
+        numbers = 2 + _moments(config)
         on_gpu = not config.cpu_offload
         found.append(Part("critic", on_gpu * MASTER_BYTES * numbers * body / ranks.shards, "with its states, float32"))
     return found
@@ -256,7 +263,7 @@ def _remarks(
 ) -> list[str]:
     found = []
     if config.cpu_offload:
-        numbers = 2 + _MOMENTS[config.optimizer.name]
+        numbers = 2 + _moments(config)
         size = MASTER_BYTES * (model.parameters + (numbers - 1) * trained.all) / ranks.shards
         found.append(f"cpuOffload: {gib(size * config.ranks_per_replica)} of host memory for each replica")
     if mode == "offload":

@@ -309,6 +309,8 @@ class OptimizerConfig(Config):
     """Added to the root of AdamW's second moment."""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Momentum of `muon` (default 0.95) and `sgd` (default 0.9)."""
+    moments: Literal["float32", "int8"] = "float32"
+    """Number format of `adamw`'s moments; `int8`: blocks of 8-bit codes, a quarter of the memory, and slower."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global L2 norm; null: no clipping."""
 
@@ -317,6 +319,11 @@ class OptimizerConfig(Config):
             "self.name != 'adamw' || !has(self.momentum)",
             "momentum ({self.momentum}) has no meaning for optimizer adamw; remove it",
             ".momentum",
+        ),
+        Rule(
+            "self.name == 'adamw' || self.moments == 'float32'",
+            "moments ({self.moments}) has no meaning for optimizer {self.name}; remove it",
+            ".moments",
         ),
         Rule(
             "self.name != 'sgd' || (self.beta1 == 0.9 && self.beta2 == 0.999 && self.eps == 1e-8)",
@@ -330,6 +337,8 @@ class OptimizerConfig(Config):
         """Refuse what would do nothing. A default is not distinguished from a value left out: `run.json` holds them all."""
         if self.name == "adamw" and self.momentum is not None:
             raise ValueError(f"momentum ({self.momentum}) has no meaning for optimizer adamw; remove it")
+        if self.name != "adamw" and self.moments != "float32":
+            raise ValueError(f"moments ({self.moments}) has no meaning for optimizer {self.name}; remove it")
         if self.name == "sgd" and (self.beta1, self.beta2, self.eps) != (0.9, 0.999, 1e-8):
             raise ValueError("beta1, beta2 and eps have no meaning for optimizer sgd; remove them")
         return self

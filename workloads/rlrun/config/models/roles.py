@@ -95,6 +95,11 @@ class TrainerSpec(Config):
             raise ValueError(problem)
         if self.cpu_offload and self.gpus_per_replica == 0:
             raise ValueError("cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload")
+        if self.optimizer.moments == "int8" and self.parallelism.tp > 1:
+            raise ValueError(
+                f"optimizer.moments (int8) keeps blocks of rows, which parallelism.tp ({self.parallelism.tp}) divides; "
+                "set moments: float32 or tp: 1"
+            )
         if self.attention in GPU_KERNELS and self.gpus_per_replica == 0:
             raise ValueError(f"attention ({self.attention}) needs GPUs, and gpusPerReplica is 0; set attention: auto")
         if self.lora is not None and self.lora.dropout > 0 and self.parallelism.tp > 1:

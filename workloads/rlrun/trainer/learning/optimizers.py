@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 from rlrun.config.models.learning import OptimizerConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.trainer.learning.optim.adamw8bit import AdamW8bit, divides_rows
 from rlrun.trainer.learning.optim.muon import Muon
 from rlrun.trainer.modeling.shard import decoder_layers
 
@@ -24,6 +27,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.devi
             momentum=config.effective_momentum,
             weight_decay=config.weight_decay,
         )
+    if config.moments == "int8":
+        return _adamw8bit(model, config)
     adamw = {
         "lr": config.lr,
         "betas": (config.beta1, config.beta2),
@@ -38,6 +43,17 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.devi
     chosen = set(map(id, matrices))
     others = [p for p in _trained(model.parameters()) if id(p) not in chosen]
     return Muon(matrices, others, momentum=config.effective_momentum, adamw=adamw)
+
+
+def _adamw8bit(model: nn.Module, config: OptimizerConfig) -> AdamW8bit:
+    trained = _trained(model.parameters())
+    if not all(map(divides_rows, trained)):
+        raise RoleError(
+            "optimizer.moments (int8) keeps blocks of rows, which this layout divides; set moments: float32",
+            exit_codes.CONFIGURATION,
+        )
+    betas = (config.beta1, config.beta2)
+    return AdamW8bit(trained, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay)
 
 
 def _trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -1,4 +1,4 @@
-"""Muon on matrices that ranks share."""
+"""Optimizers on matrices that ranks share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
     """The program compares; every layout says that it was there."""
-    command = [sys.executable, "-m", "tests.processes.trainer.muon_rank"]
+    command = [sys.executable, "-m", "tests.processes.trainer.optimizer_rank"]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), "2", str(tmp_path / "store")],
@@ -26,7 +26,7 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
         for process in ranks:
             output, error = process.communicate(timeout=300)
             assert process.returncode == 0, error
-            assert output.split() == ["rows", "replicas", "columns"]
+            assert output.split() == [*["muon"] * 3, *["coded"] * 2]
     finally:
         for process in ranks:
             process.kill()

@@ -1,0 +1,150 @@
+"""AdamW whose moments are kept in 8 bits, in plain torch: on CPU and GPU alike, sharded or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlrun.trainer.modeling.shard import local_part
+
+BLOCK = 256
+"""Numbers that share a scale: their largest magnitude. Blocks lie within a row (an index of dimension 0), which no division cuts."""
+SMALLEST = 4096
+"""Elements below which a parameter's moments stay in float32, as those of vectors do: norms and biases are little of the memory."""
+_DECADES = 7
+
+
+@cache
+def codebook(*, signed: bool, device: torch.device) -> Tensor:
+    """The 256 numbers of dynamic tree quantization in [-1, 1] or [0, 1], ascending (Dettmers et al. 2022, arXiv:2110.02861, 2.1).
+
+    Each decade from 10^-7 to 1 has twice as many, evenly spaced, as the one below: precise near the largest, never far off below.
+    """
+    values = [0.0, 1.0]
+    for decade in range(_DECADES):
+        edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float64)
+        middles = (10.0 ** (decade + 1 - _DECADES) * (edges[1:] + edges[:-1]) / 2).tolist()
+        values += [*middles, *(-value for value in middles)] if signed else middles
+    return torch.tensor(sorted(values), dtype=torch.float32, device=device)
+
+
+@cache
+def _middles(*, signed: bool, device: torch.device) -> Tensor:
+    values = codebook(signed=signed, device=device)
+    return (values[1:] + values[:-1]) / 2
+
+
+def quantized(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
+    """Codes `[m, n]` uint8 and scales `[m, ceil(n / BLOCK)]` fp32 of `values` `[m, n]` fp32: the nearest number of the codebook.
+
+    Without a sign a number that is not 0 has a code that is not 0: as a second moment it is divided by.
+    """
+    blocks = _blocks(values)
+    scales = blocks.abs().amax(2)
+    shares = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    codes = torch.bucketize(shares, _middles(signed=signed, device=values.device), out_int32=True)
+    if not signed:
+        codes = torch.maximum(codes, (blocks > 0).to(codes.dtype))
+    return codes.to(torch.uint8).flatten(1)[:, : values.shape[1]].contiguous(), scales
+
+
+def dequantized(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+    """`[m, n]` fp32 of what `quantized` returns."""
+    values = codebook(signed=signed, device=codes.device)[codes.int()]
+    return (_blocks(values) * scales[..., None]).flatten(1)[:, : codes.shape[1]]
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """`[m, n]` -> `[m, blocks, BLOCK]`, filled up with 0."""
+    rest = -values.shape[1] % BLOCK
+    filled = nn.functional.pad(values, (0, rest)) if rest else values
+    return filled.reshape(len(values), filled.shape[1] // BLOCK, BLOCK)
+
+
+class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed for mypy
+    """AdamW (Loshchilov and Hutter 2019) with moments in blocks of 8-bit codes: 2.03 bytes for each number instead of 8.
+
+    An update is made of the moments as they are before they are rounded. Codes and scales are divided over the ranks as the parameter
+    is, by rows, so that a checkpoint can be resumed with another number of them.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], **options: Any) -> None:
+        super().__init__(parameters, options)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of every parameter that has a gradient."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Take a state over. torch makes every tensor of it float32, in which codes are exact."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state |= {name: value.to(torch.uint8) for name, value in state.items() if name.endswith("_codes")}
+
+    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        state, gradient = self.state[parameter], local_part(parameter.grad)
+        weight = local_part(parameter.detach())
+        beta1, beta2 = group["betas"]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+        step = state["step"].add_(1)
+        first = _moment(state, "exp_avg", parameter, signed=True).lerp_(gradient, 1 - beta1)
+        second = _moment(state, "exp_avg_sq", parameter, signed=False).mul_(beta2)
+        second.addcmul_(gradient, gradient, value=1 - beta2)
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        # Scalars of the device: the host waits for none of them.
+        root = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        weight.sub_(first / root * (group["lr"] / (1 - beta1**step)))
+        _keep(state, "exp_avg", parameter, first, signed=True)
+        _keep(state, "exp_avg_sq", parameter, second, signed=False)
+
+
+def _moment(state: dict[str, Any], name: str, parameter: Tensor, *, signed: bool) -> Tensor:
+    """This rank's part of a moment, fp32, in the parameter's shape; 0 before the first step."""
+    like = local_part(parameter.detach())
+    if name in state:
+        return local_part(state[name])
+    if f"{name}_codes" not in state:
+        return torch.zeros_like(like)
+    codes, scales = local_part(state[f"{name}_codes"]), local_part(state[f"{name}_scales"])
+    return dequantized(codes.reshape(len(like), -1), scales, signed=signed).reshape(like.shape)
+
+
+def _keep(state: dict[str, Any], name: str, parameter: Tensor, values: Tensor, *, signed: bool) -> None:
+    """Put a moment away, divided as the parameter is."""
+    if parameter.ndim < 2 or parameter.numel() < SMALLEST:
+        state[name] = _divided(values, parameter, parameter.shape)
+        return
+    rows = len(values)
+    codes, scales = quantized(values.reshape(rows, -1), signed=signed)
+    blocks = -(-parameter.shape[1:].numel() // BLOCK)
+    state[f"{name}_codes"] = _divided(codes.reshape(values.shape), parameter, parameter.shape)
+    state[f"{name}_scales"] = _divided(scales, parameter, torch.Size([parameter.shape[0], blocks]))
+
+
+def _divided(part: Tensor, parameter: Tensor, shape: torch.Size) -> Tensor:
+    """This rank's part of a tensor of this shape whose rows are divided as the parameter's are."""
+    if not isinstance(parameter, DTensor):
+        return part
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        part, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+    )
+
+
+def divides_rows(parameter: Tensor) -> bool:
+    """True if ranks share the parameter by whole rows, so that blocks stay whole."""
+    if not isinstance(parameter, DTensor):
+        return True
+    return all(placement.is_replicate() or placement.dim == 0 for placement in parameter.placements)
