@@ -93,7 +93,8 @@ def table(shapes: list[str], repeats: int) -> str:
             f"`python -m benchmarks.lm_head --shapes {' '.join(shapes)} --repeats {repeats}`; one core ({platform.machine()}), no GPU.",
             "Forward and backward pass of the log-probabilities, and the entropies without a gradient. Time is the CPU's: the machine",
             "does other work too. Memory is the peak above inputs and their gradients; a new gradient of the weight (0.57 MiB per unit of",
-            "hidden size) is part of it in all but `frozen`. `general` is what every head was before it was fused.",
+            "hidden size) is part of it in all but `frozen`. `general` is what every head was before it was fused;",
+            "0 MiB: less than what was free again after the inputs were made.",
             "",
             "| hidden size | tokens | "
             + " | ".join(f"{kind}: MiB" for kind in KINDS)

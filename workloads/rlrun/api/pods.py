@@ -101,6 +101,12 @@ class TrainerBlock(TrainerSpec, PodFields):
             ".cpuOffload",
         ),
         Rule(
+            "self.optimizer.moments == 'float32' || self.parallelism.tp == 1",
+            "optimizer.moments (int8) keeps blocks of rows, which parallelism.tp ({self.parallelism.tp}) divides; "
+            "set moments: float32 or tp: 1",
+            ".optimizer",
+        ),
+        Rule(
             "self.attention in ['auto', 'sdpa'] || self.gpusPerReplica > 0",
             "attention ({self.attention}) needs GPUs, and gpusPerReplica is 0; set attention: auto",
             ".attention",

@@ -19,7 +19,7 @@ class EagerKernel:
     def statistics(self, logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
         """Log-probability of each target, and the entropy where it is asked for; `[C]` fp32 each."""
         logprobs = _softmax(logits, targets)
-        return (logprobs, torch.special.entr(logits).sum(1)) if entropy else (logprobs,)
+        return (logprobs, -torch.xlogy(logits, logits).sum(1)) if entropy else (logprobs,)
 
     def residual(
         self, logits: Tensor, targets: Tensor, temperatures: Tensor, logprobs: Tensor | None, dtype: torch.dtype

@@ -17,6 +17,8 @@ BLOCK = 256
 SMALLEST = 4096
 """Elements below which a parameter's moments stay in float32, as those of vectors do: norms and biases are little of the memory."""
 _DECADES = 7
+_TINY = 1e-38
+"""Divisor of a block of zeros."""
 
 
 @cache
@@ -46,7 +48,7 @@ def quantized(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     """
     blocks = _blocks(values)
     scales = blocks.abs().amax(2)
-    shares = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    shares = blocks / scales.clamp(min=_TINY)[..., None]
     codes = torch.bucketize(shares, _middles(signed=signed, device=values.device), out_int32=True)
     if not signed:
         codes = torch.maximum(codes, (blocks > 0).to(codes.dtype))
