@@ -15,17 +15,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlrun.algorithms import Mixture, Objective, Regularizers
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.trainer.learning import learner as learner_module
 from rlrun.trainer.learning import train_step as step_module
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optim import update
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
 from tests.support.host_reads import HostReadError, NoHostReads
+from tests.tensors.trainer.companions import make_learner
 
 LENGTHS = [9, 4, 13, 6, 3]
 ROWS = [(3,), (), (0, 2), (4, 1)]
@@ -125,6 +129,30 @@ def test_a_critics_step_looks_at_the_device_once(
     with guard:
         critic_step(critic, batch, inputs, zeros, group=solo, lr=0.01)
     assert guard.reads == 1
+
+
+def test_passes_before_the_updates_look_once_for_a_reference(
+    guard: NoHostReads,
+    solo: Group,
+    make_model: Callable[..., nn.Module],
+    make_batch: Callable[..., Batch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One look at the reference's values, one in each update; none for the proximal policy."""
+    monkeypatch.setattr(learner_module, "micro_batches", uncounted(guard, micro_batches))
+    learner = make_learner(
+        shard(make_model(), solo),
+        solo,
+        loss=Objective("decoupled_ppo", proximal="recompute"),
+        reference=FrozenReference(shard(make_model(), solo).eval()),
+    )
+    updates = [Update(part, [(0, 1), (2,)]) for part in (make_batch([9, 4, 13]), make_batch([6, 3, 8]))]
+    learner.step(updates, lr=0.01)
+    guard.reads = 0
+    with guard:
+        metrics = learner.step(updates, lr=0.01)
+    assert guard.reads == 3
+    assert {"time/proximal", "time/reference"} <= metrics.keys()
 
 
 def test_all_rows_of_a_step_are_one_copy(make_batch: Callable[..., Batch]) -> None:
