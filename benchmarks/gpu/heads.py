@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.clock import milliseconds, peak_gib
 from benchmarks.gpu.shapes import Shape
-from rlrun.trainer.learning.lm_head import head_statistics, logits_statistics
+from rlrun.trainer.learning.lm_head import head_statistics, logits_statistics, weighted_logprobs
 
 Head = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -18,6 +18,19 @@ Head = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 def chunks_of_4096(hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """The trainer's, with fewer sums into the weight's gradient."""
     return head_statistics(hidden, weight, targets, temperatures, chunk_tokens=4_096)
+
+
+def general_path(hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """The trainer's where the entropy has a gradient: every head's, before it was fused."""
+    return head_statistics(hidden, weight, targets, temperatures, entropy="gradient")
+
+
+def known_coefficients(hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """The trainer's for supervised fine-tuning: gradients formed in the forward pass. Its sum stands for the log-probabilities."""
+    weighted = weighted_logprobs(hidden, weight, targets, temperatures, torch.ones_like(temperatures))
+    return (
+        (weighted[0], weighted[2]) if weighted is not None else head_statistics(hidden, weight, targets, temperatures)
+    )
 
 
 def full_logits(hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,6 +47,8 @@ def compiled_logits(hidden: Tensor, weight: Tensor, targets: Tensor, temperature
 VARIANTS: dict[str, Head] = {
     "trainer": head_statistics,
     "trainer, 4,096 tokens a chunk": chunks_of_4096,
+    "trainer, coefficients known": known_coefficients,
+    "trainer, general path": general_path,
     "full logits, compiled": compiled_logits,
     "full logits": full_logits,
 }
