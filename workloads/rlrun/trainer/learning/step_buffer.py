@@ -6,7 +6,7 @@ Whatever depends on lengths and masks alone is made of numpy arrays on the host,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ _ALIGNMENT = 16
 """Bytes at whose multiples the arrays start."""
 _IDLE_TOKENS = 2
 """Length of the row that a rank without work runs, so that it takes part in every collective."""
-_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -53,23 +52,20 @@ def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
 
 def micro_batches(rows: Sequence[Sequence[Sample]], device: torch.device) -> list[MicroBatch]:
     """A row of each of the lists of samples, all of them by one copy to the device."""
-    layouts = [layout([len(sample) for sample in samples] or [_IDLE_TOKENS], _HOST) for samples in rows]
-    columns = [
-        _columns(samples, packed) if samples else _idle(packed) for samples, packed in zip(rows, layouts, strict=True)
-    ]
+    lengths = [[len(sample) for sample in samples] or [_IDLE_TOKENS] for samples in rows]
+    columns = [_columns(samples, own) if samples else _idle() for samples, own in zip(rows, lengths, strict=True)]
     found = _copied([array for row in columns for array in row.values()], device)
-    return [_row(row, found, packed) for row, packed in zip(columns, layouts, strict=True)]
+    return [_row(row, found, own, device) for row, own in zip(columns, lengths, strict=True)]
 
 
-def _row(columns: Columns, found: Iterator[Tensor], packed: Layout) -> MicroBatch:
+def _row(columns: Columns, found: Iterator[Tensor], lengths: Sequence[int], device: torch.device) -> MicroBatch:
     tensors = {name: next(found) for name in columns}
     boundaries = tensors.pop("boundaries")
-    return MicroBatch(**tensors, packed=replace(packed, boundaries=boundaries))
+    return MicroBatch(**tensors, packed=layout(lengths, device, boundaries=boundaries))
 
 
-def _columns(samples: Sequence[Sample], packed: Layout) -> Columns:
+def _columns(samples: Sequence[Sample], lengths: Sequence[int]) -> Columns:
     """Arrays of one row, by the name of the tensor."""
-    lengths = packed.lengths
 
     def joined(name: str) -> npt.NDArray[np.generic]:
         return np.concatenate([getattr(sample, name) for sample in samples])
@@ -86,11 +82,11 @@ def _columns(samples: Sequence[Sample], packed: Layout) -> Columns:
         "versions": joined("versions"),
         "temperatures": np.repeat(temperatures, lengths),
         "sequence_ids": np.repeat(np.arange(len(lengths)), lengths),
-        "boundaries": packed.boundaries.numpy(),
+        "boundaries": np.cumsum([0, *lengths]).astype(np.int32),
     }
 
 
-def _idle(packed: Layout) -> Columns:
+def _idle() -> Columns:
     """Arrays of a row that nothing is learned from."""
     zeros = np.zeros(_IDLE_TOKENS, np.float32)
     ids = np.zeros(_IDLE_TOKENS, np.int64)
@@ -104,7 +100,7 @@ def _idle(packed: Layout) -> Columns:
         "versions": (ids - 1).astype(np.int32),
         "temperatures": zeros + 1,
         "sequence_ids": ids,
-        "boundaries": packed.boundaries.numpy(),
+        "boundaries": np.array([0, _IDLE_TOKENS], np.int32),
     }
 
 

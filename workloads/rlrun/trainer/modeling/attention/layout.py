@@ -81,9 +81,11 @@ class Layout:
         self.segments, self.context = segments, context
 
 
-def layout(lengths: Sequence[int], device: torch.device) -> Layout:
-    """The layout of a row of these sequences; they add up to T."""
-    boundaries = _boundaries(lengths, device)
+def layout(lengths: Sequence[int], device: torch.device, *, boundaries: Tensor | None = None) -> Layout:
+    """The layout of a row of these sequences; they add up to T. `boundaries`: those of the layout, where they are on the device already."""
+    lengths = tuple(lengths)
+    if boundaries is None:
+        boundaries = _boundaries(lengths, device)
     # The compiler follows no call of a package that gets one tensor twice.
     return Layout(lengths, boundaries, Segments(lengths, lengths, boundaries, boundaries.clone()))
 
