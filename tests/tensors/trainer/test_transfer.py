@@ -17,8 +17,8 @@ from rlrun.inference.weights.receive import Groups
 from rlrun.inference.weights.staging import Staging
 from rlrun.protocol.messages.buckets import Bucket, TensorInfo, plan_buckets
 from rlrun.protocol.messages.transfer import NotHeldError, TransferOffer, TransferRequest
-from rlrun.trainer.weights import links
 from rlrun.trainer.weights.transfer import IDLE_VERSIONS, Follower, Outbox
+from rlrun.transport import links
 
 BUCKET_BYTES = 40
 CPU = torch.device("cpu")

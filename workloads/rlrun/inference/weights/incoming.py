@@ -15,7 +15,7 @@ from rlrun.inference.weights.receive import Groups
 from rlrun.inference.weights.staging import Staging, file_name, make_file
 from rlrun.protocol.messages.buckets import Bucket
 from rlrun.protocol.messages.transfer import Joining, TransferOffer, group_name
-from rlrun.trainer.weights import links
+from rlrun.transport import links
 
 _CHECKSUM_THREADS = 4
 

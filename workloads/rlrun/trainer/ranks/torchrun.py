@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    from rlrun.trainer.ranks.loopback import is_loopback, stay_on_loopback
+    from rlrun.transport.loopback import is_loopback, stay_on_loopback
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)

@@ -19,7 +19,7 @@ from loguru import logger
 from torch import Tensor
 
 from rlrun.protocol.messages.transfer import Backend, group_name
-from rlrun.trainer.weights import links
+from rlrun.transport import links
 
 KEPT_VERSIONS = 2
 """Number of versions in memory: the newest, and the one before, which an engine may be about to ask for."""

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo
 from rlrun.protocol.messages.transfer import Joining, NotHeldError, TransferOffer, TransferRequest
-from rlrun.trainer.ranks.loopback import ADDRESS
-from rlrun.trainer.weights import links
 from rlrun.trainer.weights.rounds import WINDOW_SECONDS, Round, Rounds
 from rlrun.trainer.weights.senders import KEPT_VERSIONS, Order, RootSender, checksum_key
+from rlrun.transport import links
+from rlrun.transport.loopback import ADDRESS
 
 IDLE_VERSIONS = 4
 """A session that has sent nothing for so many versions is closed: its engines are gone, and a group costs memory of the GPU."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlrun.protocol.messages.transfer import SECONDS, Backend
-from rlrun.trainer.ranks.loopback import ADDRESS, is_loopback, loopback_store
+from rlrun.transport.loopback import ADDRESS, is_loopback, loopback_store
 
 _POLL_SECONDS = 0.0005
 _LOOK_SECONDS = 0.02
