@@ -220,7 +220,7 @@ SIZES = {
     "num_key_value_heads": 1,
     "head_dim": 16,
 }
-GPT_OSS = SIZES | {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 2}
+DOGE = SIZES | {"model_type": "doge", "architectures": ["DogeForCausalLM"]}
 QWEN3 = SIZES | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 TRAINED = """\
 apiVersion: rlrun.io/v1alpha1
@@ -234,14 +234,14 @@ spec:
   environments:
   - {id: arithmetic}
 """
-REFUSED = "GptOssForCausalLM cannot be trained: its attention (GptOssAttention) has s_aux"
+REFUSED = "DogeForCausalLM cannot be trained: its attention (DogeAttention) has attention_mask"
 
 
 @pytest.mark.parametrize("words", [["validate"], ["local"]], ids=["validate", "local"])
 def test_a_family_that_cannot_be_trained_is_refused_beside_a_typo(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = TRAINED.replace("PATH", _model("oss", **GPT_OSS))
+    manifest = TRAINED.replace("PATH", _model("doge", **DOGE))
     Path("run.yaml").write_text(manifest.replace("maxSteps", "maxStps"))
     before = {path.name for path in Path.cwd().iterdir()}
     assert main([*words, "run.yaml"]) == 78
@@ -260,9 +260,9 @@ def test_a_family_that_cannot_be_trained_is_refused_beside_a_typo(
 
 
 def test_a_reference_of_a_family_that_cannot_be_loaded_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
-    _model("oss", **GPT_OSS)
+    _model("doge", **DOGE)
     manifest = TRAINED.replace("PATH", _model("qwen", **QWEN3))
-    for folder, told in (("oss", REFUSED), ("gone", "there is no folder")):
+    for folder, told in (("doge", REFUSED), ("gone", "there is no folder")):
         reference = f"  algorithm: {{reference: {{model: {Path.cwd() / folder}}}, regularizers: {{kl: 0.1}}}}\n"
         Path("run.yaml").write_text(manifest + reference)
         assert main(["local", "run.yaml"]) == 78
@@ -291,7 +291,7 @@ def test_a_proof_that_cannot_be_made_here_refuses_nothing(
 ) -> None:
     (Path.cwd() / "torch.py").write_text("raise ImportError('libcuda.so.1')")
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
-    Path("run.yaml").write_text(TRAINED.replace("PATH", _model("oss", **GPT_OSS)))
+    Path("run.yaml").write_text(TRAINED.replace("PATH", _model("doge", **DOGE)))
     assert main(["validate", "run.yaml"]) == 0
     told = capsys.readouterr().out.splitlines()[1:]
     assert len(told) == 1, told
