@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, Role
+from rlrun_operator.node_fit import allocatable, demands_of, label_of, labels_wanted, show, takes, untolerated
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
 from rlrun_operator.validate_spec import shorten
@@ -16,10 +17,6 @@ _TEXT_MAX = 600
 _SHOWN_VALUES = 5
 _CONDITION_TAINTS = "node.kubernetes.io/"
 """Kubernetes' own taints: the node is not ready, or short of something."""
-_UNITS = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
-    f"{letter}i": 1024.0 ** (i + 1) for i, letter in enumerate("KMGTPE")
-}
-_QUANTITY = re.compile(r"([0-9.]+)(m|k|[MGTPE]|[KMGTPE]i)?")
 _PREEMPTION = re.compile(r"[.,;]?\s*(?:no new claims to deallocate,\s*)?preemption:.*", re.DOTALL)
 
 
@@ -52,8 +49,8 @@ def why_unscheduled(
     pod = pods[0]
     said = scheduler_text(pod)
     spec = pod.manifest.get("spec") or {}
-    wanted = _labels_wanted(spec)
-    demands = _demands(spec)
+    wanted = labels_wanted(spec)
+    demands = demands_of(spec)
     have = f" with {demands_in_words(demands)}{' each' if count != 1 else ''}" if demands else ""
     where = f" on nodes with label {_and(wanted)}" if wanted else ""
     need = f"{role} needs {count} pod{'s' if count != 1 else ''}{have}{where}"
@@ -62,7 +59,7 @@ def why_unscheduled(
         return Unscheduled("; ".join(filter(None, (need, obstacle, f"the scheduler says: {said}"))), False)
     if (lacking := _lacking(role, spec, wanted, demands, nodes)) is not None:
         return Unscheduled(f"{need}; {lacking}", True)
-    enough = sum(_takes(node, spec, wanted, demands) for node in nodes)
+    enough = sum(takes(node, spec, wanted, demands) for node in nodes)
     what = obstacle or ("not enough of that is free" if "Insufficient" in said else "none takes it now")
     return Unscheduled(f"{need}; {_nodes(enough)}, but {what}; the scheduler says: {said}", False)
 
@@ -76,16 +73,16 @@ def _lacking(
 ) -> str | None:
     """Demand that no node meets, or no node that is otherwise right; None: some node could take the pod if it were free."""
     usable = [node for node in nodes if not (node.get("spec") or {}).get("unschedulable")]
-    matching = [node for node in usable if all(_label(node, key) in values for key, values in wanted.items())]
+    matching = [node for node in usable if all(label_of(node, key) in values for key, values in wanted.items())]
     if not usable:
         return "the cluster has no node that takes pods"
     if not matching:
         return _no_label(usable, wanted, role)
-    tolerated = [node for node in matching if not _untolerated(node, spec)]
+    tolerated = [node for node in matching if not untolerated(node, spec)]
     if not tolerated:
         return _tainted(role, matching, spec)
     for key in _topology_keys(spec, "podAffinity"):
-        if not any(_label(node, key) for node in tolerated):
+        if not any(label_of(node, key) for node in tolerated):
             return (
                 f"no such node has the label {key}; correct placement.topology and {role}.affinity, or label the nodes"
             )
@@ -94,7 +91,7 @@ def _lacking(
 
 def _tainted(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> str:
     """Taints for which none of these nodes takes the pod; those of a node's conditions only where there are no others."""
-    taints = sorted({taint for node in nodes for taint in _untolerated(node, spec)})
+    taints = sorted({taint for node in nodes for taint in untolerated(node, spec)})
     own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
     fix = f"add a toleration to {role}.tolerations" if own else "see kubectl describe node"
     return f"{_nodes(len(nodes))}, but for the taint {' and '.join(own or taints)}; {fix}"
@@ -103,11 +100,11 @@ def _tainted(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> str:
 def _too_small(role: Role, demands: Mapping[str, float], nodes: Sequence[Manifest]) -> str | None:
     """First demand that is larger than any of these nodes; None: each is met by one of them."""
     for resource, amount in demands.items():
-        most = max(_allocatable(node, resource) for node in nodes)
+        most = max(allocatable(node, resource) for node in nodes)
         if most < amount:
             return (
-                f"{_nodes(len(nodes))} otherwise, but none has {_show(resource, amount)} {resource} "
-                f"(most: {_show(resource, most)}); lower {_field(role, resource)} or add a larger node"
+                f"{_nodes(len(nodes))} otherwise, but none has {show(resource, amount)} {resource} "
+                f"(most: {show(resource, most)}); lower {_field(role, resource)} or add a larger node"
             )
     return None
 
@@ -163,43 +160,13 @@ def demands_in_words(demands: Mapping[str, float]) -> str:
     """`8 nvidia.com/gpu`, or CPU and memory where no device is asked for."""
     devices = {name: amount for name, amount in demands.items() if "/" in name}
     shown = devices or demands
-    return " and ".join(f"{_show(name, amount)} {name}" for name, amount in shown.items()) or "no particular resources"
-
-
-def _labels_wanted(spec: Manifest) -> dict[str, set[str]]:
-    """Labels that a node must have: the node selector, and required node affinity of one term of In."""
-    wanted = {key: {str(value)} for key, value in (spec.get("nodeSelector") or {}).items()}
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    terms = required.get("nodeSelectorTerms") or []
-    if len(terms) == 1:
-        for rule in terms[0].get("matchExpressions") or ():
-            if rule.get("operator") == "In":
-                wanted.setdefault(rule["key"], set()).update(map(str, rule.get("values") or ()))
-    return wanted
-
-
-def _demands(spec: Manifest) -> dict[str, float]:
-    """Sum of what the pod's containers ask for, devices first."""
-    total: Counter[str] = Counter()
-    for container in spec.get("containers") or ():
-        resources = container.get("resources") or {}
-        for name, amount in ((resources.get("limits") or {}) | (resources.get("requests") or {})).items():
-            total[name] += _quantity(amount)  # type: ignore[assignment]
-    return dict(sorted(((n, a) for n, a in total.items() if a), key=lambda item: ("/" not in item[0], item[0])))
-
-
-def _takes(node: Manifest, spec: Manifest, wanted: Mapping[str, set[str]], demands: Mapping[str, float]) -> bool:
-    """True if an empty node of this kind would take the pod."""
-    labelled = all(_label(node, key) in values for key, values in wanted.items())
-    open_to_it = not (node.get("spec") or {}).get("unschedulable") and not _untolerated(node, spec)
-    return labelled and open_to_it and all(_allocatable(node, name) >= amount for name, amount in demands.items())
+    return " and ".join(f"{show(name, amount)} {name}" for name, amount in shown.items()) or "no particular resources"
 
 
 def _no_label(nodes: Sequence[Manifest], wanted: Mapping[str, set[str]], role: Role) -> str:
     for key, values in wanted.items():
-        if not any(_label(node, key) in values for node in nodes):
-            there = Counter(value for node in nodes if (value := _label(node, key)))
+        if not any(label_of(node, key) in values for node in nodes):
+            there = Counter(value for node in nodes if (value := label_of(node, key)))
             known = ", ".join(
                 f"{value} ({count} node{'s' if count != 1 else ''})"
                 for value, count in there.most_common(_SHOWN_VALUES)
@@ -216,44 +183,6 @@ def _field(role: Role, what: str) -> str:
     if what in ("cpu", "memory", "ephemeral-storage"):
         return f"{role}.resources"
     return f"{role}.gpusPerReplica" if what.endswith("/gpu") else f"{role}.nodeSelector"
-
-
-def _untolerated(node: Manifest, spec: Manifest) -> list[str]:
-    if "tolerations" not in spec:  # the API server adds some to every pod: without any, this is not the whole pod
-        return []
-    result = []
-    for taint in (node.get("spec") or {}).get("taints") or ():
-        if taint.get("effect") == "PreferNoSchedule":
-            continue
-        if not any(_tolerates(toleration, taint) for toleration in spec.get("tolerations") or ()):
-            result.append(f"{taint.get('key')}={taint['value']}" if taint.get("value") else str(taint.get("key")))
-    return result
-
-
-def _tolerates(toleration: Manifest, taint: Manifest) -> bool:
-    if toleration.get("effect") not in (None, "", taint.get("effect")):
-        return False
-    if toleration.get("operator") == "Exists":
-        return toleration.get("key") in (None, "", taint.get("key"))
-    return toleration.get("key") == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
-
-
-def _label(node: Manifest, key: str) -> str | None:
-    found = ((node.get("metadata") or {}).get("labels") or {}).get(key)
-    return str(found) if found is not None else None
-
-
-def _allocatable(node: Manifest, resource: str) -> float:
-    return _quantity(((node.get("status") or {}).get("allocatable") or {}).get(resource, 0))
-
-
-def _quantity(value: object) -> float:
-    found = _QUANTITY.fullmatch(str(value))
-    return float(found.group(1)) * _UNITS[found.group(2) or ""] if found else 0.0
-
-
-def _show(resource: str, amount: float) -> str:
-    return f"{amount / 2**30:.4g}Gi" if resource in ("memory", "ephemeral-storage") else f"{amount:g}"
 
 
 def _nodes(count: int) -> str:

@@ -1,0 +1,165 @@
+"""Fit of a pod on a node: its requests, and the labels, taints and affinities that stand between the two. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rlrun_operator.state import Manifest
+
+_UNITS = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
+    f"{letter}i": 1024.0 ** (i + 1) for i, letter in enumerate("KMGTPE")
+}
+_QUANTITY = re.compile(r"([0-9.]+)(m|k|[MGTPE]|[KMGTPE]i)?")
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def labels_wanted(spec: Manifest) -> dict[str, set[str]]:
+    """Labels that a node must have: the node selector, and required node affinity of one term of In."""
+    wanted = {key: {str(value)} for key, value in (spec.get("nodeSelector") or {}).items()}
+    terms = _node_terms(spec)
+    if len(terms) == 1:
+        for rule in terms[0].get("matchExpressions") or ():
+            if rule.get("operator") == "In":
+                wanted.setdefault(rule["key"], set()).update(map(str, rule.get("values") or ()))
+    return wanted
+
+
+def demands_of(spec: Manifest) -> dict[str, float]:
+    """Sum of what the pod's containers ask for, devices first."""
+    total: Counter[str] = Counter()
+    for container in spec.get("containers") or ():
+        total.update(_asked(container))
+    return dict(sorted(((n, a) for n, a in total.items() if a), key=lambda item: ("/" not in item[0], item[0])))
+
+
+def requests_of(spec: Manifest) -> dict[str, float]:
+    """Requests that the scheduler counts for a pod, one of `pods` included.
+
+    The larger of all containers together and each init container with the sidecars before it, or what the pod itself asks for, and
+    its RuntimeClass' overhead (KEP-753, KEP-2837).
+    """
+    steady: Counter[str] = Counter()
+    peak: Counter[str] = Counter()
+    for container in spec.get("initContainers") or ():
+        asked = _asked(container)
+        if container.get("restartPolicy") == "Always":
+            steady.update(asked)
+            peak |= steady
+        else:
+            peak |= steady + Counter(asked)
+    for container in spec.get("containers") or ():
+        steady.update(_asked(container))
+    total = dict(steady | peak) | _asked(spec)
+    for name, amount in (spec.get("overhead") or {}).items():
+        total[name] = total.get(name, 0.0) + quantity(amount)
+    return {name: amount for name, amount in total.items() if amount} | {"pods": 1.0}
+
+
+def takes(node: Manifest, spec: Manifest, wanted: Mapping[str, set[str]], demands: Mapping[str, float]) -> bool:
+    """True if an empty node of this kind would take the pod."""
+    labelled = all(label_of(node, key) in values for key, values in wanted.items())
+    open_to_it = not (node.get("spec") or {}).get("unschedulable") and not untolerated(node, spec)
+    return labelled and open_to_it and all(allocatable(node, name) >= amount for name, amount in demands.items())
+
+
+def obstacle_between(node: Manifest, spec: Manifest) -> str | None:
+    """Reason why a node takes no such pod however empty it is, in a few words; None: it would.
+
+    Args:
+        node: as the API server has it.
+        spec: of a whole pod: without tolerations it has none.
+    """
+    if (node.get("spec") or {}).get("unschedulable"):
+        return "cordoned"
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    if any(c.get("type") == "Ready" and c.get("status") != "True" for c in conditions):
+        return "not ready"
+    if taints := untolerated(node, {**spec, "tolerations": spec.get("tolerations") or []}):
+        return f"taint {taints[0]}"
+    for key, value in (spec.get("nodeSelector") or {}).items():
+        if label_of(node, key) != str(value):
+            return f"no label {key}={value}"
+    terms = _node_terms(spec)
+    if terms and not any(_matches(term, node) for term in terms):
+        return "the pod's node affinity"
+    return None
+
+
+def _node_terms(spec: Manifest) -> Sequence[Manifest]:
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    found: Sequence[Manifest] = (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or []
+    return found
+
+
+def _matches(term: Manifest, node: Manifest) -> bool:
+    """True if a node meets all rules of one term; one without rules is met by none."""
+    rules = [(rule, label_of(node, str(rule.get("key")))) for rule in term.get("matchExpressions") or ()]
+    rules += [(rule, str(node["metadata"].get("name"))) for rule in term.get("matchFields") or ()]
+    return bool(rules) and all(_holds(rule, value) for rule, value in rules)
+
+
+def _holds(rule: Manifest, value: str | None) -> bool:
+    operator, values = rule.get("operator"), [str(v) for v in rule.get("values") or ()]
+    if operator in ("Exists", "DoesNotExist"):
+        return (value is not None) == (operator == "Exists")
+    if operator == "NotIn":
+        return value not in values
+    if operator == "In":
+        return value in values
+    try:
+        limit, number = int(values[0]), int(value or "")
+    except (ValueError, IndexError):
+        return False
+    return number > limit if operator == "Gt" else number < limit
+
+
+def untolerated(node: Manifest, spec: Manifest) -> list[str]:
+    """Taints that keep the pod away."""
+    if "tolerations" not in spec:  # the API server adds some to every pod: without any, this is not the whole pod
+        return []
+    result = []
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        if taint.get("effect") == "PreferNoSchedule":
+            continue
+        if not any(_tolerates(toleration, taint) for toleration in spec.get("tolerations") or ()):
+            result.append(f"{taint.get('key')}={taint['value']}" if taint.get("value") else str(taint.get("key")))
+    return result
+
+
+def _tolerates(toleration: Manifest, taint: Manifest) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint.get("key"))
+    return toleration.get("key") == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def label_of(node: Manifest, key: str) -> str | None:
+    """Value of a node's label; None: it has no such label."""
+    found = ((node.get("metadata") or {}).get("labels") or {}).get(key)
+    return str(found) if found is not None else None
+
+
+def allocatable(node: Manifest, resource: str) -> float:
+    """Amount of a resource that a node has for pods."""
+    return quantity(((node.get("status") or {}).get("allocatable") or {}).get(resource, 0))
+
+
+def quantity(value: object) -> float:
+    """A Kubernetes quantity as a number; 0 where it cannot be read."""
+    found = _QUANTITY.fullmatch(str(value))
+    return float(found.group(1)) * _UNITS[found.group(2) or ""] if found else 0.0
+
+
+def show(resource: str, amount: float) -> str:
+    """An amount of a resource, for messages."""
+    return f"{amount / 2**30:.4g}Gi" if resource in ("memory", "ephemeral-storage") else f"{amount:g}"
+
+
+def _asked(container: Manifest) -> dict[str, float]:
+    """Requests of a container; what has a limit alone is requested as much."""
+    resources = container.get("resources") or {}
+    asked = (resources.get("limits") or {}) | (resources.get("requests") or {})
+    return {name: quantity(amount) for name, amount in asked.items()}
