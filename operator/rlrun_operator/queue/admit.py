@@ -1,0 +1,278 @@
+"""One pass of admission over all runs of an operator. A pure function of its arguments.
+
+In order: what admitted runs hold is charged; one of them whose pods found no room in time is released; the waiting runs are tried by
+priority, share and arrival. The first of them that does not fit gets help: room that others are leaving, room of runs that it may
+preempt, or, after it has waited long enough, room that is kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rlrun_operator.queue import holding as holds
+from rlrun_operator.queue.fit import place
+from rlrun_operator.queue.model import (
+    Applicant,
+    Capacity,
+    Plan,
+    QueueRules,
+    QueueState,
+    Reason,
+    Reservation,
+    Verdict,
+)
+from rlrun_operator.queue.preempt import victims
+from rlrun_operator.queue.rooms import Rooms
+from rlrun_operator.queue.shares import Shares, decayed, shares_of, total_capacity
+from rlrun_operator.queue.words import missing
+from rlrun_operator.times import rfc3339
+
+GRANT_SECONDS = 120.0
+"""Time after which an admission that its run never put on record is void."""
+Placed = dict[str, dict[str, float]]
+"""Requests by room."""
+HELD = "all pods of the run have room"
+
+
+def admit(
+    runs: Iterable[Applicant], capacity: Capacity | None, rules: QueueRules, state: QueueState, now: float
+) -> Plan:
+    """Decide which runs may make their pods.
+
+    Args:
+        runs: all that wait, hold or leave; the others hold nothing.
+        capacity: rooms; None: not known, then one run at a time begins.
+        rules: settings.
+        state: of the pass before.
+        now: seconds since the epoch.
+    """
+    it = _Pass(list(runs), capacity, rules, state, now)
+    it.hold()
+    it.release()
+    it.admit()
+    return it.plan()
+
+
+class _Pass:
+    def __init__(
+        self, runs: Sequence[Applicant], capacity: Capacity | None, rules: QueueRules, state: QueueState, now: float
+    ) -> None:
+        self.rules, self.state, self.now = rules, state, now
+        known = {run.uid for run in runs}
+        recent = {u: at for u, at in state.granted.items() if u in known and now - at < GRANT_SECONDS}
+        self.granted = {run.uid: recent[run.uid] for run in runs if run.uid in recent and run.stage == "waiting"}
+        self.stopping = {r.uid: state.stopping[r.uid] for r in runs if r.uid in state.stopping and r.stage == "holding"}
+        self.waiting = [run for run in runs if run.stage == "waiting" and run.uid not in self.granted]
+        self.holding = [run for run in runs if run.stage == "holding" and run.uid not in self.stopping]
+        self.holding += [replace(run, started=self.granted[run.uid]) for run in runs if run.uid in self.granted]
+        self.leaving = [run for run in runs if run.stage == "leaving" or run.uid in self.stopping]
+        self.tries = {uid: tries for uid, tries in state.tries.items() if uid in known}
+        self.rests = {uid: until for uid, until in state.rests.items() if uid in known and until > now}
+        self.rooms = Rooms(capacity) if capacity is not None else None
+        self.shares: Shares = shares_of(rules, total_capacity(capacity), {}, self.holding, self.waiting)
+        elapsed = now - state.at if state.at is not None else 0.0
+        self.shares.past = decayed(state.use, self.shares.now, elapsed, rules.half_life_seconds)
+        self.verdicts: dict[str, Verdict] = {}
+        self.reservation = self._still_reserved(state.reservation)
+
+    def hold(self) -> None:
+        """Charge what admitted and leaving runs hold."""
+        if self.rooms is not None:
+            for run in self.leaving:
+                for ending in (False, True):
+                    self.rooms.charge_all(holds.bound(self.rooms, run, ending=ending))
+        self.held = holds.hold(self.rooms, self.holding, self.state, self.now)
+        for run in self.holding:
+            self.verdicts[run.uid] = Verdict(True, "Admitted", HELD)
+            if run.uid not in self.held.lacking and run.uid not in self.granted:
+                self.tries.pop(run.uid, None)
+        for uid, (reason, message) in self.stopping.items():
+            self.verdicts[uid] = Verdict(False, reason, message)
+
+    def release(self) -> None:
+        """Take room back from a run that cannot use it."""
+        late = holds.released(self.held, self.holding, self.rules, self.now)
+        if late is None:
+            return
+        seconds = self.now - self.held.lacking[late.uid]
+        self.tries[late.uid] = holds.backed_off(self.tries, late, self.now)
+        self._stop(late, "Released", f"not all of its pods got a node within {seconds:.0f} s; it gives its room back")
+        self.held.lacking = {uid: self.now for uid in self.held.lacking if uid != late.uid}
+
+    def admit(self) -> None:
+        """Try the waiting runs in their order."""
+        pending = [run for run in self.waiting if self.tries.get(run.uid, (0, 0.0))[1] <= self.now]
+        first: Applicant | None = None
+        self.blocked: list[Applicant] = []
+        while pending:
+            run = min(pending, key=self._order)
+            pending.remove(run)
+            placed = self._room_for(run)
+            if placed is not None:
+                self._grant(run, placed)
+                continue
+            self.blocked.append(run)
+            if first is None and self._may_fit(run):
+                first = run
+                self._help(run)
+
+    def plan(self) -> Plan:
+        """The outcome."""
+        self._explain()
+        state = QueueState(
+            at=self.now,
+            use=self.shares.past,
+            granted=self.granted,
+            lacking=self.held.lacking,
+            stopping=self.stopping,
+            tries=self.tries,
+            reservation=self.reservation,
+            rests=self.rests,
+        )
+        return Plan(self.verdicts, state)
+
+    def _order(self, run: Applicant) -> tuple[object, ...]:
+        """The run for which room is kept comes first among those of its priority."""
+        priority, *rest = self.shares.order(run)
+        return priority, self.reservation is None or self.reservation.uid != run.uid, *rest
+
+    def _room_for(self, run: Applicant) -> Placed | None:
+        """Room for all of its pods; None: it has to wait. Blind, whoever begins is alone until all of its pods have nodes."""
+        if self.rooms is None:
+            return None if self.held.lacking or self.granted or self.leaving else {}
+        return place(self._open_to(run), run.gang)
+
+    def _open_to(self, run: Applicant) -> Rooms:
+        """Rooms without what is kept for another run of the same priority or a higher one."""
+        assert self.rooms is not None
+        kept = self.reservation
+        if kept is None or kept.uid == run.uid or self._holder_priority(kept) < run.priority:
+            return self.rooms
+        rooms = self.rooms.copy()
+        rooms.charge_all(kept.amounts)
+        return rooms
+
+    def _holder_priority(self, kept: Reservation) -> int:
+        return next((run.priority for run in self.waiting if run.uid == kept.uid), 0)
+
+    def _grant(self, run: Applicant, placed: Placed) -> None:
+        if self.rooms is not None:
+            self.rooms.charge_all(placed)
+            self.held.charges[run.uid] = placed
+        self.held.lacking[run.uid] = self.now
+        self.granted[run.uid] = self.now
+        self.holding.append(replace(run, started=self.now))
+        self.shares.add(run)
+        self.verdicts[run.uid] = Verdict(True, "Admitted", HELD)
+        if self.reservation is not None and self.reservation.uid == run.uid:
+            self.reservation = None
+
+    def _stop(self, run: Applicant, reason: Reason, message: str) -> None:
+        self.stopping[run.uid] = (reason, message)
+        self.granted.pop(run.uid, None)
+        self.holding = [other for other in self.holding if other.uid != run.uid]
+        self.leaving.append(run)
+        self.verdicts[run.uid] = Verdict(False, reason, message)
+
+    def _may_fit(self, run: Applicant) -> bool:
+        """True if it would fit once all runs of the queue have left; blind, nothing is known against it."""
+        return self.rooms is None or place(Rooms(self.rooms.capacity), run.gang) is not None
+
+    def _help(self, head: Applicant) -> None:
+        """Make room for the first run that does not fit, or keep room for it."""
+        if self.rooms is None:
+            return
+        kept = self.reservation
+        if kept is not None and kept.uid == head.uid and kept.victims:
+            return
+        rooms = self.rooms.copy()
+        for run in self.leaving:
+            rooms.charge_all(self._held_by(run), -1.0)
+        if (placed := place(rooms, head.gang)) is not None:
+            self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in self.leaving))
+            return
+        found = victims(rooms, head, self.holding, self.held.charges, self.shares, self.now)
+        if found is not None:
+            chosen, placed = found
+            for run in chosen:
+                self._stop(run, "Preempted", self._why(run, head))
+            self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in chosen))
+        elif (kept is None or kept.uid != head.uid) and self._has_waited(head):
+            self._keep(head, self._soonest(rooms, head), self.rules.reserve_seconds, ())
+
+    def _held_by(self, run: Applicant) -> dict[str, dict[str, float]]:
+        assert self.rooms is not None
+        if run.uid in self.held.charges:
+            return self.held.charges[run.uid]
+        live = holds.bound(self.rooms, run, ending=False)
+        return holds.added(live, holds.bound(self.rooms, run, ending=True))
+
+    def _soonest(self, rooms: Rooms, head: Applicant) -> dict[str, dict[str, float]]:
+        """Room of `head` where the runs that began first end: they are likely to end first."""
+        rooms = rooms.copy()
+        for run in sorted(self.holding, key=lambda run: (run.started, run.uid)):
+            rooms.charge_all(self.held.charges.get(run.uid, {}), -1.0)
+            if (placed := place(rooms, head.gang)) is not None:
+                return placed
+        return place(Rooms(rooms.capacity), head.gang) or {}
+
+    def _has_waited(self, head: Applicant) -> bool:
+        return self.now - head.since >= self.rules.pass_seconds and head.uid not in self.rests
+
+    def _keep(
+        self, head: Applicant, amounts: dict[str, dict[str, float]], seconds: float, leaving: tuple[str, ...]
+    ) -> None:
+        self.reservation = Reservation(head.uid, amounts, self.now, self.now + seconds, leaving)
+
+    def _still_reserved(self, kept: Reservation | None) -> Reservation | None:
+        """A reservation of the pass before; None: its run waits no more, its time is over, or a node of it is gone."""
+        if kept is None or all(run.uid != kept.uid for run in self.waiting):
+            return None
+        if self.now >= kept.until:
+            if not kept.victims:
+                self.rests[kept.uid] = self.now + self.rules.reserve_seconds
+            return None
+        if self.rooms is None or any(room not in self.rooms.free for room in kept.amounts):
+            return None
+        if kept.victims and not any(run.uid in kept.victims for run in self.leaving):
+            return replace(kept, victims=())  # they are gone: it fits now, unless pods of others have come
+        return kept
+
+    def _why(self, run: Applicant, head: Applicant) -> str:
+        name = f"{head.namespace}/{head.name}"
+        if run.priority < head.priority:
+            return f"it gives its room to run {name}, whose priority is {head.priority} and not {run.priority}"
+        return f"it gives its room to run {name}: namespace {run.namespace} holds more than its share"
+
+    def _explain(self) -> None:
+        """Verdicts of the runs that wait on."""
+        blocked = {run.uid for run in self.blocked}
+        left = [run for run in self.waiting if run.uid not in self.granted]
+        for position, run in enumerate(sorted(left, key=self._order), 1):
+            reason, message = self._wait_of(run) if run.uid in blocked else self._pause_of(run)
+            self.verdicts[run.uid] = Verdict(False, reason, message, position, len(left))
+
+    def _pause_of(self, run: Applicant) -> tuple[Reason, str]:
+        count, until = self.tries[run.uid]
+        return (
+            "BackingOff",
+            f"its pods got no nodes, {count} times in a row; it is tried again at {rfc3339(until)}",
+        )
+
+    def _wait_of(self, run: Applicant) -> tuple[Reason, str]:
+        if self.rooms is None:
+            return (
+                "WaitingForTurn",
+                "the operator does not know what is free: one run at a time begins, and another one does now",
+            )
+        if place(self.rooms, run.gang) is not None:
+            kept = self.reservation
+            names = [f"{other.namespace}/{other.name}" for other in self.waiting if kept and other.uid == kept.uid]
+            return "WaitingForTurn", f"there is room, which is kept for run {' '.join(names)}: it has waited longer"
+        empty = Rooms(
+            replace(self.rooms.capacity, rooms=tuple(replace(r, others={}) for r in self.rooms.capacity.rooms))
+        )
+        if place(empty, run.gang) is None:
+            return "NeverFits", f"{missing(empty, run.gang)}, even if nothing else ran"
+        return "WaitingForResources", missing(self.rooms, run.gang)

@@ -1,0 +1,107 @@
+"""Packing of a gang: the pods that ask for most first, each where least is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rlrun_operator.node_fit import label_of
+from rlrun_operator.queue.model import Amounts, PodSet
+from rlrun_operator.queue.rooms import Rooms, summed
+
+Placement = Mapping[str, Amounts]
+"""Requests of a gang's pods by room."""
+_DOMAINS_MAX = 512
+"""Domains of topology that are tried."""
+
+
+def place(rooms: Rooms, gang: Sequence[PodSet]) -> dict[str, dict[str, float]] | None:
+    """Room for all pods of a gang, which stays free in `rooms`; None: they do not fit together."""
+    if not _enough(rooms, gang):
+        return None
+    ordered = sorted(gang, key=_size, reverse=True)
+    for domain in _domains(rooms, gang):
+        trial = rooms.copy()
+        placed: list[tuple[str, Amounts]] = []
+        if all(_place_set(trial, pods, domain, placed) for pods in ordered):
+            return summed(placed)
+    return None
+
+
+def _enough(rooms: Rooms, gang: Sequence[PodSet]) -> bool:
+    """True unless all rooms together have too little: most of what does not fit is told by that alone."""
+    wanted: dict[str, float] = {}
+    for pods in gang:
+        for name, amount in pods.requests.items():
+            wanted[name] = wanted.get(name, 0.0) + pods.count * amount
+    counted = all(room.node is not None for room in rooms.by_name.values())
+    for name, amount in wanted.items():
+        found = [free[name] for free in rooms.free.values() if name in free]
+        if (found or counted) and sum(max(0.0, one) for one in found) < amount - 1e-6:
+            return False
+    return True
+
+
+def _place_set(rooms: Rooms, pods: PodSet, domain: Mapping[str, str], placed: list[tuple[str, Amounts]]) -> bool:
+    allowed = within(rooms, pods, domain)
+    for _ in range(pods.count):
+        best = min(
+            (r for r in allowed if rooms.fits(r, pods.requests)), key=lambda r: _left(rooms, r, pods), default=None
+        )
+        if best is None:
+            return False
+        rooms.charge(best, pods.requests)
+        placed.append((best, pods.requests))
+        if pods.apart and rooms.by_name[best].node is not None:
+            allowed.remove(best)
+    return True
+
+
+def within(rooms: Rooms, pods: PodSet, domain: Mapping[str, str]) -> list[str]:
+    """Rooms of a domain that would take such a pod."""
+    keys = [key for key in pods.together if key in domain]
+    return [
+        name
+        for name in rooms.qualifying(pods)
+        if all((node := rooms.by_name[name].node) is None or label_of(node, key) == domain[key] for key in keys)
+    ]
+
+
+def places(rooms: Rooms, pods: PodSet) -> dict[str, int]:
+    """How many of these pods fit into each room that qualifies, domains of topology left aside."""
+    result = {}
+    for name in rooms.qualifying(pods):
+        trial, count = rooms.copy(), 0
+        most = 1 if pods.apart and rooms.by_name[name].node is not None else pods.count
+        while count < most and trial.fits(name, pods.requests):
+            trial.charge(name, pods.requests)
+            count += 1
+        result[name] = count
+    return result
+
+
+def _size(pods: PodSet) -> tuple[float, float, float, int]:
+    """Devices count most: they are what is scarce."""
+    devices = sum(amount for name, amount in pods.requests.items() if "/" in name)
+    return devices, pods.requests.get("cpu", 0.0), pods.requests.get("memory", 0.0), len(pods.together)
+
+
+def _left(rooms: Rooms, room: str, pods: PodSet) -> tuple[float, float, float, str]:
+    """What is left in a room: pods without devices go where there are none."""
+    free = rooms.free[room]
+    left = sum(amount for name, amount in free.items() if "/" in name)
+    return left, free.get("cpu", 0.0), free.get("memory", 0.0), room
+
+
+def _domains(rooms: Rooms, gang: Sequence[PodSet]) -> Iterator[Mapping[str, str]]:
+    """Values of the labels that pods of the gang have to share; one empty domain where they share none."""
+    keys = sorted({key for pods in gang for key in pods.together})
+    if not keys or all(room.node is None for room in rooms.by_name.values()):
+        yield {}
+        return
+    seen = []
+    for room in rooms.by_name.values():
+        values = {key: label_of(room.node, key) for key in keys} if room.node is not None else {}
+        known = {key: value for key, value in values.items() if value is not None}
+        if len(known) == len(keys) and known not in seen and len(seen) < _DOMAINS_MAX:
+            seen.append(known)
+            yield known

@@ -1,0 +1,92 @@
+"""Room that admitted runs hold, and the release of those whose pods find none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlrun.backoff import backoff
+from rlrun_operator.queue.fit import place
+from rlrun_operator.queue.model import Amounts, Applicant, PodSet, QueueRules, QueueState
+from rlrun_operator.queue.rooms import Rooms, larger, summed
+
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 30.0, 600.0
+"""Wait of a released run, doubled each time."""
+
+
+@dataclass
+class Held:
+    """Outcome for all runs that hold room."""
+
+    charges: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """By UID and room."""
+    lacking: dict[str, float] = field(default_factory=dict)
+    """As in `QueueState`."""
+    homeless: set[str] = field(default_factory=set)
+    """Those for whose missing pods there is no room."""
+
+
+def remaining(run: Applicant) -> tuple[PodSet, ...]:
+    """Pods of a run's gang that have no node."""
+    result = []
+    for pods in run.gang:
+        there = sum(1 for pod in run.pods if pod.role == pods.role and not pod.ending and pod.node is not None)
+        if there < pods.count:
+            result.append(replace(pods, count=pods.count - there))
+    return tuple(result)
+
+
+def bound(rooms: Rooms, run: Applicant, *, ending: bool) -> dict[str, dict[str, float]]:
+    """Requests of a run's pods that have a node, by room."""
+    single = next((name for name, room in rooms.by_name.items() if room.node is None), None)
+    found = [(single or pod.node, pod.requests) for pod in run.pods if pod.ending == ending and pod.node is not None]
+    return summed((room, amounts) for room, amounts in found if room is not None)
+
+
+def hold(rooms: Rooms | None, runs: Sequence[Applicant], state: QueueState, now: float) -> Held:
+    """Charge what these runs hold, the ones of the highest rank first, and note which of them lack pods."""
+    held = Held()
+    for run in sorted(runs, key=_rank):
+        missing = remaining(run)
+        if missing:
+            held.lacking[run.uid] = state.lacking.get(run.uid, now)
+        if rooms is None:
+            continue
+        live, ending = bound(rooms, run, ending=False), bound(rooms, run, ending=True)
+        rooms.charge_all(live)
+        placed = place(rooms, missing)
+        if placed is None:
+            held.homeless.add(run.uid)
+        # Its own pods that still end hold room that its next ones may have, and no other run's.
+        more = larger(placed or {}, ending)
+        rooms.charge_all(more)
+        held.charges[run.uid] = added(live, more)
+    return held
+
+
+def released(held: Held, runs: Sequence[Applicant], rules: QueueRules, now: float) -> Applicant | None:
+    """The run that has to give its room back because not all of its pods got a node in time; None: no run.
+
+    One at a time, the last in rank: what it gives back may be what the others lack.
+    """
+    late = []
+    for run in runs:
+        limit = rules.displaced_seconds if run.uid in held.homeless else rules.start_seconds
+        if run.uid in held.lacking and now - held.lacking[run.uid] >= limit:
+            late.append(run)
+    return max(late, key=_rank, default=None)
+
+
+def backed_off(tries: Mapping[str, tuple[int, float]], run: Applicant, now: float) -> tuple[int, float]:
+    """Number of releases of a run with this one, and until when it waits."""
+    count = tries.get(run.uid, (0, 0.0))[0] + 1
+    return count, now + backoff(count, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
+
+
+def _rank(run: Applicant) -> tuple[float, float, str]:
+    return -run.priority, run.started, run.uid
+
+
+def added(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> dict[str, dict[str, float]]:
+    """The sum of both, room by room."""
+    return summed([*one.items(), *other.items()])

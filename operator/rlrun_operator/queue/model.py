@@ -1,0 +1,195 @@
+"""Inputs and outputs of admission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from rlrun_operator.names import Role
+from rlrun_operator.state import Manifest
+
+Amounts = Mapping[str, float]
+"""Resources by name, in their base unit."""
+Stage = Literal["waiting", "holding", "leaving"]
+"""waiting: it wants to begin; holding: it was admitted; leaving: it was, and its pods are being removed."""
+Preemption = Literal["PriorityAndShare", "Priority", "Never"]
+Reason = Literal[
+    "Admitted",
+    "WaitingForResources",
+    "WaitingForTurn",
+    "NeverFits",
+    "BackingOff",
+    "Preempted",
+    "Released",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class PodSet:
+    """Equal pods of one role."""
+
+    role: Role
+    count: int
+    requests: Amounts
+    """Of one pod."""
+    spec: Manifest = field(default_factory=dict)
+    """Selectors, tolerations and node affinity of one pod."""
+    together: tuple[str, ...] = ()
+    """Node labels of which all pods of the gang that have them here share the value."""
+    apart: bool = False
+    """At most one of them on a node."""
+
+
+@dataclass(frozen=True)
+class HeldPod:
+    """A pod of a run as it is in the cluster."""
+
+    role: Role
+    node: str | None
+    """None: it has none yet."""
+    requests: Amounts
+    ending: bool = False
+    """Its deletion was asked for; it holds its room until it is gone."""
+
+
+@dataclass(frozen=True)
+class Applicant:
+    """A run that wants room, or has some."""
+
+    uid: str
+    namespace: str
+    name: str
+    gang: tuple[PodSet, ...]
+    stage: Stage
+    since: float
+    """Time at which it asked first, in seconds since the epoch; a run that was preempted keeps it."""
+    priority: int = 0
+    started: float = 0.0
+    """Time of the last admission."""
+    pods: tuple[HeldPod, ...] = ()
+
+    @cached_property
+    def total(self) -> dict[str, float]:
+        """Requests of the whole gang."""
+        return total_of(self.gang)
+
+
+def total_of(gang: tuple[PodSet, ...]) -> dict[str, float]:
+    """Requests of all pods of a gang."""
+    total: dict[str, float] = {}
+    for pods in gang:
+        for name, amount in pods.requests.items():
+            total[name] = total.get(name, 0.0) + pods.count * amount
+    return total
+
+
+@dataclass(frozen=True)
+class Room:
+    """A node, or the whole cluster as one where only its total is known."""
+
+    name: str
+    total: Amounts
+    """Allocatable resources."""
+    others: Amounts = field(default_factory=dict)
+    """Requests of pods that are of no run of the queue."""
+    node: Manifest | None = None
+    """None: every pod qualifies, and several pods need no two of them."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What there is."""
+
+    rooms: tuple[Room, ...]
+    noun: str = "node"
+    """Name of one room in messages."""
+
+
+@dataclass(frozen=True)
+class QueueRules:
+    """Settings of admission; times in seconds."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weight of a namespace's share; 1 where none is given."""
+    preemption: Preemption = "PriorityAndShare"
+    pass_seconds: float = 300.0
+    """Time for which later runs may pass the first one; then room is kept for it."""
+    reserve_seconds: float = 86400.0
+    """Time for which room is kept; if it did not begin, others pass it for as long."""
+    start_seconds: float = 600.0
+    """Time within which all pods of an admitted run have a node; else it is released."""
+    displaced_seconds: float = 60.0
+    """The same where there is no room for its pods at all, as after the loss of a node."""
+    protect_seconds: float = 600.0
+    """Time from an admission in which a run is not preempted for its namespace's share."""
+    leave_seconds: float = 1800.0
+    """Longest time that victims are waited for."""
+    half_life_seconds: float = 21600.0
+    """Time after which use counts half in a namespace's share."""
+
+    def weight(self, namespace: str) -> float:
+        """Weight of a namespace."""
+        return self.weights.get(namespace, 1.0)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Room that is kept for one run."""
+
+    uid: str
+    amounts: Mapping[str, Amounts]
+    """By room."""
+    since: float
+    until: float
+    victims: tuple[str, ...] = ()
+    """Runs that make room for it."""
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """Memory between two passes. Without it nothing is admitted twice or lost; use begins anew."""
+
+    at: float | None = None
+    """Time of the last pass."""
+    use: Mapping[str, float] = field(default_factory=dict)
+    """Mean share of a namespace in the past, decayed."""
+    granted: Mapping[str, float] = field(default_factory=dict)
+    """Runs that were admitted and did not say so yet, with the time."""
+    lacking: Mapping[str, float] = field(default_factory=dict)
+    """Admitted runs that lack pods with a node, with the time since."""
+    stopping: Mapping[str, tuple[Reason, str]] = field(default_factory=dict)
+    """Runs that have to give their room back and did not say so yet, with reason and message."""
+    tries: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Runs that were released: how often, and until when they wait."""
+    reservation: Reservation | None = None
+    rests: Mapping[str, float] = field(default_factory=dict)
+    """Runs whose reservation ran out, and until when they get no other one."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Answer for one run."""
+
+    admitted: bool
+    reason: Reason
+    message: str
+    position: int | None = None
+    """Place in the queue, from 1; None: it does not wait."""
+    waiting: int = 0
+    """Number of runs that wait."""
+
+    @property
+    def stops(self) -> bool:
+        """True if a run that holds room has to give it back."""
+        return self.reason in ("Preempted", "Released")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Outcome of a pass."""
+
+    verdicts: Mapping[str, Verdict]
+    """By UID of the run."""
+    state: QueueState

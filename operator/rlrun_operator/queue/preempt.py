@@ -1,0 +1,80 @@
+"""Choice of the runs that make room for another one: the fewest that are enough, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rlrun_operator.queue.fit import place
+from rlrun_operator.queue.model import Amounts, Applicant, QueueRules
+from rlrun_operator.queue.rooms import Rooms
+from rlrun_operator.queue.shares import Shares
+
+_CLOSE = 1e-9
+Charges = Mapping[str, Mapping[str, Amounts]]
+"""By UID and room."""
+
+
+def victims(
+    rooms: Rooms, head: Applicant, holding: Iterable[Applicant], charges: Charges, shares: Shares, now: float
+) -> tuple[list[Applicant], dict[str, dict[str, float]]] | None:
+    """Runs to suspend so that `head` fits, and its room then; None: no such runs.
+
+    Args:
+        rooms: free amounts once every run that leaves is gone.
+        head: the first run that waits.
+        holding: admitted runs.
+        charges: what these hold.
+        shares: of all namespaces.
+        now: seconds since the epoch.
+    """
+    chosen: list[Applicant] = []
+    trial = rooms.copy()
+    left = dict(shares.now)
+    for run in sorted(holding, key=lambda run: _cheapest(run, shares)):
+        if not _may(run, head, shares, left, now):
+            continue
+        trial.charge_all(charges.get(run.uid, {}), -1.0)
+        left[run.namespace] = left.get(run.namespace, 0.0) - shares.of(run)
+        chosen.append(run)
+        if place(trial, head.gang) is not None:
+            return _needed(trial, head, chosen, charges)
+    return None
+
+
+def _needed(
+    trial: Rooms, head: Applicant, chosen: Sequence[Applicant], charges: Charges
+) -> tuple[list[Applicant], dict[str, dict[str, float]]]:
+    """The chosen runs without those that are not needed after all."""
+    kept = list(chosen)
+    for run in chosen:
+        spared = trial.copy()
+        spared.charge_all(charges.get(run.uid, {}))
+        if place(spared, head.gang) is not None:
+            trial, kept = spared, [other for other in kept if other is not run]
+    return kept, place(trial, head.gang) or {}
+
+
+def _may(run: Applicant, head: Applicant, shares: Shares, left: Mapping[str, float], now: float) -> bool:
+    """True if `run` may be suspended for `head`.
+
+    For a share only from a namespace that keeps all that it is entitled to, and for one that then has no more than that: neither of the
+    two could do the same to the other.
+    """
+    rules: QueueRules = shares.rules
+    if rules.preemption == "Never":
+        return False
+    if run.priority != head.priority:
+        return run.priority < head.priority
+    if rules.preemption != "PriorityAndShare" or run.namespace == head.namespace:
+        return False
+    if now - run.started < rules.protect_seconds:
+        return False
+    keeps = left.get(run.namespace, 0.0) - shares.of(run) >= shares.entitled(run.namespace) - _CLOSE
+    gets = shares.now.get(head.namespace, 0.0) + shares.of(head) <= shares.entitled(head.namespace) + _CLOSE
+    return keeps and gets
+
+
+def _cheapest(run: Applicant, shares: Shares) -> tuple[float, float, float, str]:
+    """The lowest priority, the namespace furthest over its share, the latest start."""
+    over = shares.now.get(run.namespace, 0.0) - shares.entitled(run.namespace)
+    return run.priority, -round(over, 9), -run.started, run.uid

@@ -1,0 +1,89 @@
+"""Free amounts of rooms while gangs are placed one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rlrun_operator.node_fit import obstacle_between
+from rlrun_operator.queue.model import Amounts, Capacity, PodSet, Room
+
+_CLOSE = 1e-6
+"""Amounts are sums of floats."""
+
+
+class Rooms:
+    """What is free in each room.
+
+    Args:
+        capacity: rooms with what others use of them.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self.by_name: dict[str, Room] = {room.name: room for room in capacity.rooms}
+        self.free: dict[str, dict[str, float]] = {
+            room.name: {name: amount - room.others.get(name, 0.0) for name, amount in room.total.items()}
+            for room in capacity.rooms
+        }
+        self._obstacles: dict[tuple[int, str], str | None] = {}
+
+    def copy(self) -> Rooms:
+        """The same, to try something out."""
+        new = object.__new__(Rooms)
+        new.capacity, new.by_name, new._obstacles = self.capacity, self.by_name, self._obstacles
+        new.free = {name: dict(free) for name, free in self.free.items()}
+        return new
+
+    def charge(self, room: str, amounts: Amounts, times: float = 1.0) -> None:
+        """Take amounts out of a room; a room that is gone has none."""
+        free = self.free.get(room)
+        if free is None:
+            return
+        for name, amount in amounts.items():
+            if name in free:
+                free[name] -= times * amount
+
+    def charge_all(self, amounts: Mapping[str, Amounts], times: float = 1.0) -> None:
+        """Take amounts out of several rooms."""
+        for room, part in amounts.items():
+            self.charge(room, part, times)
+
+    def fits(self, room: str, requests: Amounts) -> bool:
+        """True if one pod fits into what is free; a resource that the rooms do not count is not judged."""
+        free = self.free[room]
+        counted = self.by_name[room].node is not None
+        return all(amount <= free.get(name, 0.0 if counted else amount) + _CLOSE for name, amount in requests.items())
+
+    def obstacle(self, room: str, pods: PodSet) -> str | None:
+        """Reason why a room takes none of these pods however empty it is; None: it would."""
+        node = self.by_name[room].node
+        if node is None:
+            return None
+        key = (id(pods.spec), room)
+        if key not in self._obstacles:
+            self._obstacles[key] = obstacle_between(node, pods.spec)
+        return self._obstacles[key]
+
+    def qualifying(self, pods: PodSet) -> list[str]:
+        """Rooms that would take such a pod if they were empty."""
+        return [name for name in self.free if self.obstacle(name, pods) is None]
+
+
+def summed(parts: Iterable[tuple[str, Amounts]]) -> dict[str, dict[str, float]]:
+    """Amounts by room."""
+    result: dict[str, dict[str, float]] = {}
+    for room, amounts in parts:
+        into = result.setdefault(room, {})
+        for name, amount in amounts.items():
+            into[name] = into.get(name, 0.0) + amount
+    return result
+
+
+def larger(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> dict[str, dict[str, float]]:
+    """The larger amount of both, room by room."""
+    result = {room: dict(amounts) for room, amounts in one.items()}
+    for room, amounts in other.items():
+        into = result.setdefault(room, {})
+        for name, amount in amounts.items():
+            into[name] = max(into.get(name, 0.0), amount)
+    return result
