@@ -30,6 +30,8 @@ from rlrun_operator.times import rfc3339
 
 GRANT_SECONDS = 120.0
 """Time after which an admission that its run never put on record is void."""
+TRIES = 3
+"""Releases in a row after which a run's priority does not count any more."""
 Placed = dict[str, dict[str, float]]
 """Requests by room."""
 HELD = "all pods of the run have room"
@@ -92,7 +94,7 @@ class _Pass:
 
     def release(self) -> None:
         """Take room back from a run that cannot use it."""
-        late = holds.released(self.held, self.holding, self.rules, self.now)
+        late = holds.released(self.held, self._recorded(), self.rules, self.now)
         if late is None:
             return
         seconds = self.now - self.held.lacking[late.uid]
@@ -133,14 +135,20 @@ class _Pass:
         return Plan(self.verdicts, state)
 
     def _order(self, run: Applicant) -> tuple[object, ...]:
-        """The run for which room is kept comes first among those of its priority."""
+        """The run for which room is kept comes first among those of its priority, and one that was released after the others.
+
+        One whose pods again and again got no nodes comes after all: it would hold up the others with each try.
+        """
         priority, *rest = self.shares.order(run)
-        return priority, self.reservation is None or self.reservation.uid != run.uid, *rest
+        count = self.tries.get(run.uid, (0, 0.0))[0]
+        return count >= TRIES, priority, self.reservation is None or self.reservation.uid != run.uid, count, *rest
 
     def _room_for(self, run: Applicant) -> Placed | None:
         """Room for all of its pods; None: it has to wait. Blind, whoever begins is alone until all of its pods have nodes."""
         if self.rooms is None:
             return None if self.held.lacking or self.granted or self.leaving else {}
+        if any(other.uid in self.held.homeless and other.priority >= run.priority for other in self.holding):
+            return None  # what is free is not enough for what was admitted already: that comes first, or is released
         return place(self._open_to(run), run.gang)
 
     def _open_to(self, run: Applicant) -> Rooms:
@@ -192,7 +200,7 @@ class _Pass:
         if (placed := place(rooms, head.gang)) is not None:
             self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in self.leaving))
             return
-        found = victims(rooms, head, self.holding, self.held.charges, self.shares, self.now)
+        found = victims(rooms, head, self._recorded(), self.held.charges, self.shares, self.now)
         if found is not None:
             chosen, placed = found
             for run in chosen:
@@ -200,6 +208,10 @@ class _Pass:
             self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in chosen))
         elif (kept is None or kept.uid != head.uid) and self._has_waited(head):
             self._keep(head, self._soonest(rooms, head), self.rules.reserve_seconds, ())
+
+    def _recorded(self) -> list[Applicant]:
+        """Admitted runs that said so: the others may still put their admission on record, and would not see that it is void."""
+        return [run for run in self.holding if run.uid not in self.granted]
 
     def _held_by(self, run: Applicant) -> dict[str, dict[str, float]]:
         assert self.rooms is not None
@@ -269,7 +281,9 @@ class _Pass:
         if place(self.rooms, run.gang) is not None:
             kept = self.reservation
             names = [f"{other.namespace}/{other.name}" for other in self.waiting if kept and other.uid == kept.uid]
-            return "WaitingForTurn", f"there is room, which is kept for run {' '.join(names)}: it has waited longer"
+            if not names:
+                return "WaitingForTurn", "there is room, and pods of runs that were admitted before have no nodes yet"
+            return "WaitingForTurn", f"there is room, which is kept for run {names[0]}: it has waited longer"
         empty = Rooms(
             replace(self.rooms.capacity, rooms=tuple(replace(r, others={}) for r in self.rooms.capacity.rooms))
         )

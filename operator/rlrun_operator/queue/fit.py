@@ -16,6 +16,8 @@ _DOMAINS_MAX = 512
 
 def place(rooms: Rooms, gang: Sequence[PodSet]) -> dict[str, dict[str, float]] | None:
     """Room for all pods of a gang, which stays free in `rooms`; None: they do not fit together."""
+    if not gang:
+        return {}
     if not _enough(rooms, gang):
         return None
     ordered = sorted(gang, key=_size, reverse=True)

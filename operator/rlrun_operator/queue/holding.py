@@ -46,22 +46,30 @@ def bound(rooms: Rooms, run: Applicant, *, ending: bool) -> dict[str, dict[str, 
 def hold(rooms: Rooms | None, runs: Sequence[Applicant], state: QueueState, now: float) -> Held:
     """Charge what these runs hold, the ones of the highest rank first, and note which of them lack pods."""
     held = Held()
-    for run in sorted(runs, key=_rank):
-        missing = remaining(run)
-        if missing:
+    for run in runs:
+        if remaining(run):
             held.lacking[run.uid] = state.lacking.get(run.uid, now)
-        if rooms is None:
-            continue
-        live, ending = bound(rooms, run, ending=False), bound(rooms, run, ending=True)
-        rooms.charge_all(live)
-        placed = place(rooms, missing)
-        if placed is None:
-            held.homeless.add(run.uid)
-        # Its own pods that still end hold room that its next ones may have, and no other run's.
-        more = larger(placed or {}, ending)
-        rooms.charge_all(more)
-        held.charges[run.uid] = added(live, more)
+        if rooms is not None:  # what has a node is there, whoever was meant to have it
+            held.charges[run.uid] = added(bound(rooms, run, ending=False), bound(rooms, run, ending=True))
+            rooms.charge_all(held.charges[run.uid])
+    if rooms is not None:
+        for run in sorted(runs, key=_rank):
+            if run.uid in held.lacking:
+                _house(rooms, run, held)
     return held
+
+
+def _house(rooms: Rooms, run: Applicant, held: Held) -> None:
+    """Charge room for the missing pods of a run, or note that there is none."""
+    ending = bound(rooms, run, ending=True)
+    rooms.charge_all(ending, -1.0)
+    placed = place(rooms, remaining(run))
+    if placed is None:
+        held.homeless.add(run.uid)
+    # Its own pods that still end hold room that its next ones may have, and no other run's.
+    more = larger(placed or {}, ending)
+    rooms.charge_all(more)
+    held.charges[run.uid] = added(bound(rooms, run, ending=False), more)
 
 
 def released(held: Held, runs: Sequence[Applicant], rules: QueueRules, now: float) -> Applicant | None:

@@ -1,0 +1,4 @@
+"""Simulation of admission: random clusters and queues, the invariants that hold in each, and planted bugs that must be found.
+
+`python -m tests.sim.queue --clusters 10000 --jobs 2`
+"""

@@ -1,0 +1,87 @@
+"""Drawing of worlds."""
+
+from __future__ import annotations
+
+from random import Random
+
+from rlrun_operator.names import Role
+from rlrun_operator.queue.model import PodSet, QueueRules
+from tests.sim.queue.world import GPU, Run, Settings, World
+
+RULES = QueueRules(pass_seconds=60.0, start_seconds=120.0, displaced_seconds=30.0, protect_seconds=120.0)
+LONGEST = 600.0
+"""Seconds of training that a run needs at most."""
+
+SATURATED_SECONDS = 24 * 3600.0
+
+
+def pods(role: Role, count: int, gpus: int) -> PodSet:
+    """Equal pods with GPUs."""
+    return PodSet(role, count, {GPU: float(gpus)})
+
+
+def random_world(seed: int) -> World:
+    """A small cluster with a few runs, and what may go wrong in it."""
+    rng = Random(seed)
+    nodes = {f"node-{i}": rng.choice((2, 4, 8)) for i in range(rng.randint(1, 5))}
+    total, largest = sum(nodes.values()), max(nodes.values())
+    known = rng.choice(("nodes", "nodes", "nodes", "total", "blind"))
+    priorities = rng.choice(((0,), (0, 10)))
+    size = rng.choice((None, None, min(nodes.values())))
+    runs = []
+    for i in range(rng.randint(3, 10)):
+        gang = _gang(rng, total, largest, rng.choice((1, 2, 4, 8)) if size is None else size, size)
+        runs.append(
+            Run(
+                uid=f"run-{i}",
+                namespace=f"team-{rng.randrange(3)}",
+                gang=gang,
+                work=rng.uniform(60.0, LONGEST),
+                came=rng.uniform(0.0, 500.0),
+                priority=rng.choice(priorities),
+            )
+        )
+    weights = {f"team-{i}": float(rng.choice((1, 1, 2, 3))) for i in range(3)}
+    preemption = rng.choice(("PriorityAndShare", "PriorityAndShare", "Priority", "Never"))
+    rules = QueueRules(
+        weights, preemption, RULES.pass_seconds, 86400.0, RULES.start_seconds, RULES.displaced_seconds, 120.0, 600.0
+    )
+    settings = Settings(nodes, runs, rules, known, size is not None, sloppy=known != "nodes" or rng.random() < 0.2)
+    if rng.random() < 0.3:
+        lost = rng.choice(sorted(nodes))
+        settings.losses = [(rng.uniform(50.0, 900.0), lost, rng.uniform(20.0, 900.0))]
+    if rng.random() < 0.2:
+        settings.restarts = [rng.uniform(50.0, 900.0)]
+    return World(settings, rng)
+
+
+def _gang(rng: Random, total: int, largest: int, size: int, engine: int | None) -> tuple[PodSet, ...]:
+    """A gang that mostly fits into the empty cluster."""
+    size = min(size, largest)
+    trainers = pods("trainer", rng.randint(1, max(1, min(3, total // size))), size)
+    if rng.random() < 0.5:
+        return (trainers,)
+    return trainers, pods("inference", rng.randint(1, 3), engine or 1)
+
+
+def saturated_world(seed: int) -> World:
+    """Namespaces that always want more than there is, for hours: their shares show."""
+    rng = Random(seed)
+    nodes = {f"node-{i}": 8 for i in range(4)}
+    teams = {f"team-{i}": float(rng.choice((1, 2, 3))) for i in range(rng.randint(2, 3))}
+    runs, lasts = [], {}
+    for team in teams:
+        gpus, count = rng.choice((1, 2, 4)), rng.choice((1, 2))
+        lasts[team] = rng.uniform(900.0, 2400.0)
+        gang = (pods("trainer", count, gpus),)
+        first = range(32 // (gpus * count) + 2)
+        runs += [Run(f"{team}-{i:05}", team, gang, lasts[team], i * 1e-3) for i in first]
+    numbers = dict.fromkeys(teams, 1000)
+
+    def next_one(run: Run, now: float) -> Run:
+        numbers[run.namespace] += 1
+        work = lasts[run.namespace] * rng.uniform(0.7, 1.3)
+        return Run(f"{run.namespace}-{numbers[run.namespace]:05}", run.namespace, run.gang, work, now)
+
+    rules = QueueRules(teams, preemption=rng.choice(("PriorityAndShare", "Never")), pass_seconds=300.0)
+    return World(Settings(nodes, runs, rules, until=SATURATED_SECONDS, supply=next_one), rng)
