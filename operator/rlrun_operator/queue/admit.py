@@ -24,7 +24,7 @@ from rlrun_operator.queue.model import (
 )
 from rlrun_operator.queue.preempt import victims
 from rlrun_operator.queue.rooms import Rooms
-from rlrun_operator.queue.shares import Shares, decayed, shares_of, total_capacity
+from rlrun_operator.queue.shares import Shares, decayed, scarce, shares_of, total_capacity
 from rlrun_operator.queue.words import missing
 from rlrun_operator.times import rfc3339
 
@@ -76,6 +76,8 @@ class _Pass:
         elapsed = now - state.at if state.at is not None else 0.0
         self.shares.past = decayed(state.use, self.shares.now, elapsed, rules.half_life_seconds)
         self.verdicts: dict[str, Verdict] = {}
+        self._open: tuple[Reservation, Rooms] | None = None
+        """What is free without the room that is kept, for that reservation."""
         self.reservation = self._still_reserved(state.reservation)
 
     def hold(self) -> None:
@@ -104,15 +106,16 @@ class _Pass:
 
     def admit(self) -> None:
         """Try the waiting runs in their order."""
-        pending = [run for run in self.waiting if self.tries.get(run.uid, (0, 0.0))[1] <= self.now]
+        ready = [run for run in self.waiting if self.tries.get(run.uid, (0, 0.0))[1] <= self.now]
+        pending = sorted(ready, key=self._order, reverse=True)
         first: Applicant | None = None
         self.blocked: list[Applicant] = []
         while pending:
-            run = min(pending, key=self._order)
-            pending.remove(run)
+            run = pending.pop()
             placed = self._room_for(run)
             if placed is not None:
                 self._grant(run, placed)
+                pending.sort(key=self._order, reverse=True)  # its namespace has more now
                 continue
             self.blocked.append(run)
             if first is None and self._may_fit(run):
@@ -149,17 +152,31 @@ class _Pass:
             return None if self.held.lacking or self.granted or self.leaving else {}
         if any(other.uid in self.held.homeless and other.priority >= run.priority for other in self.holding):
             return None  # what is free is not enough for what was admitted already: that comes first, or is released
-        return place(self._open_to(run), run.gang)
+        rooms = self._open_to(run)
+        return place(rooms, run.gang) if rooms is not None else None
 
-    def _open_to(self, run: Applicant) -> Rooms:
-        """Rooms without what is kept for another run of the same priority or a higher one."""
+    def _open_to(self, run: Applicant) -> Rooms | None:
+        """Rooms without what is kept for another run of the same priority or a higher one; None: it could land there.
+
+        The scheduler knows of no room that is kept. So nothing begins that asks for the same devices and may be put on those nodes.
+        """
         assert self.rooms is not None
         kept = self.reservation
         if kept is None or kept.uid == run.uid or self._holder_priority(kept) < run.priority:
             return self.rooms
-        rooms = self.rooms.copy()
-        rooms.charge_all(kept.amounts)
-        return rooms
+        for pods in run.gang:
+            if any(
+                self.rooms.by_name[room].node is not None
+                and self.rooms.obstacle(room, pods) is None
+                and scarce(amounts) & scarce(pods.requests)
+                for room, amounts in kept.amounts.items()
+            ):
+                return None
+        if self._open is None or self._open[0] is not kept:
+            rooms = self.rooms.copy()
+            rooms.charge_all(kept.amounts)
+            self._open = (kept, rooms)
+        return self._open[1]
 
     def _holder_priority(self, kept: Reservation) -> int:
         return next((run.priority for run in self.waiting if run.uid == kept.uid), 0)
@@ -167,7 +184,7 @@ class _Pass:
     def _grant(self, run: Applicant, placed: Placed) -> None:
         if self.rooms is not None:
             self.rooms.charge_all(placed)
-            self.held.charges[run.uid] = placed
+            self.held.charges[run.uid], self._open = placed, None
         self.held.lacking[run.uid] = self.now
         self.granted[run.uid] = self.now
         self.holding.append(replace(run, started=self.now))

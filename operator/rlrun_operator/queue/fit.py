@@ -72,12 +72,8 @@ def places(rooms: Rooms, pods: PodSet) -> dict[str, int]:
     """How many of these pods fit into each room that qualifies, domains of topology left aside."""
     result = {}
     for name in rooms.qualifying(pods):
-        trial, count = rooms.copy(), 0
         most = 1 if pods.apart and rooms.by_name[name].node is not None else pods.count
-        while count < most and trial.fits(name, pods.requests):
-            trial.charge(name, pods.requests)
-            count += 1
-        result[name] = count
+        result[name] = min(most, rooms.times(name, pods.requests, most))
     return result
 
 

@@ -54,6 +54,15 @@ class Rooms:
         counted = self.by_name[room].node is not None
         return all(amount <= free.get(name, 0.0 if counted else amount) + _CLOSE for name, amount in requests.items())
 
+    def times(self, room: str, requests: Amounts, most: int) -> int:
+        """How many such pods fit into what is free, `most` at most."""
+        free, counted = self.free[room], self.by_name[room].node is not None
+        found = float(most)
+        for name, amount in requests.items():
+            if amount > 0 and (counted or name in free):
+                found = min(found, (free.get(name, 0.0) + _CLOSE) // amount)
+        return max(0, int(found))
+
     def obstacle(self, room: str, pods: PodSet) -> str | None:
         """Reason why a room takes none of these pods however empty it is; None: it would."""
         node = self.by_name[room].node

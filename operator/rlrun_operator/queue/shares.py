@@ -19,13 +19,17 @@ def total_capacity(capacity: Capacity | None) -> dict[str, float] | None:
     return total
 
 
+def scarce(amounts: Amounts) -> frozenset[str]:
+    """Resources that count: devices, or all but the number of pods where there are none."""
+    return frozenset(name for name in amounts if "/" in name) or frozenset(amounts) - {"pods"}
+
+
 def dominant(amounts: Amounts, total: Amounts | None) -> float:
     """Largest share of a resource in all of it; devices alone count where any are asked for. Without a total: number of devices."""
-    devices = {name: amount for name, amount in amounts.items() if "/" in name}
-    counted = devices or {name: amount for name, amount in amounts.items() if name != "pods"}
+    counted = scarce(amounts)
     if total is None:
-        return sum(devices.values()) or 1.0
-    return max((amount / total[name] for name, amount in counted.items() if total.get(name)), default=0.0)
+        return sum(amounts[name] for name in counted if "/" in name) or 1.0
+    return max((amounts[name] / total[name] for name in counted if total.get(name)), default=0.0)
 
 
 @dataclass

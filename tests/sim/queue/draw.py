@@ -64,17 +64,35 @@ def _gang(rng: Random, total: int, largest: int, size: int, engine: int | None) 
     return trainers, pods("inference", rng.randint(1, 3), engine or 1)
 
 
+def crowded_world(seed: int) -> World:
+    """A run that needs all nodes, among small ones of others that never stop coming."""
+    rng = Random(seed)
+    nodes = {f"node-{i}": 4 for i in range(rng.randint(1, 3))}
+    small = (pods("trainer", 1, rng.choice((1, 2))),)
+    runs = [Run(f"small-{i:05}", "team-0", small, rng.uniform(60.0, 300.0), 0.0) for i in range(4 * len(nodes) + 2)]
+    runs.append(Run("big", "team-1", (pods("trainer", len(nodes), 4),), 100.0, rng.uniform(50.0, 300.0)))
+    count = [10000]
+
+    def next_one(run: Run, now: float) -> Run:
+        count[0] += 1
+        namespace, gang = ("team-0", small) if run.uid != "big" else ("team-2", small)
+        return Run(f"small-{count[0]:05}", namespace, gang, rng.uniform(60.0, 300.0), now)
+
+    rules = QueueRules(preemption="Priority", pass_seconds=60.0)
+    return World(Settings(nodes, runs, rules, until=2000.0, supply=next_one), rng)
+
+
 def saturated_world(seed: int) -> World:
     """Namespaces that always want more than there is, for hours: their shares show."""
     rng = Random(seed)
-    nodes = {f"node-{i}": 8 for i in range(4)}
+    nodes = {f"node-{i}": 8 for i in range(3)}
     teams = {f"team-{i}": float(rng.choice((1, 2, 3))) for i in range(rng.randint(2, 3))}
     runs, lasts = [], {}
     for team in teams:
         gpus, count = rng.choice((1, 2, 4)), rng.choice((1, 2))
-        lasts[team] = rng.uniform(900.0, 2400.0)
+        lasts[team] = rng.uniform(900.0, 1800.0)
         gang = (pods("trainer", count, gpus),)
-        first = range(32 // (gpus * count) + 2)
+        first = range(24 // (gpus * count) + 2)
         runs += [Run(f"{team}-{i:05}", team, gang, lasts[team], i * 1e-3) for i in first]
     numbers = dict.fromkeys(teams, 1000)
 
@@ -83,5 +101,7 @@ def saturated_world(seed: int) -> World:
         work = lasts[run.namespace] * rng.uniform(0.7, 1.3)
         return Run(f"{run.namespace}-{numbers[run.namespace]:05}", run.namespace, run.gang, work, now)
 
-    rules = QueueRules(teams, preemption=rng.choice(("PriorityAndShare", "Never")), pass_seconds=300.0)
+    rules = QueueRules(
+        teams, preemption=rng.choice(("PriorityAndShare", "Never")), pass_seconds=300.0, half_life_seconds=4 * 3600.0
+    )
     return World(Settings(nodes, runs, rules, until=SATURATED_SECONDS, supply=next_one), rng)

@@ -31,6 +31,7 @@ class Checks:
             self._passed(world, plan)
             if not _disturbed(world):
                 _conserves(world, plan)
+                self._first_begins(world, plan)
             self._keeps(world, plan)
 
     def _passed(self, world: World, plan: Plan) -> None:
@@ -45,6 +46,19 @@ class Checks:
                     continue
                 if other.priority > run.priority and _dominates(run, other):
                     raise BrokenError(f"{run.uid} of priority {run.priority} begins where {other.uid} would fit")
+
+    def _first_begins(self, world: World, plan: Plan) -> None:
+        """The first run of the queue begins within the time in which others may pass, and the longest that one of them takes."""
+        first = next(
+            (u for u, v in plan.verdicts.items() if v.position == 1 and v.reason == "WaitingForResources"), None
+        )
+        if first is None or self._first is None or self._first[0] != first:
+            self._first = (first, world.now) if first is not None else None
+            return
+        longest = max(run.work for run in world.runs.values())
+        bound = world.settings.rules.pass_seconds + longest + SLACK_SECONDS
+        if world.now - self._first[1] > bound and not world.settings.restarts:
+            raise BrokenError(f"{first} is the first to begin for more than {bound:.0f} s")
 
     def _keeps(self, world: World, plan: Plan) -> None:
         """A run for which room is kept begins when what runs has ended."""

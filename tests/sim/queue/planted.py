@@ -1,0 +1,145 @@
+"""Bugs of admission that the simulation has to find."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from rlrun_operator.queue import admit, fit, holding, preempt, shares
+from tests.sim.planted.plant import Plant, put
+from tests.sim.queue.draw import crowded_world, random_world, saturated_world
+from tests.sim.queue.invariants import BrokenError, Checks, at_the_end, fair
+from tests.sim.queue.world import World
+
+
+def live(seed: int) -> str | None:
+    """Live through one random world; what is broken in it, or None."""
+    crowded = seed % 10 == 9
+    return _broken(crowded_world(seed) if crowded else random_world(seed), _nothing if crowded else at_the_end)
+
+
+def live_saturated(seed: int) -> str | None:
+    """The same for a world in which all namespaces always want more than there is."""
+    return _broken(saturated_world(seed), fair)
+
+
+def _broken(world: World, then: Callable[[World], None]) -> str | None:
+    try:
+        Checks(world)
+        world.live()
+        then(world)
+    except BrokenError as error:
+        return str(error)
+    return None
+
+
+def _nothing(world: World) -> None:
+    """It was stopped in the middle."""
+
+
+def hunt(plant: Plant, seeds: range, one: Callable[[int], str | None] = live) -> int | None:
+    """The first seed that finds a planted bug; None: none does."""
+    with contextlib.ExitStack() as stack:
+        plant(stack)
+        return next((seed for seed in seeds if one(seed) is not None), None)
+
+
+def ending_pods_hold_nothing(stack: contextlib.ExitStack) -> None:
+    """Room is given away before the pods in it are gone."""
+    original = holding.bound
+
+    def bound(rooms: Any, run: Any, *, ending: bool) -> Any:
+        return {} if ending else original(rooms, run, ending=False)
+
+    put(stack, holding, "bound", bound)
+
+
+def an_admission_is_forgotten_until_it_is_recorded(stack: contextlib.ExitStack) -> None:
+    """The same room is given away twice."""
+    put(stack, admit, "GRANT_SECONDS", 0.0)
+
+
+def no_room_is_kept(stack: contextlib.ExitStack) -> None:
+    """Small runs pass a big one for ever."""
+    put(stack, admit._Pass, "_has_waited", lambda self, head: False)
+
+
+def room_that_is_kept_is_given_away(stack: contextlib.ExitStack) -> None:
+    """A reservation that binds nobody."""
+    put(stack, admit._Pass, "_open_to", lambda self, run: self.rooms)
+
+
+def victims_do_not_have_to_be_enough(stack: contextlib.ExitStack) -> None:
+    """Runs are preempted and nothing begins for it."""
+    original = preempt.victims
+
+    def victims(rooms: Any, head: Any, held: Any, *rest: Any) -> Any:
+        found = original(rooms, head, held, *rest)
+        lower = [run for run in held if run.priority < head.priority]
+        return found if found is not None or not lower else (lower[:1], {})
+
+    put(stack, admit, "victims", victims)
+
+
+def a_namespace_under_its_share_is_preempted(stack: contextlib.ExitStack) -> None:
+    """Two namespaces take each other's room in turn."""
+
+    def may(run: Any, head: Any, *rest: Any) -> bool:
+        return bool(run.priority == head.priority and run.namespace != head.namespace)
+
+    put(stack, preempt, "_may", may)
+
+
+def priority_does_not_count(stack: contextlib.ExitStack) -> None:
+    """First come, first served, whatever the priority."""
+    original = shares.Shares.order
+    put(stack, shares.Shares, "order", lambda self, run: (0, *original(self, run)[1:]))
+
+
+def what_finds_no_room_is_never_released(stack: contextlib.ExitStack) -> None:
+    """Two runs that have half of their pods each wait for each other."""
+    put(stack, holding, "released", lambda *args: None)
+
+
+def pods_are_not_packed(stack: contextlib.ExitStack) -> None:
+    """Free GPUs are summed over nodes."""
+
+    def place(rooms: Any, gang: Any) -> Any:
+        room = next(iter(rooms.free), None)
+        return {room: {}} if room is not None and fit._enough(rooms, gang) else None
+
+    for module in (admit, holding, preempt):
+        put(stack, module, "place", place)
+
+
+def several_begin_at_once_in_the_dark(stack: contextlib.ExitStack) -> None:
+    """Without capacity all begin, each gets a part, and none is released."""
+    original = admit._Pass._room_for
+    put(stack, admit._Pass, "_room_for", lambda self, run: {} if self.rooms is None else original(self, run))
+    put(stack, holding, "released", lambda *args: None)
+
+
+def weights_do_not_count(stack: contextlib.ExitStack) -> None:
+    """All namespaces get the same."""
+    original = shares.Shares.order
+
+    def order(self: Any, run: Any) -> Any:
+        priority, _, *rest = original(self, run)
+        return priority, self.past.get(run.namespace, 0.0) + self.now.get(run.namespace, 0.0), *rest
+
+    put(stack, shares.Shares, "order", order)
+
+
+PLANTED: tuple[Plant, ...] = (
+    ending_pods_hold_nothing,
+    an_admission_is_forgotten_until_it_is_recorded,
+    no_room_is_kept,
+    room_that_is_kept_is_given_away,
+    victims_do_not_have_to_be_enough,
+    a_namespace_under_its_share_is_preempted,
+    priority_does_not_count,
+    what_finds_no_room_is_never_released,
+    pods_are_not_packed,
+    several_begin_at_once_in_the_dark,
+)
