@@ -17,6 +17,7 @@ from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.kubeconfig import Connection
 from rlrun_operator.kube.resources import RLRUN, WATCHED
 from rlrun_operator.reconcile import watch
+from rlrun_operator.reconcile.admissions import Admissions
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.reconciler import Decide, Outside, Reconciler
@@ -78,14 +79,16 @@ class Operator:
         self._poster = Poster(self._client, settings.pod_name)
         self._workers: Workers[Key] = Workers(self._reconcile, self._failed, is_new=self._is_new)
         self._feed = Feed(self._store, self._client, self._workers.add)
+        look_ups = LookUps(self._client, read_nodes=settings.read_nodes)
         self._reconciler = Reconciler(
             decide=decide,
             outside=Outside(
                 client=self._client,
                 store=self._store,
-                look_ups=LookUps(self._client, read_nodes=settings.read_nodes),
+                look_ups=look_ups,
                 poster=self._poster,
                 metrics=self._metrics,
+                queue=self._queue(look_ups) if settings.queue.enabled else None,
             ),
             settings=settings.render,
             name=settings.name,
@@ -110,6 +113,19 @@ class Operator:
         self._waiting_for: list[str] = ["the API server was not asked yet"]
         self._lags: deque[float] = deque(maxlen=60)
         self._stop = asyncio.Event()
+
+    def _queue(self, look_ups: LookUps) -> Admissions:
+        """Queue over all runs of this operator."""
+        return Admissions(
+            self._store,
+            look_ups,
+            self._settings.queue,
+            self._settings.render,
+            serves=lambda run: self._place_of(run) is not None,
+            again=self._workers.add,
+            now=time.time,
+            clock=time.monotonic,
+        )
 
     async def run(self) -> None:
         """Work until SIGTERM or SIGINT.

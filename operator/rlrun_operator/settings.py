@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -100,6 +100,29 @@ class RenderSettings:
     """Limits on what runs may ask for (`RLRUN_POLICY`, a JSON map), and operator identity (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
 
 
+class QueueSettings(BaseModel):
+    """Queue of an operator over all of its runs, as `queue` in the chart's values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+    enabled: bool = False
+    """Hold runs back until all of their pods have room."""
+    capacity: dict[str, float] = Field(default_factory=dict)
+    """What all runs together may use, by resource; for an operator that may not read nodes."""
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Weight of a namespace's share; 1 where none is given."""
+    preemption: Literal["PriorityAndShare", "Priority", "Never"] = "PriorityAndShare"
+    """Runs that may have to give their room to another one."""
+    priority_classes: dict[str, int] = Field(default_factory=dict)
+    """Priority of a run without `spec.priority`, by the PriorityClass of its trainer."""
+    pass_seconds: Annotated[float, Field(ge=0)] = 300
+    """Time for which others may pass the first run; then room is kept for it."""
+    reserve_seconds: Annotated[float, Field(gt=0)] = 86400
+    """Time for which room is kept; then others may pass for as long."""
+    start_seconds: Annotated[float, Field(gt=0)] = 600
+    """Time within which all pods of an admitted run have nodes; else it is released and tried again later."""
+
+
 @dataclass(frozen=True)
 class OperatorSettings:
     """One operator process."""
@@ -123,6 +146,8 @@ class OperatorSettings:
     """Namespace of the leader Lease (`POD_NAMESPACE`)."""
     lease_name: str = MANAGER
     """Name of the leader Lease (`RLRUN_LEASE_NAME`): one for each release in a namespace."""
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    """Admission of runs (`RLRUN_QUEUE`, a JSON map)."""
 
 
 def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
@@ -169,6 +194,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     name, lease = label("RLRUN_OPERATOR_NAME", ""), label("RLRUN_LEASE_NAME", MANAGER)
     installation = _installation(environ, problems)
     network = _network(environ, problems)
+    queue = _queue(environ, problems)
     if problems:
         raise SettingsError("; ".join(problems))
     return OperatorSettings(
@@ -184,7 +210,17 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         pod_name=environ.get("POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
         pod_namespace=installation.namespace,
         lease_name=lease,
+        queue=queue,
     )
+
+
+def _queue(environ: Mapping[str, str], problems: list[str]) -> QueueSettings:
+    """The queue's settings; what is wrong is added to `problems`."""
+    try:
+        return QueueSettings.model_validate_json(environ.get("RLRUN_QUEUE") or "{}")
+    except ValidationError as error:
+        _note("RLRUN_QUEUE", "queue", error, problems)
+        return QueueSettings()
 
 
 def _images(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> dict[Role, str]:

@@ -33,6 +33,23 @@ class Ungrown:
 
 
 @dataclass(frozen=True)
+class Admission:
+    """Answer of the operator's queue for one run."""
+
+    admitted: bool
+    """Its pods may be made."""
+    reason: str
+    """Reason of the condition Admitted."""
+    message: str
+    stops: bool = False
+    """It has to give back the room that it has."""
+    position: int | None = None
+    """Place in the queue, from 1; None: it does not wait there."""
+    waiting: int = 0
+    """Number of runs that wait."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """Observed state of one run, from the API server."""
 
@@ -73,6 +90,8 @@ class Observed:
     """Name of a Secret with the run's API key that this process has found deleted."""
     repaired_ago: float = float("inf")
     """Seconds since this process last asked for one of them to be put right."""
+    admission: Admission | None = None
+    """Answer of the queue; None: this operator has none, and every attempt may begin."""
     guests: tuple[Manifest, ...] = ()
     """The RLRuns whose `trainer.sharedWith` names this run; for a guest: those that name its host, itself included."""
 

@@ -14,7 +14,7 @@ from rlrun.api.pods import PodFields
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ProgressStatus, SharedWithStatus
 from rlrun_operator import render
-from rlrun_operator.decide import status_builder
+from rlrun_operator.decide import queueing, status_builder
 from rlrun_operator.decide.attempt_end import begun, fail, restarting
 from rlrun_operator.decide.lifetime import restart_request, rotation_request
 from rlrun_operator.decide.objects import keys, parts
@@ -46,7 +46,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     """Make what `attempt` needs and does not have yet."""
     if case.forbidden:
         return fail(case, reasons.FORBIDDEN, case.forbidden)
-    waits = _wait_for_others(case, attempt)
+    waits = _wait_for_others(case, attempt) or _wait_for_admission(case, attempt)
     if waits is not None:
         return waits
     if (renewal := keys.renewal(case, attempt)) is not None:
@@ -180,6 +180,17 @@ def _wait_for_others(case: Case, attempt: int) -> Decision | None:
         if case.claim_is_ending and case.attempt < attempt:
             return _free_claim(case)
     return _wait_for_host(case, attempt)
+
+
+def _wait_for_admission(case: Case, attempt: int) -> Decision | None:
+    """Decision while the queue has no room for an attempt of which nothing exists yet, or its answer is not on record."""
+    say = queueing.awaited(case) if case.attempt < attempt else None
+    if say is None:
+        return None
+    actions = AT_ONCE if say.status == "True" else Actions(wake_in=queueing.LOOK_SECONDS)
+    if case.attempt:
+        return restarting(case, f"the next attempt waits in the queue: {say.message}", say.reason, actions=actions)
+    return _not_begun(case, reasons.ADMITTED, say, actions.wake_in)
 
 
 def _is_whole(case: Case, attempt: int) -> bool:

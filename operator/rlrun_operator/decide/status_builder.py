@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rlrun.api.status import Condition, RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun.runtime.printable import printable
-from rlrun_operator.decide import lifetime
+from rlrun_operator.decide import lifetime, queueing
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.snapshot import Case, read_status
 from rlrun_operator.names import attempt_number
@@ -63,7 +63,7 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
     past = case.past
     if reasons.SUSPENDED not in said and find(past.conditions, reasons.SUSPENDED) is not None:
         said = {**said, reasons.SUSPENDED: Say("False", reasons.NOT_SUSPENDED, "the run is not suspended")}
-    said = growth.noted(case, said)
+    said = queueing.noted(case, growth.noted(case, said))
     born = max((pod.created_at for pod in case.group), default=0.0)
     conditions = write(past.conditions, said, generation=case.generation, now=case.now, born=born)
     kstatus = _kstatus(conditions, training)
@@ -76,6 +76,7 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
         phase=phase(conditions, attempt),
         reason=first.reason if first else None,
         message=first.message if first else None,
+        queue=queueing.place(case, conditions),
         guests=case.joined_guests or None,
         results=_results(case, attempt),
     )
@@ -181,6 +182,7 @@ def urgency(old: Manifest, new: Manifest) -> Urgency:
 def _truth(document: Manifest) -> dict[str, tuple[object, object]]:
     """The conditions that ask for action, or report one that is over at once; readiness of pods is not among them and may wait."""
     acted_on = (
+        reasons.ADMITTED,
         reasons.CONFIGURATION_VALID,
         reasons.RESTARTING,
         reasons.SUSPENDED,

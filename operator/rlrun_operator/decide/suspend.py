@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlrun_operator.decide import status_builder
+from rlrun_operator.decide import queueing, status_builder
 from rlrun_operator.decide.attempt import launch, next_attempt
 from rlrun_operator.decide.attempt_end import begun
 from rlrun_operator.decide.restart import listed, overdue, removals, settles_in
@@ -27,7 +27,7 @@ from rlrun_operator.validate_spec import counted
 
 def is_wanted(case: Case) -> bool:
     """True if `spec.suspend` is true; the rest of the specification may be invalid."""
-    return (case.observed.run.get("spec") or {}).get("suspend") is True
+    return queueing.is_suspended_by_user(case)
 
 
 def suspension(case: Case) -> Decision | None:
@@ -35,7 +35,7 @@ def suspension(case: Case) -> Decision | None:
     said = find(case.past.conditions, reasons.SUSPENDED)
     under_way = said is not None and said.reason in reasons.SUSPENSION
     if not under_way:
-        return _begin(case) if is_wanted(case) else None
+        return _begin(case) if is_wanted(case) or queueing.stops(case) else None
     if not is_wanted(case) and is_true(case.past.conditions, reasons.SUSPENDED):
         return _resume(case)
     return _stop(case)
@@ -43,7 +43,8 @@ def suspension(case: Case) -> Decision | None:
 
 def _begin(case: Case) -> Decision:
     """Put it on record. An attempt whose children are not all there yet is not completed any more: hence `launched_attempt`."""
-    return _say(case, "the run is about to be stopped", AT_ONCE)
+    because = "" if is_wanted(case) or case.observed.admission is None else f": {case.observed.admission.message}"
+    return _say(case, f"the run is about to be stopped{because}", AT_ONCE)
 
 
 def _stop(case: Case) -> Decision:
@@ -93,6 +94,9 @@ def _resume(case: Case) -> Decision:
         return _stop(case) if is_begun else _rest(case, f"{case.forbidden}; {fix}")
     if not is_begun and host is not None and host.status != "True":
         return _rest(case, host.message)  # not as one that waits between two attempts: that would hold a slot
+    if not is_begun and (queued := queueing.awaited(case)) is not None:
+        actions = AT_ONCE if queued.status == "True" else Actions(wake_in=queueing.LOOK_SECONDS)
+        return _written(case, Say("True", reasons.SUSPENDED, f"no pod is left; {queued.message}"), actions, over=True)
     return launch(case, case.spec, case.attempt if is_begun else (next_attempt(case) if case.attempt else 1))
 
 

@@ -16,6 +16,7 @@ from rlrun_operator.queue.model import (
     Applicant,
     Capacity,
     Plan,
+    PodSet,
     QueueRules,
     QueueState,
     Reason,
@@ -88,7 +89,7 @@ class _Pass:
                     self.rooms.charge_all(holds.bound(self.rooms, run, ending=ending))
         self.held = holds.hold(self.rooms, self.holding, self.state, self.now)
         for run in self.holding:
-            self.verdicts[run.uid] = Verdict(True, "Admitted", HELD)
+            self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD)
             if run.uid not in self.held.lacking and run.uid not in self.granted:
                 self.tries.pop(run.uid, None)
         for uid, (reason, message) in self.stopping.items():
@@ -158,25 +159,32 @@ class _Pass:
     def _open_to(self, run: Applicant) -> Rooms | None:
         """Rooms without what is kept for another run of the same priority or a higher one; None: it could land there.
 
-        The scheduler knows of no room that is kept. So nothing begins that asks for the same devices and may be put on those nodes.
+        The scheduler knows of no room that is kept. So nothing begins that asks for the same devices and could be put there now.
         """
         assert self.rooms is not None
         kept = self.reservation
         if kept is None or kept.uid == run.uid or self._holder_priority(kept) < run.priority:
             return self.rooms
-        for pods in run.gang:
-            if any(
-                self.rooms.by_name[room].node is not None
-                and self.rooms.obstacle(room, pods) is None
-                and scarce(amounts) & scarce(pods.requests)
-                for room, amounts in kept.amounts.items()
-            ):
-                return None
+        if any(self._lands(pods, kept) for pods in run.gang):
+            return None
         if self._open is None or self._open[0] is not kept:
             rooms = self.rooms.copy()
             rooms.charge_all(kept.amounts)
             self._open = (kept, rooms)
         return self._open[1]
+
+    def _lands(self, pods: PodSet, kept: Reservation) -> bool:
+        """True if the scheduler could put such a pod where something is free of the room that is kept, and not enough for both."""
+        assert self.rooms is not None
+        for room, amounts in kept.amounts.items():
+            if self.rooms.by_name[room].node is None or self.rooms.obstacle(room, pods) is not None:
+                continue
+            free = self.rooms.free[room]
+            both = scarce(amounts) & scarce(pods.requests)
+            short = any(free.get(name, 0.0) - amounts[name] < pods.requests[name] for name in both)
+            if short and self.rooms.fits(room, pods.requests):
+                return True
+        return False
 
     def _holder_priority(self, kept: Reservation) -> int:
         return next((run.priority for run in self.waiting if run.uid == kept.uid), 0)
@@ -189,7 +197,7 @@ class _Pass:
         self.granted[run.uid] = self.now
         self.holding.append(replace(run, started=self.now))
         self.shares.add(run)
-        self.verdicts[run.uid] = Verdict(True, "Admitted", HELD)
+        self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD)
         if self.reservation is not None and self.reservation.uid == run.uid:
             self.reservation = None
 

@@ -16,7 +16,7 @@ Stage = Literal["waiting", "holding", "leaving"]
 """waiting: it wants to begin; holding: it was admitted; leaving: it was, and its pods are being removed."""
 Preemption = Literal["PriorityAndShare", "Priority", "Never"]
 Reason = Literal[
-    "Admitted",
+    "RoomFound",
     "WaitingForResources",
     "WaitingForTurn",
     "NeverFits",

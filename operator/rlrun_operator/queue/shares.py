@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from rlrun_operator.queue.model import Amounts, Applicant, Capacity, QueueRules
 
+PAST_WEIGHT = 4.0
+"""Weight of a namespace's past against its present share: gangs are large, and an error of a few hundredths counts little beside one."""
+
 
 def total_capacity(capacity: Capacity | None) -> dict[str, float] | None:
     """What all rooms have for runs of the queue; None: not known."""
@@ -59,7 +62,7 @@ class Shares:
 
     def order(self, run: Applicant) -> tuple[float, float, float, str]:
         """Sort key of a waiting run: priority, its namespace's share, first come."""
-        share = self.past.get(run.namespace, 0.0) + self.now.get(run.namespace, 0.0)
+        share = PAST_WEIGHT * self.past.get(run.namespace, 0.0) + self.now.get(run.namespace, 0.0)
         return -run.priority, round(share / self.rules.weight(run.namespace), 9), run.since, run.uid
 
     def entitled(self, namespace: str) -> float:

@@ -90,6 +90,7 @@ class LookUps:
         self._clock = clock
         self._warnings: dict[str, _Shared[list[Manifest]]] = {}
         self._nodes: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_nodes, clock)
+        self._pods: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_pods, clock)
 
     async def complete(self, observed: Observed, facts: Iterable[Fact], extra: Iterable[Manifest] = ()) -> Observed:
         """`observed` with the facts that a decision asked for.
@@ -105,6 +106,12 @@ class LookUps:
             events += [event for event in found if _about(event, mine, metadata["name"])]
         nodes = await self._nodes.get() if "nodes" in facts and self._read_nodes else None
         return replace(observed, events=tuple(events), nodes=nodes)
+
+    async def nodes_and_pods(self) -> tuple[tuple[Manifest, ...] | None, tuple[Manifest, ...] | None]:
+        """The cluster's nodes, and all pods that have one and have not ended; None where they may not be read."""
+        if not self._read_nodes:
+            return None, None
+        return await self._nodes.get(), await self._pods.get()
 
     async def _warnings_of(self, namespace: str) -> list[Manifest]:
         if namespace not in self._warnings:
@@ -128,6 +135,16 @@ class LookUps:
             return tuple([_slim_node(node) async for node in self._client.list(NODE, None)]), LOOK_UP_SECONDS
         except ApiError as error:
             log.warning("nodes cannot be read (RLRUN_READ_NODES=false stops asking): %s", error)
+            return None, FORBIDDEN_SECONDS
+
+    async def _all_pods(self) -> tuple[tuple[Manifest, ...] | None, float]:
+        try:
+            fields = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
+            return tuple([_slim_pod(pod) async for pod in self._client.list(POD, None, fields=fields)]), LOOK_UP_SECONDS
+        except ApiError as error:
+            log.warning(
+                "pods of all namespaces cannot be read, so that the queue does not know what is free: %s", error
+            )
             return None, FORBIDDEN_SECONDS
 
 
@@ -163,6 +180,16 @@ def _slim_node(node: Manifest) -> Manifest:
     metadata = {k: v for k, v in node["metadata"].items() if k != "managedFields"}
     status = {k: v for k, v in (node.get("status") or {}).items() if k in ("capacity", "allocatable", "conditions")}
     return {**node, "metadata": metadata, "status": status}
+
+
+def _slim_pod(pod: Manifest) -> Manifest:
+    """What a pod of others holds of its node."""
+    metadata = {name: pod["metadata"][name] for name in ("name", "namespace", "labels") if name in pod["metadata"]}
+    spec = pod.get("spec") or {}
+    kept = {name: spec[name] for name in ("nodeName", "overhead", "resources") if name in spec}
+    for group in ("containers", "initContainers"):
+        kept[group] = [{k: c[k] for k in ("resources", "restartPolicy") if k in c} for c in spec.get(group) or ()]
+    return {"metadata": metadata, "spec": kept, "status": {"phase": (pod.get("status") or {}).get("phase")}}
 
 
 def _names(observed: Observed) -> set[str]:

@@ -18,6 +18,7 @@ from rlrun_operator.decide.snapshot import read_status
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import RLRUN
 from rlrun_operator.names import Names
+from rlrun_operator.reconcile.admissions import Admissions
 from rlrun_operator.reconcile.apply import (
     Applier,
     KeptOutError,
@@ -117,6 +118,8 @@ class Outside:
     look_ups: LookUps
     poster: Poster
     metrics: Metrics
+    queue: Admissions | None = None
+    """None: every run may begin at once."""
 
 
 class Reconciler:
@@ -147,6 +150,7 @@ class Reconciler:
         self._look_ups = outside.look_ups
         self._poster = outside.poster
         self._metrics = outside.metrics
+        self._queue = outside.queue
         self._settings = settings
         self._name = name
         self._again = again
@@ -188,6 +192,8 @@ class Reconciler:
                 return  # the garbage collector does the rest
             if (observed.run.get("spec") or {}).get("managedBy") not in (None, self._name):
                 return
+            if self._queue is not None:
+                observed = replace(observed, admission=await self._queue.answer(observed.run))
             decision = await self._acted(key, observed, await self._decided(observed, memory), memory)
             if decision is None:
                 continue

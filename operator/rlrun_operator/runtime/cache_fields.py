@@ -26,7 +26,7 @@ _METADATA = (
     "annotations",
     "ownerReferences",
 )
-_CONTAINER = ("name", "image", "resources")
+_CONTAINER = ("name", "image", "resources", "restartPolicy")
 _CONTAINER_STATUS = ("name", "image", "ready", "started", "restartCount", "state", "lastState")
 _POD_STATUS = ("phase", "conditions", "reason", "message", "podIP", "startTime")
 _OWN = f"{GROUP}/"

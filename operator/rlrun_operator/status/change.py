@@ -14,6 +14,7 @@ from rlrun.api.status import (
     FailureRecord,
     Phase,
     ProgressStatus,
+    QueueStatus,
     RLRunStatus,
     RoleStatus,
     SharedWithStatus,
@@ -71,6 +72,7 @@ class StatusChange:
     failures: list[FailureRecord] | Unset = UNSET
     excluded_nodes: list[ExcludedNode] | Unset | None = UNSET
     storage: StorageStatus | Unset | None = UNSET
+    queue: QueueStatus | Unset | None = UNSET
     shared_with: SharedWithStatus | Unset | None = UNSET
     guests: list[str] | Unset | None = UNSET
 

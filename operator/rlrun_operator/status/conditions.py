@@ -68,7 +68,10 @@ def phase(conditions: Sequence[Condition], attempt: int) -> Phase:
     completing = find(conditions, reasons.COMPLETE)
     if completing is not None and completing.reason in reasons.ENDING:
         return "Completing"
-    suspended = find(conditions, reasons.SUSPENDED)
+    suspended, admitted = find(conditions, reasons.SUSPENDED), find(conditions, reasons.ADMITTED)
+    stops = suspended is not None and (suspended.status, suspended.reason) == ("False", reasons.SUSPENDING)
+    if admitted is not None and admitted.reason in reasons.QUEUED and not stops:
+        return "Queued"
     if suspended is not None and suspended.reason in reasons.SUSPENSION:
         return "Suspended" if suspended.status == "True" else "Suspending"
     if is_true(conditions, reasons.RESTARTING):
@@ -121,6 +124,7 @@ _MATTERS = (
     (reasons.FAILED, "True"),
     (reasons.COMPLETE, "True"),
     (reasons.COMPLETE, "False"),
+    (reasons.ADMITTED, "False"),
     (reasons.SUSPENDED, None),
     (reasons.CONFIGURATION_VALID, "False"),
     (reasons.HOST_AVAILABLE, "False"),
@@ -142,6 +146,8 @@ def foremost(conditions: Sequence[Condition]) -> Condition | None:
     for kind, status in _MATTERS:
         found = find(conditions, kind)
         if found is None or (status is not None and found.status != status) or found.reason == reasons.NOT_SUSPENDED:
+            continue
+        if kind == reasons.ADMITTED and found.reason not in reasons.QUEUED | reasons.GIVES_BACK:
             continue
         if found.reason not in reasons.PROBLEMS and _problem_after(conditions, kind):
             continue

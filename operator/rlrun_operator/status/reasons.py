@@ -8,6 +8,7 @@ from __future__ import annotations
 # Condition types
 CONFIGURATION_VALID = "ConfigurationValid"
 HOST_AVAILABLE = "HostAvailable"
+ADMITTED = "Admitted"
 STORAGE_READY = "StorageReady"
 SCHEDULED = "Scheduled"
 PODS_READY = "PodsReady"
@@ -27,6 +28,7 @@ STALLED = "Stalled"
 CONDITION_TYPES = {
     CONFIGURATION_VALID: "The specification can be run.",
     HOST_AVAILABLE: "Guests only: the run that `trainer.sharedWith` names can train this one.",
+    ADMITTED: "All pods of the run have room, so that they may be made. Only where the operator has a queue.",
     STORAGE_READY: "The run's claim is bound to a volume, which takes what the run writes.",
     SCHEDULED: "Every pod of the run has a node.",
     PODS_READY: "The trainer's pods and the orchestrator are ready.",
@@ -62,6 +64,14 @@ HOST_RESTARTING = "HostRestarting"
 HOST_SUSPENDED = "HostSuspended"
 HOST_COMPLETE = "HostComplete"
 HOST_FAILED = "HostFailed"
+ROOM_FOUND = "RoomFound"
+WAITING_FOR_RESOURCES = "WaitingForResources"
+WAITING_FOR_TURN = "WaitingForTurn"
+NEVER_FITS = "NeverFits"
+BACKING_OFF = "BackingOff"
+PREEMPTED = "Preempted"
+RELEASED = "Released"
+NOT_QUEUED = "NotQueued"
 CLAIM_BOUND = "ClaimBound"
 CLAIM_PENDING = "ClaimPending"
 CLAIM_RESIZING = "ClaimResizing"
@@ -135,6 +145,14 @@ CONDITION_REASONS = {
     HOST_SUSPENDED: "The host is suspended; its guests go on when it is resumed, which does not count.",
     HOST_COMPLETE: "The host has trained all its steps and takes no more guests.",
     HOST_FAILED: "The host has failed.",
+    ROOM_FOUND: "All pods of the run have room.",
+    WAITING_FOR_RESOURCES: "Too little is free for all pods of the run; the message says what is missing.",
+    WAITING_FOR_TURN: "What is free is kept for a run that waits longer, or another run begins and one at a time does.",
+    NEVER_FITS: "The cluster has too little for all pods of the run, even if nothing else ran.",
+    BACKING_OFF: "The run was admitted and its pods got no nodes in time; it is tried again later.",
+    PREEMPTED: "The run gives its room to another one: it saves, and waits for its next turn.",
+    RELEASED: "Not all pods of the run got a node in time: it gives its room back, and is tried again later.",
+    NOT_QUEUED: "The run asks for no room: it is suspended, or is being stopped.",
     CLAIM_BOUND: "The claim has its volume.",
     CLAIM_PENDING: "The claim gets no volume; the message says why.",
     CLAIM_RESIZING: "The claim has its volume, which grows as `storage.claimTemplate.size` asks.",
@@ -195,6 +213,10 @@ CONDITION_REASONS = {
 
 SUSPENSION = frozenset({SUSPENDING, SUSPENDED})
 """Reasons of Suspended while the phase is Suspending or Suspended."""
+QUEUED = frozenset({WAITING_FOR_RESOURCES, WAITING_FOR_TURN, NEVER_FITS, BACKING_OFF})
+"""Reasons of Admitted while the phase is Queued."""
+GIVES_BACK = frozenset({PREEMPTED, RELEASED})
+"""Reasons of Admitted for which the queue suspends a run."""
 VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_SLOW})
 """Reasons that the roles report of a bound volume; no restart helps."""
 ENDING = frozenset({COMPLETING, GUESTS_JOINED})
@@ -206,6 +228,9 @@ HOST_NEEDS_A_PERSON = frozenset(
 PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
     {
         HOST_SLOTS_TAKEN,
+        NEVER_FITS,
+        PREEMPTED,
+        RELEASED,
         CLAIM_PENDING,
         CLAIM_NOT_FOUND,
         CLAIM_LOST,

@@ -126,7 +126,11 @@ def weights_do_not_count(stack: contextlib.ExitStack) -> None:
 
     def order(self: Any, run: Any) -> Any:
         priority, _, *rest = original(self, run)
-        return priority, self.past.get(run.namespace, 0.0) + self.now.get(run.namespace, 0.0), *rest
+        return (
+            priority,
+            shares.PAST_WEIGHT * self.past.get(run.namespace, 0.0) + self.now.get(run.namespace, 0.0),
+            *rest,
+        )
 
     put(stack, shares.Shares, "order", order)
 

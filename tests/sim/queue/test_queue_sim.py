@@ -7,7 +7,7 @@ import pytest
 from tests.sim.planted.plant import Plant
 from tests.sim.queue.planted import PLANTED, hunt, live, live_saturated
 
-CLUSTERS = 60
+CLUSTERS = 30
 WITHIN = 60
 FOUND_AT = {
     "ending_pods_hold_nothing": 6,
@@ -15,6 +15,7 @@ FOUND_AT = {
     "no_room_is_kept": 9,
     "room_that_is_kept_is_given_away": 9,
     "victims_do_not_have_to_be_enough": 30,
+    "a_namespace_under_its_share_is_preempted": 7,
     "priority_does_not_count": 6,
     "pods_are_not_packed": 1,
 }

@@ -21,6 +21,7 @@ NAME_MAX = 40
 CLAIM_SIZE = "storage.claimTemplate.size"
 LIVE_FIELDS = (
     "suspend",
+    "priority",
     "maxSteps",
     "failurePolicy",
     "nodeLoss",

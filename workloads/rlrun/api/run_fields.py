@@ -77,6 +77,8 @@ class RunFields(Config):
     """Detection of stalls, and the action."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """Network access of the pods."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    """Place among the runs that wait: the highest first. It may take room from lower ones, which are suspended."""
     suspend: bool = False
     """Save and remove all pods; false again: go on."""
     managed_by: OperatorName | None = None

@@ -13,6 +13,7 @@ from rlrun.config.base import Config
 Phase = Literal[
     "Unserved",
     "Pending",
+    "Queued",
     "Starting",
     "Running",
     "Restarting",
@@ -22,7 +23,7 @@ Phase = Literal[
     "Complete",
     "Failed",
 ]
-"""Derived from the conditions by one function and never read back. Unserved: see `UNSERVED`. Queued comes with its feature."""
+"""Derived from the conditions by one function and never read back. Unserved: see `UNSERVED`."""
 UNSERVED: Mapping[str, str | int] = {
     "phase": "Unserved",
     "message": "no operator has taken this run yet: is one installed that watches this namespace, and is managedBy (if set) its name?",
@@ -186,6 +187,17 @@ class SharedWithStatus(Config):
     """Attempt of that run to which this run's belongs."""
 
 
+class QueueStatus(Config):
+    """Place of a run in the operator's queue."""
+
+    since: str
+    """When the run asked for room first (RFC 3339); a preemption does not change it."""
+    position: Count | None = None
+    """Place in the queue, from 1; none while the run has room."""
+    waiting: Count | None = None
+    """Number of runs that wait."""
+
+
 class RLRunStatus(Config):
     """Observed state of a run."""
 
@@ -259,6 +271,8 @@ class RLRunStatus(Config):
     """Left out by the next attempts."""
     storage: StorageStatus | None = None
     """The run's volume."""
+    queue: QueueStatus | None = None
+    """Place in the queue, if the operator has one."""
     shared_with: SharedWithStatus | None = None
     """The host of a guest (`trainer.sharedWith`)."""
     guests: list[str] | None = None

@@ -18,7 +18,7 @@ from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.runtime.pulse import Pulse, beat
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Decision, Grow, Observed, Ungrown
+from rlrun_operator.state import Admission, Decision, Grow, Observed, Ungrown
 from rlrun_operator.times import rfc3339
 
 NAME, UID = "run", "uid-of-run"
@@ -76,6 +76,8 @@ class Kube:
         self.events: list[Object] = []
         self.nodes: list[Object] | None = None
         self.rejection: str | None = None
+        self.admission: Admission | None = None
+        """Answer of the queue; None: there is none."""
         self.taken: str | None = None
         self.edited: set[Ref] = set()
         """Parts that somebody has edited."""
@@ -152,6 +154,7 @@ class Kube:
             parts={ref: self._held(o) for ref, o in fresh.items() if ref.kind in PART_KINDS},
             repaired_ago=self.now - self.repaired_at,
             ungrown=self.ungrown,
+            admission=self.admission,
             lost_key=self.lost_key,
             host=copied(self.host.run) if self.host is not None else None,
             guests=tuple(copied(guest.run) for guest in self.guests),

@@ -1,0 +1,87 @@
+"""Answer of the queue in a run's decisions: the condition Admitted, the place in the queue, and what waits for either.
+
+An admission is on record before any pod is made, and taken from the record before any is removed. Where the operator has no queue,
+`Observed.admission` is None, and nothing here says anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlrun.api.status import Condition, QueueStatus
+from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import Say, find, is_true
+from rlrun_operator.times import rfc3339
+
+LOOK_SECONDS = 10.0
+"""A run that waits is looked at this often; the operator wakes it when its turn comes."""
+
+
+def is_suspended_by_user(case: Case) -> bool:
+    """True if `spec.suspend` is true; the rest of the specification may be invalid."""
+    return (case.observed.run.get("spec") or {}).get("suspend") is True
+
+
+def stops(case: Case) -> bool:
+    """True if the queue takes the run's room back."""
+    answer = case.observed.admission
+    return answer is not None and answer.stops
+
+
+def awaited(case: Case) -> Say | None:
+    """Admitted, of a run whose next attempt has to wait for it; None: the admission is on record, or there is no queue."""
+    answer = case.observed.admission
+    if answer is None or is_true(case.past.conditions, reasons.ADMITTED):
+        return None
+    return _answer(case)
+
+
+def noted(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None]:
+    """What is said, with Admitted."""
+    past = case.past.conditions
+    if case.observed.admission is None:
+        return said if find(past, reasons.ADMITTED) is None else {**said, reasons.ADMITTED: None}
+    suspended = _now(case, said, reasons.SUSPENDED)
+    if any(_now(case, said, kind)[0] == "True" for kind in (reasons.COMPLETE, reasons.FAILED)):
+        say = Say("False", reasons.RUN_OVER, "the run has ended")
+    elif suspended == ("True", reasons.SUSPENDED) and is_suspended_by_user(case):
+        say = Say("False", reasons.NOT_QUEUED, "a suspended run does not wait in the queue")
+    elif suspended == ("False", reasons.SUSPENDING):
+        before = find(past, reasons.ADMITTED)
+        if before is not None and before.reason in reasons.GIVES_BACK:
+            return said  # the reason stays until no pod is left
+        say = _answer(case) if stops(case) else Say("False", reasons.NOT_QUEUED, "the run is being stopped")
+    else:
+        say = _answer(case)
+    return {**said, reasons.ADMITTED: say}
+
+
+def place(case: Case, conditions: Sequence[Condition]) -> QueueStatus | None:
+    """Place in the queue; None: the run is over, suspended by its user, or there is no queue."""
+    answer, admitted = case.observed.admission, find(conditions, reasons.ADMITTED)
+    if answer is None or admitted is None or admitted.reason == reasons.RUN_OVER or is_suspended_by_user(case):
+        return None
+    if admitted.reason == reasons.NOT_QUEUED and case.past.queue is None:
+        return None
+    since = case.past.queue.since if case.past.queue is not None else rfc3339(case.now)
+    waits = admitted.reason in reasons.QUEUED
+    return QueueStatus(
+        since=since, position=answer.position if waits else None, waiting=answer.waiting if waits else None
+    )
+
+
+def _answer(case: Case) -> Say:
+    answer = case.observed.admission
+    assert answer is not None
+    ahead = f"position {answer.position} of {answer.waiting}: " if answer.position is not None else ""
+    return Say("True" if answer.admitted else "False", answer.reason, ahead + answer.message)
+
+
+def _now(case: Case, said: Mapping[str, Say | None], kind: str) -> tuple[str, str]:
+    """Status and reason of a condition, as they will be written."""
+    if kind in said:
+        say = said[kind]
+        return (say.status, say.reason) if say is not None else ("", "")
+    past = find(case.past.conditions, kind)
+    return (past.status, past.reason) if past is not None else ("", "")

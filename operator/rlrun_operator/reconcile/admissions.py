@@ -1,0 +1,215 @@
+"""The queue of an operator: reads runs, pods and nodes, asks `queue.admit`, and keeps its answers for the passes over runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlrun.api.status import RLRunStatus
+from rlrun_operator.decide import queueing
+from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.names import RUN_LABEL
+from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.gang import gang_of, held_pods, rooms_of, total_room
+from rlrun_operator.queue.model import Applicant, Capacity, PodSet, QueueRules, QueueState, Stage, Verdict
+from rlrun_operator.reconcile.observe import LookUps, observe
+from rlrun_operator.render import workloads
+from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.settings import QueueSettings, RenderSettings
+from rlrun_operator.sharing import host_name
+from rlrun_operator.state import Admission, Manifest
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import find
+from rlrun_operator.times import seconds_of
+
+PLAN_SECONDS = 1.0
+"""A plan is believed this long: many runs ask for it in one burst of events."""
+FREE = Admission(True, reasons.ROOM_FOUND, "a guest needs no room of its own: it has its host's trainer and engines")
+OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    key: Key
+    applicant: Applicant
+
+
+class Admissions:
+    """Answers of the queue, one plan for all runs.
+
+    Args:
+        serves: whether this operator looks after a run.
+        again: `again(key, seconds)` queues a pass over a run.
+        now: seconds since the epoch.
+        clock: steady seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        look_ups: LookUps,
+        settings: QueueSettings,
+        render: RenderSettings,
+        *,
+        serves: Callable[[Manifest], bool],
+        again: Callable[[Key, float], None],
+        now: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._look_ups = look_ups
+        self._settings = settings
+        self._rules = rules_of(settings)
+        self._render = render
+        self._serves = serves
+        self._again = again
+        self._now = now
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._state = QueueState()
+        self._planned_at = float("-inf")
+        self._answers: dict[str, Admission] = {}
+        self._gangs: dict[str, tuple[object, tuple[PodSet, ...]]] = {}
+
+    async def answer(self, run: Manifest) -> Admission:
+        """Answer for one run, of a plan that is at most a moment old."""
+        if host_name(run) is not None:
+            return FREE
+        async with self._lock:
+            if self._clock() - self._planned_at >= PLAN_SECONDS:
+                await self._plan()
+        return self._answers.get(str(run["metadata"]["uid"]), OUT)
+
+    async def _plan(self) -> None:
+        before = self._answers
+        capacity = await self._capacity()
+        # From here on nothing is awaited: the runs are those of one moment, and an admission is remembered before the next one reads.
+        entries = [entry for run in self._store.runs() if self._serves(run) and (entry := self._entry(run)) is not None]
+        by_uid = {entry.applicant.uid: entry.key for entry in entries}
+        plan = admit(
+            [e.applicant for e in entries], capacity(set(by_uid.values())), self._rules, self._state, self._now()
+        )
+        self._state = plan.state
+        self._answers = {uid: _answer(verdict) for uid, verdict in plan.verdicts.items()}
+        self._gangs = {uid: gang for uid, gang in self._gangs.items() if uid in by_uid}
+        self._planned_at = self._clock()
+        for uid, answer in self._answers.items():
+            known = before.get(uid, OUT)
+            if (answer.admitted, answer.stops) != (known.admitted, known.stops):
+                self._again(by_uid[uid], 0.0)
+
+    async def _capacity(self) -> Callable[[set[Key]], Capacity | None]:
+        """What there is, once it is known which runs are of the queue."""
+        if self._settings.capacity:
+            total = Capacity((total_room(self._settings.capacity),), "cluster")
+            return lambda keys: total
+        nodes, pods = await self._look_ups.nodes_and_pods()
+        if nodes is None or pods is None:
+            return lambda keys: None
+        return lambda keys: Capacity(rooms_of(nodes, [pod for pod in pods if _run_of(pod) not in keys]))
+
+    def _entry(self, run: Manifest) -> _Entry | None:
+        """A run as the queue sees it; None: it wants no room and has none."""
+        metadata = run["metadata"]
+        key = (str(metadata["namespace"]), str(metadata["name"]))
+        if host_name(run) is not None or (found := observe(self._store, key)) is None:
+            return None
+        case = Case(found, self._now(), self._render, "", 0.0)
+        stage = stage_of(case)
+        if stage is None:
+            return None
+        admitted = find(case.past.conditions, reasons.ADMITTED)
+        applicant = Applicant(
+            uid=str(metadata["uid"]),
+            namespace=key[0],
+            name=key[1],
+            gang=self._gang(case),
+            stage=stage,
+            since=_since(case),
+            priority=self._priority(run),
+            started=(seconds_of(admitted.last_transition_time) if admitted is not None else None) or 0.0,
+            pods=held_pods(found.pods),
+        )
+        return _Entry(key, applicant)
+
+    def _gang(self, case: Case) -> tuple[PodSet, ...]:
+        """Pods that the run's next attempt needs; rendering them takes as long as a pass, so it is done once for each edit."""
+        uid, spec = str(case.metadata["uid"]), case.spec
+        if spec is None:
+            return ()
+        mark = (case.generation, case.past.excluded_nodes and tuple(node.name for node in case.past.excluded_nodes))
+        known = self._gangs.get(uid)
+        if known is None or known[0] != mark:
+            made = workloads(case.context(spec, max(case.attempt, 1))).made
+            known = self._gangs[uid] = (mark, gang_of(made))
+        return known[1]
+
+    def _priority(self, run: Manifest) -> int:
+        spec = run.get("spec") or {}
+        if isinstance(own := spec.get("priority"), int) and own:
+            return own
+        trainer = spec.get("trainer")
+        name = trainer.get("priorityClassName") if isinstance(trainer, dict) else None
+        return self._settings.priority_classes.get(str(name), 0)
+
+
+def rules_of(settings: QueueSettings) -> QueueRules:
+    """Settings of admission."""
+    return QueueRules(
+        weights=settings.weights,
+        preemption=settings.preemption,
+        pass_seconds=settings.pass_seconds,
+        reserve_seconds=settings.reserve_seconds,
+        start_seconds=settings.start_seconds,
+    )
+
+
+def stage_of(case: Case) -> Stage | None:
+    """Stage of a run in the queue, from what is on record alone; None: it wants no room and has none."""
+    past: RLRunStatus = case.past
+    holds = bool(case.pods)
+    if past.phase in ("Complete", "Failed"):
+        return None  # what it has left may stay for as long as it likes: that is others' pods
+    complete = find(past.conditions, reasons.COMPLETE)
+    is_ending = complete is not None and complete.reason == reasons.COMPLETING
+    if "deletionTimestamp" in case.metadata or is_ending:
+        return "leaving" if holds else None
+    suspended = find(past.conditions, reasons.SUSPENDED)
+    at_rest = suspended is not None and suspended.status == "True"
+    if suspended is not None and suspended.reason == reasons.SUSPENDING:
+        return "leaving"
+    if queueing.is_suspended_by_user(case):
+        return "leaving" if holds else None
+    admitted = find(past.conditions, reasons.ADMITTED)
+    if admitted is None and past.attempt and not at_rest:
+        return "holding"  # it began before there was a queue
+    if admitted is not None and admitted.status == "True":
+        return "holding"
+    return "waiting" if case.spec is not None else None
+
+
+def _since(case: Case) -> float:
+    """Time at which a run asked for room first: on record, or its creation, or now."""
+    if case.past.queue is not None and (found := seconds_of(case.past.queue.since)) is not None:
+        return found
+    born = seconds_of(case.metadata.get("creationTimestamp"))
+    return born if born is not None and not case.past.attempt else case.now
+
+
+def _answer(verdict: Verdict) -> Admission:
+    return Admission(
+        admitted=verdict.admitted,
+        reason=verdict.reason,
+        message=verdict.message,
+        stops=verdict.stops,
+        position=verdict.position,
+        waiting=verdict.waiting,
+    )
+
+
+def _run_of(pod: Manifest) -> Key | None:
+    name = (pod["metadata"].get("labels") or {}).get(RUN_LABEL)
+    return (str(pod["metadata"].get("namespace")), str(name)) if name else None

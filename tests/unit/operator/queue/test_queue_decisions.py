@@ -1,0 +1,148 @@
+"""A run with a queue: nothing is made before an admission is on record, and what is taken back is suspended, not killed."""
+
+from __future__ import annotations
+
+from rlrun_operator.names import Ref
+from rlrun_operator.state import Admission
+from rlrun_operator.status import reasons
+from tests.unit.operator.decide.kube import Kube
+
+SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 2}}
+ROOM = Admission(True, reasons.ROOM_FOUND, "all pods of the run have room")
+NEED = "trainer needs 2 nodes with 8 free nvidia.com/gpu each; 1 qualifies (node-7: 3 free)"
+WAITS = Admission(False, reasons.WAITING_FOR_RESOURCES, NEED, position=2, waiting=5)
+LOSES = Admission(False, reasons.PREEMPTED, "it gives its room to run team-b/x", stops=True)
+
+
+def queued() -> Kube:
+    kube = Kube(SPEC)
+    kube.admission = WAITS
+    kube.tick()
+    return kube
+
+
+def running(step: int = 7) -> Kube:
+    kube = Kube(SPEC)
+    kube.admission = ROOM
+    kube.start(step)
+    kube.report(step, checkpoint_step=5)
+    kube.tick()
+    return kube
+
+
+def workloads(kube: Kube) -> list[Ref]:
+    return [ref for ref in kube.objects if ref.kind in ("StatefulSet", "Deployment", "Pod")]
+
+
+def test_a_run_that_waits_has_no_pods_and_says_what_is_missing() -> None:
+    kube = queued()
+    assert workloads(kube) == []
+    assert (kube.status["phase"], kube.status["reason"]) == ("Queued", "WaitingForResources")
+    assert kube.status["message"] == f"position 2 of 5: {NEED}"
+    assert (kube.status["queue"]["position"], kube.status["queue"]["waiting"]) == (2, 5)
+
+
+def test_the_time_since_which_it_waits_stays() -> None:
+    kube = queued()
+    since = kube.status["queue"]["since"]
+    kube.tick(60.0)
+    assert kube.status["queue"]["since"] == since
+    kube.admission = ROOM
+    kube.tick(60.0)
+    assert kube.status["queue"] == {"since": since}, "kept for the case that it is preempted, without a position"
+
+
+def test_the_admission_is_on_record_before_anything_is_made() -> None:
+    kube = queued()
+    kube.admission = ROOM
+    first = kube.decide()
+    assert (first.create, first.apply, first.wake_in, first.urgency) == ((), (), 0.0, "now")
+    kube.do(first)
+    assert kube.condition("Admitted")["status"] == "True"
+    second = kube.decide()
+    assert {apply.manifest["kind"] for apply in second.apply} >= {"StatefulSet", "Deployment", "Pod"}
+
+
+def test_a_decision_without_an_answer_says_nothing_of_a_queue() -> None:
+    kube = Kube(SPEC).start(3)
+    assert "queue" not in kube.status
+    assert kube.condition("Admitted") == {}
+    assert kube.status["phase"] == "Running"
+
+
+def test_a_queue_that_is_turned_off_leaves_no_trace() -> None:
+    kube = queued()
+    kube.admission = None
+    kube.start(2)
+    assert "queue" not in kube.status
+    assert kube.condition("Admitted") == {}
+    assert kube.status["phase"] == "Running"
+
+
+def test_a_run_that_ran_before_there_was_a_queue_goes_on() -> None:
+    kube = Kube(SPEC).start(3)
+    kube.admission = ROOM
+    kube.tick()
+    assert (kube.status["phase"], kube.condition("Admitted")["status"], kube.status["attempt"]) == (
+        "Running",
+        "True",
+        1,
+    )
+
+
+def test_a_restart_keeps_its_admission() -> None:
+    kube = running()
+    kube.exit("trainer", 1)
+    kube.tick()
+    assert kube.condition("Admitted")["status"] == "True"
+    kube.tick(60.0)
+    assert kube.status["attempt"] == 2
+
+
+def test_a_preempted_run_saves_gives_its_room_back_and_goes_on_from_there() -> None:
+    kube = running()
+    since = kube.status["queue"]["since"]
+    kube.admission = LOSES
+    kube.lingering = {"trainer", "orchestrator"}
+    first = kube.decide()
+    assert (first.scale, first.delete, first.status["phase"]) == ((), (), "Suspending"), "on record first"
+    kube.tick()
+    assert (kube.status["phase"], kube.condition("Admitted")["reason"]) == ("Suspending", "Preempted")
+    assert kube.pods("trainer"), "the pods have their grace period: they save"
+    kube.admission = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
+    kube.report(7, checkpoint_step=7)
+    kube.tick()
+    assert kube.condition("Admitted")["reason"] == "Preempted", "while it ends"
+    kube.lingering = set()
+    kube.admission = WAITS
+    kube.tick(10.0)
+    kube.tick(10.0)
+    assert (kube.status["phase"], workloads(kube)) == ("Queued", [Ref("StatefulSet", "run-trainer")])
+    assert kube.status["queue"] == {"since": since, "position": 2, "waiting": 5}
+    kube.admission = ROOM
+    kube.tick(10.0)
+    assert kube.status["attempt"] == 2
+    assert kube.status["checkpoint"]["latestCompleteStep"] == 7
+    assert (kube.status["restartsCountedTowardsMax"], kube.status["checkpoint"]["stepsLostTotal"]) == (0, 0)
+
+
+def test_a_run_that_its_user_suspends_leaves_the_queue_and_comes_back_as_a_new_one() -> None:
+    kube = queued()
+    since = kube.status["queue"]["since"]
+    kube.edit(suspend=True)
+    kube.tick(5.0)
+    kube.tick(5.0)
+    assert (kube.status["phase"], "queue" in kube.status) == ("Suspended", False)
+    kube.edit(suspend=False)
+    kube.tick(60.0)
+    assert kube.status["phase"] == "Queued"
+    assert workloads(kube) == []
+    assert kube.status["queue"]["since"] > since
+
+
+def test_a_run_that_is_over_holds_no_admission_when_it_begins_again() -> None:
+    kube = running()
+    kube.exit("orchestrator", 65)
+    kube.tick()
+    assert (kube.status["phase"], kube.condition("Admitted")["reason"]) == ("Failed", "RunOver")
+    assert "queue" not in kube.status
