@@ -18,6 +18,8 @@ from rlrun_operator.kube.resources import POD
 from rlrun_operator.names import ROLE_LABEL, ROLES
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.state import Manifest
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import raw_conditions
 from rlrun_operator.times import seconds_of
 
 PHASES = tuple(phase for phase in get_args(Phase) if phase != UNSERVED["phase"])
@@ -78,6 +80,12 @@ class Metrics:
             registry=self.registry,
         )
         self._objects = Gauge("rlrun_operator_objects", "Objects in memory", ["kind"], registry=self.registry)
+        self._stops = Counter(
+            "rlrun_queue_stops",
+            "Runs that the queue has suspended: Preempted or Released",
+            ["reason"],
+            registry=self.registry,
+        )
         self.registry.register(_Runs(store, self._seen))
         ProcessCollector(registry=self.registry)
 
@@ -119,6 +127,8 @@ class Metrics:
             if was and since is not None and since[0] == was:
                 self.phase_seconds.labels(was).observe(now - since[1])
             self._seen.phase_since[key] = (phase, now)
+        if (reason := _gives_back(new)) is not None and reason != _gives_back(old):
+            self._stops.labels(reason).inc()
         restarts = _count(new, "restarts") - _count(old, "restarts")
         if restarts > 0:
             counted = _count(new, "restartsCountedTowardsMax") > _count(old, "restartsCountedTowardsMax")
@@ -158,6 +168,12 @@ class _Runs:
             "rlrun_restarts", "Restarts; counted: towards maxRestarts", labels=[*_RUN, "reason", "counted"]
         )
         gpus = GaugeMetricFamily("rlrun_gpus_allocated", "GPUs of pods that have a node", labels=[*_RUN, "role"])
+        place = GaugeMetricFamily("rlrun_queue_position", "Place of a run that waits in the queue, from 1", labels=_RUN)
+        queued = GaugeMetricFamily(
+            "rlrun_queue_since_timestamp_seconds",
+            "When a run that waits in the queue asked first, seconds since the epoch",
+            labels=_RUN,
+        )
         for run in self._store.runs():
             name, namespace = run["metadata"]["name"], run["metadata"]["namespace"]
             labels, status = [namespace, name], read_status(run.get("status") or {})
@@ -172,17 +188,26 @@ class _Runs:
                 reward.add_metric(labels, status.progress.reward)
             if (stepped := seconds_of(status.progress.last_step_time)) is not None:
                 last.add_metric(labels, stepped)
+            if status.queue is not None and status.queue.position is not None:
+                place.add_metric(labels, status.queue.position)
+                queued.add_metric(labels, seconds_of(status.queue.since) or 0.0)
             for (reason, counted), count in self._seen.total.get((namespace, name), {}).items():
                 restarts.add_metric([*labels, reason, counted], count)
             for role, count in _gpus(self._store.children((namespace, name))).items():
                 gpus.add_metric([*labels, role], count)
-        yield from (info, phase, attempt, step, reward, last, lost, restarts, gpus)
+        yield from (info, phase, attempt, step, reward, last, lost, restarts, gpus, place, queued)
 
 
 def _count(status: Mapping[str, object], name: str) -> int:
     """A number of a status that another client may have filled with anything."""
     value = status.get(name, 0)
     return value if isinstance(value, int) else 0
+
+
+def _gives_back(status: Mapping[str, object]) -> str | None:
+    """Reason for which the queue takes a run's room back; None: it does not."""
+    found = {c.get("type"): c.get("reason") for c in raw_conditions(dict(status))}.get(reasons.ADMITTED)
+    return str(found) if found in reasons.GIVES_BACK else None
 
 
 def _model(run: Manifest) -> str:

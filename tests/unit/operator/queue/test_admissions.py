@@ -1,0 +1,181 @@
+"""The queue's edge: runs, pods and nodes become one plan, which every pass over a run reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun_operator.reconcile.admissions import OUT, Admissions
+from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.settings import QueueSettings, RenderSettings
+from rlrun_operator.state import Admission
+from rlrun_operator.times import rfc3339
+from tests.unit.operator.decide.kube import SMALLEST
+
+EPOCH = 1_700_000_000.0
+GPU = "nvidia.com/gpu"
+
+
+class Cluster:
+    """Nodes and foreign pods, and an operator's store with runs."""
+
+    def __init__(self, gpus: int, **settings: Any) -> None:
+        self.store = Store()
+        self.time = EPOCH
+        self.woken: list[Key] = []
+        self.nodes: tuple[Any, ...] | None = tuple(node(f"node-{i}") for i in range(gpus // 8)) if gpus else None
+        self.pods: tuple[Any, ...] = ()
+        self.asked = 0
+        self.admissions = Admissions(
+            self.store,
+            self,  # type: ignore[arg-type]
+            QueueSettings(enabled=True, **settings),
+            RenderSettings(),
+            serves=lambda run: run["spec"].get("managedBy") is None,
+            again=lambda key, seconds: self.woken.append(key),
+            now=lambda: self.time,
+            clock=lambda: self.time,
+        )
+
+    async def nodes_and_pods(self) -> tuple[Any, Any]:
+        self.asked += 1
+        return self.nodes, self.pods if self.nodes is not None else None
+
+    def run(self, name: str, *, replicas: int = 1, spec: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+        trainer = {"replicas": replicas, "gpusPerReplica": 8, **(spec or {}).pop("trainer", {})}
+        document = {
+            "apiVersion": "rlrun.io/v1alpha1",
+            "kind": "RLRun",
+            "metadata": {
+                "name": name,
+                "namespace": "team-a",
+                "uid": f"uid-{name}",
+                "resourceVersion": str(int(self.time) + len(self.store.runs())),
+                "generation": 1,
+                "creationTimestamp": rfc3339(self.time),
+            },
+            "spec": SMALLEST | {"trainer": trainer, "inference": {"gpusPerReplica": 0}} | (spec or {}),
+        }
+        if status:
+            document["status"] = status
+        self.store.put(document, self.time)
+        return document
+
+    async def ask(self, run: dict[str, Any]) -> Admission:
+        self.time += 1.0
+        return await self.admissions.answer(run)
+
+
+def node(name: str, gpus: int = 8) -> dict[str, Any]:
+    has = {GPU: str(gpus), "cpu": "96", "memory": "1Ti", "pods": "110"}
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "spec": {},
+        "status": {"allocatable": has, "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def foreign(on: str, gpus: int) -> dict[str, Any]:
+    container = {"resources": {"limits": {GPU: str(gpus)}}}
+    return {
+        "metadata": {"name": "x", "namespace": "others"},
+        "spec": {"nodeName": on, "containers": [container]},
+        "status": {"phase": "Running"},
+    }
+
+
+def admitted(since: float = EPOCH) -> dict[str, Any]:
+    condition = {
+        "type": "Admitted",
+        "status": "True",
+        "reason": "RoomFound",
+        "message": "",
+        "lastTransitionTime": rfc3339(since),
+    }
+    return {"phase": "Running", "attempt": 1, "launchedAttempt": 1, "conditions": [condition]}
+
+
+async def test_all_roles_of_a_run_fit_or_it_waits_and_says_what_is_missing() -> None:
+    cluster = Cluster(16)
+    cluster.pods = (foreign("node-1", 5),)
+    answer = await cluster.ask(cluster.run("a", replicas=2))
+    assert not answer.admitted
+    assert answer.message == f"trainer needs 2 nodes with 8 free {GPU} each; 1 qualifies (node-1: 3 free)"
+    cluster.pods = ()
+    assert (await cluster.ask(cluster.store.runs()[0])).admitted  # type: ignore[arg-type]
+
+
+async def test_an_admission_counts_before_its_run_has_put_it_on_record() -> None:
+    cluster = Cluster(8)
+    first, second = cluster.run("a"), cluster.run("b")
+    assert (await cluster.ask(first)).admitted
+    answer = await cluster.ask(second)
+    assert (answer.admitted, answer.position, answer.waiting) == (False, 1, 1)
+
+
+async def test_what_is_on_record_survives_the_operator() -> None:
+    cluster = Cluster(8)
+    cluster.run("a", **admitted())
+    other = cluster.run("b")
+    assert not (await cluster.ask(other)).admitted, "the first run's pods are not made yet, and have their room"
+
+
+async def test_a_run_of_a_higher_priority_takes_the_room_of_a_lower_one_which_is_woken() -> None:
+    cluster = Cluster(8)
+    low = cluster.run("low", **admitted())
+    assert (await cluster.ask(low)).admitted
+    cluster.woken.clear()
+    high = cluster.run("high", spec={"priority": 10})
+    assert not (await cluster.ask(high)).admitted
+    answer = await cluster.ask(low)
+    assert (answer.stops, answer.reason) == (True, "Preempted")
+    assert ("team-a", "low") in cluster.woken
+
+
+async def test_a_priority_class_gives_its_priority() -> None:
+    cluster = Cluster(8, priority_classes={"urgent": 10})
+    cluster.run("low", **admitted())
+    await cluster.ask(cluster.run("high", spec={"trainer": {"priorityClassName": "urgent"}}))
+    assert (await cluster.ask(cluster.store.runs()[0])).stops  # type: ignore[arg-type]
+
+
+async def test_a_number_stands_for_nodes_that_may_not_be_read() -> None:
+    cluster = Cluster(0, capacity={GPU: 12})
+    assert (await cluster.ask(cluster.run("a"))).admitted
+    answer = await cluster.ask(cluster.run("b"))
+    assert (answer.admitted, answer.message) == (
+        False,
+        f"trainer needs 1 place with 8 free {GPU}; 0 qualify (the cluster: 4 free)",
+    )
+    assert cluster.asked == 0
+
+
+async def test_with_neither_one_run_at_a_time_begins() -> None:
+    cluster = Cluster(0)
+    assert (await cluster.ask(cluster.run("a"))).admitted
+    assert (await cluster.ask(cluster.run("b"))).reason == "WaitingForTurn"
+
+
+@pytest.mark.parametrize(
+    ("spec", "status"),
+    [
+        ({"suspend": True}, {}),
+        ({}, {"phase": "Failed"}),
+        ({"managedBy": "another"}, {}),
+        ({"maxSteps": -1}, {}),
+    ],
+    ids=["suspended", "over", "of another operator", "invalid"],
+)
+async def test_who_asks_for_no_room_is_not_in_the_queue(spec: dict[str, Any], status: dict[str, Any]) -> None:
+    cluster = Cluster(8)
+    assert await cluster.ask(cluster.run("a", spec=spec, **status)) is OUT
+    assert (await cluster.ask(cluster.run("b"))).admitted
+
+
+async def test_a_plan_serves_a_burst_of_passes() -> None:
+    cluster = Cluster(8)
+    run = cluster.run("a")
+    await cluster.ask(run)
+    await cluster.admissions.answer(run)
+    assert cluster.asked == 1

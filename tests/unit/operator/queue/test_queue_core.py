@@ -1,0 +1,186 @@
+"""Rules of admission, one by one; the simulation (`tests/sim/queue`) holds them together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlrun_operator.names import Role
+from rlrun_operator.node_fit import obstacle_between, requests_of
+from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.gang import gang_of
+from rlrun_operator.queue.model import (
+    Applicant,
+    Capacity,
+    HeldPod,
+    Plan,
+    PodSet,
+    QueueRules,
+    QueueState,
+    Room,
+    Stage,
+)
+
+GPU = "nvidia.com/gpu"
+NOW = 10_000.0
+RULES = QueueRules(pass_seconds=300.0)
+
+
+def room(name: str, gpus: float = 8, others: float = 0, **node: Any) -> Room:
+    labels = node.pop("labels", {})
+    document = {"metadata": {"name": name, "labels": labels}, "spec": node}
+    return Room(name, {GPU: gpus, "pods": 110}, {GPU: others}, document)
+
+
+def pods(count: int, gpus: float, role: Role = "trainer", **more: Any) -> PodSet:
+    return PodSet(role, count, {GPU: gpus, "pods": 1}, **more)
+
+
+def run(name: str, *gang: PodSet, stage: Stage = "waiting", since: float = NOW, **more: Any) -> Applicant:
+    return Applicant(name, more.pop("namespace", "team-a"), name, gang, stage, since, **more)
+
+
+def holds(name: str, on: str, gpus: float, **more: Any) -> Applicant:
+    return run(name, pods(1, gpus), stage="holding", pods=(HeldPod("trainer", on, {GPU: gpus, "pods": 1}),), **more)
+
+
+def plan(*runs: Applicant, rooms: tuple[Room, ...], rules: QueueRules = RULES, state: QueueState | None = None) -> Plan:
+    return admit(runs, Capacity(rooms), rules, state or QueueState(), NOW)
+
+
+def test_what_is_missing_is_told_by_node() -> None:
+    taint = {"key": "gone", "effect": "NoSchedule"}
+    rooms = (room("node-1"), room("node-7", others=5), room("node-9", taints=[taint]))
+    answer = plan(run("a", pods(2, 8)), rooms=rooms).verdicts["a"]
+    assert (
+        answer.message
+        == f"trainer needs 2 nodes with 8 free {GPU} each; 1 qualifies (node-7: 3 free; node-9: taint gone)"
+    )
+
+
+def test_roles_that_fit_alone_and_not_together_are_told_so() -> None:
+    answer = plan(run("a", pods(1, 8), pods(1, 2, "inference")), rooms=(room("node-1"),)).verdicts["a"]
+    assert answer.reason == "NeverFits"
+    assert "each role alone would fit" in answer.message
+
+
+def test_free_gpus_in_pieces_are_no_room() -> None:
+    verdicts = plan(run("a", pods(1, 8)), rooms=(room("node-1", others=4), room("node-2", others=4))).verdicts
+    assert verdicts["a"].reason == "WaitingForResources"
+
+
+def test_pods_of_a_topology_domain_find_room_in_one_or_wait() -> None:
+    rooms = tuple(room(f"node-{i}", others=8 * (i == 1), labels={"rack": f"r{i // 2}"}) for i in range(4))
+    together = pods(2, 8, together=("rack",))
+    assert plan(run("a", together), rooms=rooms).verdicts["a"].admitted
+    apart = (*rooms[:2], replace(rooms[2], others={GPU: 1}), rooms[3])
+    waits = plan(run("a", together), rooms=apart).verdicts["a"]
+    assert "in one domain of rack" in waits.message
+
+
+def test_engines_that_must_be_apart_get_a_node_each() -> None:
+    engines = pods(2, 1, "inference", apart=True)
+    assert not plan(run("a", engines), rooms=(room("node-1"),)).verdicts["a"].admitted
+    assert plan(run("a", engines), rooms=(room("node-1"), room("node-2"))).verdicts["a"].admitted
+
+
+def test_the_fewest_runs_that_are_enough_are_preempted_the_latest_first() -> None:
+    held = [holds(f"low-{i}", "node-1", 2, started=float(i)) for i in range(4)]
+    outcome = plan(*held, run("high", pods(1, 4), priority=5), rooms=(room("node-1"),))
+    assert {uid for uid, verdict in outcome.verdicts.items() if verdict.stops} == {"low-3", "low-2"}
+
+
+def test_nobody_is_preempted_where_it_would_not_be_enough() -> None:
+    rooms = (room("node-1", others=4),)
+    outcome = plan(holds("low", "node-1", 4), run("high", pods(1, 8), priority=5), rooms=rooms)
+    assert not any(verdict.stops for verdict in outcome.verdicts.values())
+
+
+def test_borrowed_share_goes_back_to_whom_it_belongs() -> None:
+    held = [holds(f"a-{i}", "node-1", 2, namespace="team-a", started=float(i)) for i in range(4)]
+    outcome = plan(*held, run("b", pods(1, 4), namespace="team-b"), rooms=(room("node-1"),))
+    assert sum(verdict.stops for verdict in outcome.verdicts.values()) == 2
+    greedy = plan(*held, run("b", pods(1, 6), namespace="team-b"), rooms=(room("node-1"),))
+    assert not any(verdict.stops for verdict in greedy.verdicts.values()), "more than its share"
+
+
+@pytest.mark.parametrize(("waited", "passes"), [(100.0, True), (301.0, False)])
+def test_others_pass_the_first_run_until_it_has_waited_long_enough(waited: float, passes: bool) -> None:
+    first = run("big", pods(1, 8), since=NOW - waited)
+    outcome = plan(holds("x", "node-1", 4), first, run("small", pods(1, 4)), rooms=(room("node-1"),))
+    assert outcome.verdicts["small"].admitted == passes
+    assert outcome.verdicts["big"].position == 1
+
+
+def test_room_is_kept_where_it_is_and_others_begin_elsewhere() -> None:
+    first = run("big", pods(1, 8), since=NOW - 1000)
+    small = run("small", pods(1, 4, spec={"nodeSelector": {"pool": "other"}}))
+    rooms = (room("node-1"), room("node-2", 4, labels={"pool": "other"}))
+    assert plan(holds("x", "node-1", 4), first, small, rooms=rooms).verdicts["small"].admitted
+
+
+def test_a_run_whose_pods_find_no_room_gives_its_own_back() -> None:
+    gang = pods(2, 8)
+    lost = run("a", gang, stage="holding", pods=(HeldPod("trainer", "node-1", gang.requests),))
+    state = QueueState(lacking={"a": NOW - 61})
+    outcome = plan(lost, rooms=(room("node-1"),), state=state)
+    assert outcome.verdicts["a"].reason == "Released"
+    later = plan(replace(lost, stage="waiting", pods=()), rooms=(room("node-1"), room("node-2")), state=outcome.state)
+    assert later.verdicts["a"].reason == "BackingOff"
+
+
+def test_a_pod_asks_for_what_the_scheduler_counts() -> None:
+    spec = {
+        "initContainers": [
+            {"resources": {"requests": {"cpu": "8"}}},
+            {"restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}},
+        ],
+        "containers": [{"resources": {"limits": {GPU: "4"}, "requests": {"cpu": "500m", "memory": "1Gi"}}}],
+        "overhead": {"cpu": "250m"},
+    }
+    assert requests_of(spec) == {"cpu": 8.25, "memory": 2.0**30, GPU: 4.0, "pods": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("node", "spec", "obstacle"),
+    [
+        ({"spec": {"unschedulable": True}}, {}, "cordoned"),
+        ({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, {}, "not ready"),
+        ({}, {"nodeSelector": {"a": "b"}}, "no label a=b"),
+        (
+            {},
+            {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n"]}]}
+                            ]
+                        }
+                    }
+                }
+            },
+            "the pod's node affinity",
+        ),
+        ({}, {}, None),
+    ],
+    ids=["cordoned", "not ready", "label", "excluded", "none"],
+)
+def test_what_stands_between_a_pod_and_a_node(node: dict[str, Any], spec: dict[str, Any], obstacle: str | None) -> None:
+    assert obstacle_between({"metadata": {"name": "n"}} | node, spec) == obstacle
+
+
+def test_a_gang_is_read_from_the_workloads() -> None:
+    container = {"resources": {"limits": {GPU: "2"}}}
+    rule = {"topologyKey": "kubernetes.io/hostname"}
+    away = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
+    template = {"spec": {"containers": [container], "affinity": away}}
+    made = [
+        {"kind": "StatefulSet", "spec": {"replicas": 2, "template": {"spec": {"containers": [container]}}}},
+        {"kind": "Deployment", "spec": {"replicas": 3, "template": template}},
+        {"kind": "Pod", "spec": {"containers": [{}]}},
+    ]
+    found = [(s.role, s.count, s.requests.get(GPU), s.apart) for s in gang_of(made)]
+    assert found == [("trainer", 2, 2.0, False), ("inference", 3, 2.0, True), ("orchestrator", 1, None, False)]
