@@ -4,7 +4,8 @@
                   ^  └───────────┴──> Restarting ─┐
                   └───────────────────────────────┘      any ──> Failed, any ──> Suspending ──> Suspended ──> Starting
 
-Queued lies between Pending and Starting, once it exists. Every pass begins from
+Where the operator has a queue, Queued lies before Starting: a run waits there before its first attempt, and after its room was taken back
+(Suspending). Every pass begins from
 what is observed, never from what an earlier pass meant to do: a crash between any two requests costs one more pass and nothing else.
 """
 
