@@ -14,7 +14,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import RLRunStatus
 from rlrun.config.models.roles import ASKING_TASKS
 from rlrun_operator.decide import host_run
-from rlrun_operator.decide.words import ASKING, TRAINING, Words
+from rlrun_operator.status.words import ASKING, TRAINING, Words
 from rlrun_operator.failures import node_exclusion
 from rlrun_operator.names import (
     HOST_ANNOTATION,
