@@ -104,7 +104,7 @@ def lost(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | No
     if phase in ("Complete", "Failed") or _frees(host):
         return cause(reasons.HOST_GONE, f"run {name}, whose trainer this run uses, is {phase}")
     now = host_mark(str(host["metadata"]["uid"]), _attempt(host))
-    if phase in ("Suspending", "Suspended"):
+    if phase in ("Suspending", "Suspended", "Queued"):  # the last: its queue has taken its room back
         return cause(reasons.HOST_SUSPENDED, f"run {name}, whose trainer this run uses, was suspended")
     if phase == "Restarting" or (mark is not None and mark != now):
         return cause(reasons.HOST_RESTARTED, f"the trainer of run {name} was restarted")

@@ -14,7 +14,6 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import RLRunStatus
 from rlrun.config.models.roles import ASKING_TASKS
 from rlrun_operator.decide import host_run
-from rlrun_operator.status.words import ASKING, TRAINING, Words
 from rlrun_operator.failures import node_exclusion
 from rlrun_operator.names import (
     HOST_ANNOTATION,
@@ -36,6 +35,7 @@ from rlrun_operator.state import Manifest, Observed
 from rlrun_operator.status.change import StatusChange
 from rlrun_operator.status.conditions import Say
 from rlrun_operator.status.diagnose import Wanted
+from rlrun_operator.status.words import ASKING, TRAINING, Words
 from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import Judgement, bounded, judge
 

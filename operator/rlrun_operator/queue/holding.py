@@ -48,7 +48,8 @@ def hold(rooms: Rooms | None, runs: Sequence[Applicant], state: QueueState, now:
     held = Held()
     for run in runs:
         if remaining(run):
-            held.lacking[run.uid] = state.lacking.get(run.uid, now)
+            ends = any(pod.ending for pod in run.pods)  # its next pods cannot be there yet
+            held.lacking[run.uid] = now if ends else state.lacking.get(run.uid, now)
         if rooms is not None:  # what has a node is there, whoever was meant to have it
             held.charges[run.uid] = added(bound(rooms, run, ending=False), bound(rooms, run, ending=True))
             rooms.charge_all(held.charges[run.uid])

@@ -34,6 +34,10 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
     yield from _of_inference(old, new)
     yield from _of_resumption(old, new, trains)
     yield from _of_problems(old, new)
+    if new.phase == "Queued" and old.phase != "Queued":
+        yield EventRecord("Normal", reasons.ENQUEUED, _said(new, reasons.ADMITTED)[1])
+    if is_true(new.conditions, reasons.ADMITTED) and old.phase == "Queued":
+        yield EventRecord("Normal", reasons.ADMITTED, _said(new, reasons.ADMITTED)[1])
     if new.phase in ("Suspending", "Suspended") and new.phase != old.phase:
         yield EventRecord("Normal", new.phase, _said(new, reasons.SUSPENDED)[1])
     yield from _of_requests(old, new)

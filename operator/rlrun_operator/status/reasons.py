@@ -261,6 +261,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
 # Reasons of events that are not reasons of conditions
 SERVED_BY_ANOTHER = "ServedByAnotherOperator"
 ATTEMPT_STARTED = "AttemptStarted"
+ENQUEUED = "Queued"
 RESUMED = "ResumedFromCheckpoint"
 ATTEMPT_FAILED = "AttemptFailed"
 DISRUPTED = "Disrupted"
@@ -283,6 +284,8 @@ EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS
     ATTEMPT_STARTED: "StatefulSet, Deployment and orchestrator pod of an attempt were applied.",
     TRAINING: "The attempt's first step is done.",
     ANSWERING: "The attempt's first answer is there (task Eval).",
+    ENQUEUED: "The run waits until all of its pods have room.",
+    ADMITTED: "All pods of the run have room, and are made.",
     RESUMED: "The attempt started from a checkpoint, or found answers; the message says how many steps are trained again.",
     ATTEMPT_FAILED: "A pod failed; the whole run restarts, and the restart counts.",
     DISRUPTED: "A pod was deleted, preempted or lost its node; the whole run restarts, and the restart does not count.",

@@ -15,6 +15,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
 GOOD_NEWS = {
     reasons.VALID,
     reasons.HOST_READY,
+    reasons.ADMITTED,
     reasons.ROOM_FOUND,
     reasons.NOT_QUEUED,  # of a run that is suspended, which says why
     reasons.CLAIM_BOUND,

@@ -131,6 +131,14 @@ def test_a_run_whose_pods_find_no_room_gives_its_own_back() -> None:
     assert later.verdicts["a"].reason == "BackingOff"
 
 
+def test_a_run_whose_own_pods_still_end_is_not_late() -> None:
+    gang = pods(1, 8)
+    ends = HeldPod("trainer", "node-1", gang.requests, ending=True)
+    restarts = run("a", gang, stage="holding", pods=(ends,))
+    outcome = plan(restarts, rooms=(room("node-1"),), state=QueueState(lacking={"a": NOW - 10_000}))
+    assert outcome.verdicts["a"].admitted
+
+
 def test_a_pod_asks_for_what_the_scheduler_counts() -> None:
     spec = {
         "initContainers": [

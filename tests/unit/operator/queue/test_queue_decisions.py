@@ -42,6 +42,14 @@ def test_a_run_that_waits_has_no_pods_and_says_what_is_missing() -> None:
     assert (kube.status["queue"]["position"], kube.status["queue"]["waiting"]) == (2, 5)
 
 
+def test_events_say_when_it_came_and_when_it_began() -> None:
+    kube = queued()
+    kube.tick(30.0)
+    kube.admission = ROOM
+    kube.tick()
+    assert [reason for _, reason in kube.told][:3] == ["Queued", "Admitted", "AttemptStarted"]
+
+
 def test_the_time_since_which_it_waits_stays() -> None:
     kube = queued()
     since = kube.status["queue"]["since"]
