@@ -164,6 +164,20 @@ def test_nodes_are_read_only_if_allowed(render: Render) -> None:
     assert environment(render())["RLRUN_READ_NODES"] == "false"
 
 
+def test_the_queue_is_off_and_reads_pods_only_with_the_nodes(render: Render) -> None:
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    assert "RLRUN_QUEUE" not in environment(render())
+    assert not from_environment({}).queue.enabled
+    queue = {"enabled": True, "weights": {"team-a": 2}, "capacity": {"nvidia.com/gpu": 64}, "passSeconds": 60}
+    documents = render({"readNodes": True, "queue": queue})
+    (role,) = of_kind(documents, "ClusterRole")
+    assert pods in role["rules"]
+    told = from_environment({"RLRUN_QUEUE": environment(documents)["RLRUN_QUEUE"]}).queue
+    assert (told.enabled, told.weights, told.capacity) == (True, {"team-a": 2.0}, {"nvidia.com/gpu": 64.0})
+    assert (told.pass_seconds, told.preemption, told.reserve_seconds) == (60.0, "PriorityAndShare", 86400.0)
+    assert not of_kind(render({"queue": queue}), "ClusterRole")
+
+
 def test_two_releases_share_no_name_of_a_role(render: Render) -> None:
     def names(release: str) -> set[tuple[str, str | None, str]]:
         documents = of_kind(render({"watchNamespaces": ["a"], "readNodes": True}, release=release), *ROLES, *BINDINGS)
@@ -315,6 +329,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replicas": -1}, "/replicas.*minimum"),
     ({"replicas": "two"}, "/replicas.*got string, want integer"),
     ({"readNodes": "yes"}, "/readNodes.*want boolean"),
+    ({"queue": {"preemption": "Always"}}, "/queue/preemption"),
     ({"serviceMonitor": {"interval": "soon"}}, "/serviceMonitor/interval"),
     ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0.*name"),
 ]

@@ -8,7 +8,7 @@ import pytest
 
 from rlrun_operator.reconcile.admissions import OUT, Admissions
 from rlrun_operator.runtime.cache import Key, Store
-from rlrun_operator.settings import QueueSettings, RenderSettings
+from rlrun_operator.settings import QueueSettings, RenderSettings, SettingsError, from_environment
 from rlrun_operator.state import Admission
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import SMALLEST
@@ -171,6 +171,11 @@ async def test_who_asks_for_no_room_is_not_in_the_queue(spec: dict[str, Any], st
     cluster = Cluster(8)
     assert await cluster.ask(cluster.run("a", spec=spec, **status)) is OUT
     assert (await cluster.ask(cluster.run("b"))).admitted
+
+
+def test_settings_that_are_wrong_name_the_value_and_where_to_correct_it() -> None:
+    with pytest.raises(SettingsError, match=r"RLRUN_QUEUE weights.team-a \(-1\).*correct queue in the chart's values"):
+        from_environment({"RLRUN_QUEUE": '{"enabled": true, "weights": {"team-a": -1}}'})
 
 
 async def test_a_plan_serves_a_burst_of_passes() -> None:
