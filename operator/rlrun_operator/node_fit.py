@@ -101,7 +101,7 @@ def _matches(term: Manifest, node: Manifest) -> bool:
 
 
 def _holds(rule: Manifest, value: str | None) -> bool:
-    operator, values = rule.get("operator"), [str(v) for v in rule.get("values") or ()]
+    operator, values = str(rule.get("operator")), [str(v) for v in rule.get("values") or ()]
     if operator in ("Exists", "DoesNotExist"):
         return (value is not None) == (operator == "Exists")
     if operator == "NotIn":

@@ -30,7 +30,7 @@ from rlrun_operator.queue.words import missing
 from rlrun_operator.times import rfc3339
 
 GRANT_SECONDS = 120.0
-"""Time after which an admission that its run never put on record is void."""
+"""Time after which an admission that its run never put on record is void: the run waits for something else."""
 TRIES = 3
 """Releases in a row after which a run's priority does not count any more."""
 Placed = dict[str, dict[str, float]]
@@ -71,6 +71,11 @@ class _Pass:
         self.holding += [replace(run, started=self.granted[run.uid]) for run in runs if run.uid in self.granted]
         self.leaving = [run for run in runs if run.stage == "leaving" or run.uid in self.stopping]
         self.tries = {uid: tries for uid, tries in state.tries.items() if uid in known}
+        for run in runs:
+            if run.stage == "waiting" and run.uid in state.granted and run.uid not in self.granted:
+                self.tries[run.uid] = holds.backed_off(
+                    self.tries, run, now
+                )  # something else keeps it from its beginning
         self.rests = {uid: until for uid, until in state.rests.items() if uid in known and until > now}
         self.rooms = Rooms(capacity) if capacity is not None else None
         self.shares: Shares = shares_of(rules, total_capacity(capacity), {}, self.holding, self.waiting)
@@ -294,7 +299,7 @@ class _Pass:
         count, until = self.tries[run.uid]
         return (
             "BackingOff",
-            f"its pods got no nodes, {count} times in a row; it is tried again at {rfc3339(until)}",
+            f"it had room and did not begin, {count} times in a row; it is tried again at {rfc3339(until)}",
         )
 
     def _wait_of(self, run: Applicant) -> tuple[Reason, str]:

@@ -96,7 +96,7 @@ def _domains(rooms: Rooms, gang: Sequence[PodSet]) -> Iterator[Mapping[str, str]
     if not keys or all(room.node is None for room in rooms.by_name.values()):
         yield {}
         return
-    seen = []
+    seen: list[dict[str, str]] = []
     for room in rooms.by_name.values():
         values = {key: label_of(room.node, key) for key in keys} if room.node is not None else {}
         known = {key: value for key, value in values.items() if value is not None}

@@ -13,8 +13,13 @@ _ROLES: dict[str, Role] = {"StatefulSet": "trainer", "Deployment": "inference", 
 _ENDED = ("Succeeded", "Failed")
 
 
-def gang_of(workloads: Iterable[Manifest]) -> tuple[PodSet, ...]:
-    """Pod sets of a run's workloads, as they are rendered."""
+def gang_of(workloads: Iterable[Manifest], *, engines_needed: int | None = None) -> tuple[PodSet, ...]:
+    """Pod sets of a run's workloads, as they are rendered.
+
+    Args:
+        workloads: StatefulSet, Deployment and Pod.
+        engines_needed: number of engines with which the run goes on; None: all.
+    """
     result = []
     for child in workloads:
         spec = child["spec"]
@@ -24,7 +29,9 @@ def gang_of(workloads: Iterable[Manifest]) -> tuple[PodSet, ...]:
         if count:
             own = _affinity_keys(pod, "podAntiAffinity")
             together = tuple(_affinity_keys(pod, "podAffinity"))
-            result.append(PodSet(_ROLES[child["kind"]], count, requests_of(pod), pod, together, bool(own)))
+            role = _ROLES[child["kind"]]
+            least = engines_needed if role == "inference" else None
+            result.append(PodSet(role, count, requests_of(pod), pod, together, bool(own), least))
     return tuple(result)
 
 

@@ -36,6 +36,15 @@ def remaining(run: Applicant) -> tuple[PodSet, ...]:
     return tuple(result)
 
 
+def lacks(run: Applicant) -> bool:
+    """True if fewer of a run's pods have nodes than it needs."""
+    missing = {pods.role: pods.count for pods in remaining(run)}
+    return any(
+        missing.get(pods.role, 0) > pods.count - (pods.count if pods.least is None else min(pods.least, pods.count))
+        for pods in run.gang
+    )
+
+
 def bound(rooms: Rooms, run: Applicant, *, ending: bool) -> dict[str, dict[str, float]]:
     """Requests of a run's pods that have a node, by room."""
     single = next((name for name, room in rooms.by_name.items() if room.node is None), None)
@@ -47,7 +56,7 @@ def hold(rooms: Rooms | None, runs: Sequence[Applicant], state: QueueState, now:
     """Charge what these runs hold, the ones of the highest rank first, and note which of them lack pods."""
     held = Held()
     for run in runs:
-        if remaining(run):
+        if lacks(run):
             ends = any(pod.ending for pod in run.pods)  # its next pods cannot be there yet
             held.lacking[run.uid] = now if ends else state.lacking.get(run.uid, now)
         if rooms is not None:  # what has a node is there, whoever was meant to have it
@@ -55,7 +64,7 @@ def hold(rooms: Rooms | None, runs: Sequence[Applicant], state: QueueState, now:
             rooms.charge_all(held.charges[run.uid])
     if rooms is not None:
         for run in sorted(runs, key=_rank):
-            if run.uid in held.lacking:
+            if remaining(run):
                 _house(rooms, run, held)
     return held
 
@@ -65,7 +74,7 @@ def _house(rooms: Rooms, run: Applicant, held: Held) -> None:
     ending = bound(rooms, run, ending=True)
     rooms.charge_all(ending, -1.0)
     placed = place(rooms, remaining(run))
-    if placed is None:
+    if placed is None and run.uid in held.lacking:
         held.homeless.add(run.uid)
     # Its own pods that still end hold room that its next ones may have, and no other run's.
     more = larger(placed or {}, ending)

@@ -40,6 +40,8 @@ class PodSet:
     """Node labels of which all pods of the gang that have them here share the value."""
     apart: bool = False
     """At most one of them on a node."""
+    least: int | None = None
+    """Number with which an admitted run goes on; None: all. Engines that are added later have no room of their own by right."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class Admissions:
         known = self._gangs.get(uid)
         if known is None or known[0] != mark:
             made = workloads(case.context(spec, max(case.attempt, 1))).made
-            known = self._gangs[uid] = (mark, gang_of(made))
+            known = self._gangs[uid] = (mark, gang_of(made, engines_needed=case.wanted.engines_needed))
         return known[1]
 
     def _priority(self, run: Manifest) -> int:

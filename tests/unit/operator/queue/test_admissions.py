@@ -9,9 +9,11 @@ import pytest
 from rlrun_operator.reconcile.admissions import OUT, Admissions
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, SettingsError, from_environment
-from rlrun_operator.state import Admission
+from rlrun_operator.state import Admission, Decision
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import SMALLEST
+from tests.unit.operator.edge.fake_api import FakeApi, serving
+from tests.unit.operator.edge.test_reconcile import Bench
 
 EPOCH = 1_700_000_000.0
 GPU = "nvidia.com/gpu"
@@ -171,6 +173,24 @@ async def test_who_asks_for_no_room_is_not_in_the_queue(spec: dict[str, Any], st
     cluster = Cluster(8)
     assert await cluster.ask(cluster.run("a", spec=spec, **status)) is OUT
     assert (await cluster.ask(cluster.run("b"))).admitted
+
+
+async def test_a_pass_over_a_run_reads_the_answer() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Queued"}))
+        await bench.go()
+        assert bench.seen[-1].admission is None, "no queue"
+        bench.reconciler._queue = Answers()  # type: ignore[assignment]
+        await bench.go()
+    assert bench.seen[-1].admission is OUT
+
+
+class Answers:
+    """A queue that has one answer."""
+
+    async def answer(self, run: dict[str, Any]) -> Admission:
+        return OUT
 
 
 def test_settings_that_are_wrong_name_the_value_and_where_to_correct_it() -> None:

@@ -139,6 +139,21 @@ def test_a_run_whose_own_pods_still_end_is_not_late() -> None:
     assert outcome.verdicts["a"].admitted
 
 
+def test_engines_that_are_added_later_cost_a_run_nothing() -> None:
+    there = HeldPod("inference", "node-1", {GPU: 8, "pods": 1})
+    grows = run("a", pods(2, 8, "inference", least=1), stage="holding", pods=(there,))
+    outcome = plan(grows, rooms=(room("node-1"),), state=QueueState(lacking={"a": NOW - 10_000}))
+    assert outcome.verdicts["a"].admitted
+
+
+def test_an_admission_that_nobody_takes_goes_to_the_next() -> None:
+    rooms, runs = (room("node-1"),), (run("a", pods(1, 8), since=0.0), run("b", pods(1, 8)))
+    first = plan(*runs, rooms=rooms)
+    assert first.verdicts["a"].admitted
+    later = admit(runs, Capacity(rooms), RULES, first.state, NOW + 121)
+    assert (later.verdicts["a"].reason, later.verdicts["b"].admitted) == ("BackingOff", True)
+
+
 def test_a_pod_asks_for_what_the_scheduler_counts() -> None:
     spec = {
         "initContainers": [

@@ -134,6 +134,19 @@ def test_a_preempted_run_saves_gives_its_room_back_and_goes_on_from_there() -> N
     assert (kube.status["restartsCountedTowardsMax"], kube.status["checkpoint"]["stepsLostTotal"]) == (0, 0)
 
 
+def test_a_run_whose_pods_were_never_made_is_released_like_one_that_ran() -> None:
+    kube = queued()
+    kube.admission = ROOM
+    kube.do(kube.decide())
+    kube.admission = Admission(False, reasons.RELEASED, "not all of its pods got a node within 600 s", stops=True)
+    kube.do(kube.decide())
+    assert kube.status["phase"] == "Suspending"
+    kube.admission = WAITS
+    kube.tick(10.0)
+    kube.tick(10.0)
+    assert (kube.status["phase"], kube.status["attempt"], workloads(kube)) == ("Queued", 0, [])
+
+
 def test_a_run_that_its_user_suspends_leaves_the_queue_and_comes_back_as_a_new_one() -> None:
     kube = queued()
     since = kube.status["queue"]["since"]
