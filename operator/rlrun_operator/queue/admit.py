@@ -88,11 +88,7 @@ class _Pass:
 
     def hold(self) -> None:
         """Charge what admitted and leaving runs hold."""
-        if self.rooms is not None:
-            for run in self.leaving:
-                for ending in (False, True):
-                    self.rooms.charge_all(holds.bound(self.rooms, run, ending=ending))
-        self.held = holds.hold(self.rooms, self.holding, self.state, self.now)
+        self.held = holds.hold(self.rooms, self.holding, self.leaving, self.state, self.now)
         for run in self.holding:
             self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD)
             if run.uid not in self.held.lacking and run.uid not in self.granted:
@@ -226,7 +222,7 @@ class _Pass:
             return
         rooms = self.rooms.copy()
         for run in self.leaving:
-            rooms.charge_all(self._held_by(run), -1.0)
+            rooms.charge_all(self.held.charges.get(run.uid, {}), -1.0)
         if (placed := place(rooms, head.gang)) is not None:
             self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in self.leaving))
             return
@@ -242,13 +238,6 @@ class _Pass:
     def _recorded(self) -> list[Applicant]:
         """Admitted runs that said so: the others may still put their admission on record, and would not see that it is void."""
         return [run for run in self.holding if run.uid not in self.granted]
-
-    def _held_by(self, run: Applicant) -> dict[str, dict[str, float]]:
-        assert self.rooms is not None
-        if run.uid in self.held.charges:
-            return self.held.charges[run.uid]
-        live = holds.bound(self.rooms, run, ending=False)
-        return holds.added(live, holds.bound(self.rooms, run, ending=True))
 
     def _soonest(self, rooms: Rooms, head: Applicant) -> dict[str, dict[str, float]]:
         """Room of `head` where the runs that began first end: they are likely to end first."""

@@ -52,20 +52,31 @@ def bound(rooms: Rooms, run: Applicant, *, ending: bool) -> dict[str, dict[str, 
     return summed((room, amounts) for room, amounts in found if room is not None)
 
 
-def hold(rooms: Rooms | None, runs: Sequence[Applicant], state: QueueState, now: float) -> Held:
-    """Charge what these runs hold, the ones of the highest rank first, and note which of them lack pods."""
+def hold(
+    rooms: Rooms | None, runs: Sequence[Applicant], leaving: Sequence[Applicant], state: QueueState, now: float
+) -> Held:
+    """Charge what runs hold, and note which admitted ones lack pods.
+
+    Args:
+        rooms: what is free; None: not known.
+        runs: that were admitted.
+        leaving: those that give their room back. Until one has put that on record, its missing pods may still be made.
+        state: of the pass before.
+        now: seconds since the epoch.
+    """
     held = Held()
     for run in runs:
         if lacks(run):
             ends = any(pod.ending for pod in run.pods)  # its next pods cannot be there yet
             held.lacking[run.uid] = now if ends else state.lacking.get(run.uid, now)
-        if rooms is not None:  # what has a node is there, whoever was meant to have it
-            held.charges[run.uid] = added(bound(rooms, run, ending=False), bound(rooms, run, ending=True))
-            rooms.charge_all(held.charges[run.uid])
-    if rooms is not None:
-        for run in sorted(runs, key=_rank):
-            if remaining(run):
-                _house(rooms, run, held)
+    if rooms is None:
+        return held
+    for run in (*leaving, *runs):  # what has a node is there, whoever was meant to have it
+        held.charges[run.uid] = added(bound(rooms, run, ending=False), bound(rooms, run, ending=True))
+        rooms.charge_all(held.charges[run.uid])
+    for run in (*leaving, *sorted(runs, key=_rank)):
+        if run.stage != "leaving" and remaining(run):
+            _house(rooms, run, held)
     return held
 
 
