@@ -179,12 +179,11 @@ def _useful(world: World) -> None:
         return
     for when, victim, head in world.preemptions:
         run = world.runs.get(head)
-        if run is None or run.started < when or run.started > when + SLACK_SECONDS:
+        begun = run.admissions if run is not None else []
+        if not any(when <= each <= when + SLACK_SECONDS for each in begun):
             later = [other for then, _, other in world.preemptions if then >= when and other != head]
             if not any(world.runs[o].priority > (run.priority if run else 0) for o in later if o):
-                raise BrokenError(
-                    f"{victim} was preempted at {when:.0f} for {head}, which began at {run.started if run else None}"
-                )
+                raise BrokenError(f"{victim} was preempted at {when:.0f} for {head}, which began at {begun}")
 
 
 def _disturbed(world: World) -> bool:

@@ -61,6 +61,8 @@ class Run:
     """Seconds of training, whatever became of them."""
     stops: list[tuple[float, str]] = field(default_factory=list)
     starts: int = 0
+    admissions: list[float] = field(default_factory=list)
+    """Times at which it was admitted."""
 
 
 @dataclass
@@ -195,6 +197,7 @@ class World:
         if run.stage != "waiting" or run.admitted_at is None:
             return
         run.stage, run.started = "holding", run.admitted_at
+        run.admissions.append(run.admitted_at)
         self.at(self.now + PODS_SECONDS * (0.5 + self.rng.random()), lambda: self._make(run))
 
     def _make(self, run: Run) -> None:
