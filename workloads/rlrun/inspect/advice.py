@@ -45,6 +45,9 @@ _FINE = [
     "ResumedFromCheckpoint",
     "RestartRequested",
     "KeyRotationRequested",
+    "Admitted",
+    "RoomFound",
+    "NotQueued",
 ]
 
 _OF_CONDITIONS: Mapping[str, Advice] = {
@@ -105,6 +108,23 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
     ),
     "NameTaken": Advice("problem", "Delete or rename the object that the message names, or give the run another name."),
     "KeyLost": Advice("problem", "Nothing: the next attempt begins with another key. Find out who deleted the Secret."),
+    "WaitingForResources": Advice(
+        "waits", "Nothing: it begins when all of its pods have room. The message says what is missing."
+    ),
+    "WaitingForTurn": Advice("waits", "Nothing: the message says for which run. spec.priority changes the order."),
+    "NeverFits": Advice(
+        "problem", "Ask for less, or add the nodes that the message names: the cluster is too small for this run."
+    ),
+    "BackingOff": Advice(
+        "waits", "Nothing: it is tried again. `kubectl get events -n NAMESPACE` says what kept its pods out."
+    ),
+    "Preempted": Advice(
+        "problem", "Nothing: it saves and goes on at its next turn. A higher spec.priority makes it rarer."
+    ),
+    "Released": Advice(
+        "problem",
+        "Nothing: it is tried again. If it lasts, something else takes the room: `kubectl get events -n NAMESPACE` says what.",
+    ),
     "PodsStarting": Advice("waits", "Nothing; if it lasts, `kubectl describe pod -n NAMESPACE -l rlrun.io/run=NAME`."),
     "ImagePullFailed": Advice("problem", "Correct `image` of the role, or set its imagePullSecrets."),
     "ContainerConfigInvalid": Advice(
@@ -157,6 +177,7 @@ _OF_EVENTS: Mapping[str, Advice] = {
     "ServedByAnotherOperator": Advice(
         "problem", "Take the namespace out of watchNamespaces of one of the two operators."
     ),
+    "Queued": Advice("waits", "Nothing: `rlrun why NAME` says what is missing."),
     "AttemptFailed": Advice("problem", "See the failure of that attempt."),
     "Disrupted": Advice("waits", _RESUMES),
     "EnginesUnavailable": Advice("problem", "`rlrun logs NAME --role inference --previous`"),
