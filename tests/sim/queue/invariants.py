@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlrun_operator.queue.admit import TRIES
 from rlrun_operator.queue.model import Plan
 from tests.sim.queue.world import GPU, LEAVE_SECONDS, LOOK_SECONDS, PODS_SECONDS, RECORD_SECONDS, Run, World
 
@@ -44,6 +45,8 @@ class Checks:
                 waits = plan.verdicts.get(other.uid)
                 if waits is None or waits.position is None or waits.reason == "BackingOff":
                     continue
+                if plan.state.tries.get(other.uid, (0, 0.0))[0] >= TRIES:
+                    continue  # its priority does not count any more
                 if other.priority > run.priority and _dominates(run, other):
                     raise BrokenError(f"{run.uid} of priority {run.priority} begins where {other.uid} would fit")
 
