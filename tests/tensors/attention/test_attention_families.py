@@ -14,7 +14,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.learning.forward import MicroBatch, token_statistics
+from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import load_weights, packed_attention
 from rlrun.trainer.modeling.attention.choose import Machine, Needs
 from rlrun.trainer.modeling.attention.select import needs_of, select
@@ -75,7 +76,19 @@ def packed(model: Any, ids: Tensor, kernel: Kernel) -> tuple[Tensor, dict[str, T
     model.set_attn_implementation(packed_attention.implementation(kernel))
     positions, zeros = torch.cat([torch.arange(length) for length in LENGTHS]), torch.zeros(len(ids))
     row = packed_attention.layout(LENGTHS, ids.device)
-    batch = MicroBatch(ids, positions, positions > 0, zeros, zeros, zeros.long(), zeros + 1, row)
+    mask = positions > 0
+    batch = MicroBatch(
+        input_ids=ids,
+        position_ids=positions,
+        mask=mask,
+        inference_logprobs=zeros,
+        advantages=zeros,
+        versions=zeros.long(),
+        temperatures=zeros + 1,
+        packed=row,
+        predicted=mask.nonzero()[:, 0],
+        sequence_ids=torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)),
+    )
     return numbers(model, token_statistics(model, batch).logprobs)
 
 
