@@ -27,10 +27,11 @@ def snapshot(
         lease: its progress Lease; None: there is none, or it could not be read.
         now: seconds since the epoch.
     """
-    meta, spec, status = _map(run, "metadata"), _map(run, "spec"), _map(run, "status")
+    meta, spec, status, beat = _map(run, "metadata"), _map(run, "spec"), _map(run, "status"), lease or {}
     phase = _text(status.get("phase")) or "Unserved"
-    attempt = _whole(status.get("attempt")) or 0
-    heard = _map(_map(lease or {}, "metadata"), "annotations")
+    over = phase in _OVER
+    attempt = _count(status.get("attempt"))
+    heard = _map(_map(beat, "metadata"), "annotations")
     current = heard if heard.get(said.ATTEMPT) in (None, str(attempt)) else {}
     return Snapshot(
         place="cluster",
@@ -41,24 +42,22 @@ def snapshot(
         reason=_text(status.get("reason")) or ("Unserved" if phase == "Unserved" else None),
         message=_message(status) or None,
         attempt=attempt,
-        restarts=_whole(status.get("restarts")) or 0,
-        restarts_counted=_whole(status.get("restartsCountedTowardsMax")) or 0,
+        restarts=_count(status.get("restarts")),
+        restarts_counted=_count(status.get("restartsCountedTowardsMax")),
         max_restarts=_whole(_map(spec, "failurePolicy").get("maxRestarts")),
         progress=_progress(status, spec, current, now),
         conditions=tuple(_condition(one) for one in _list(status, "conditions")),
-        wait=None if phase in _OVER else _wait(status, current),
-        failures=tuple(_failure(one) for one in _list(status, "failures")) or _last_failure(status),
-        events=tuple(sorted((_event(one) for one in events), key=lambda event: event.time or "")),
-        processes=tuple(sorted((_process(pod) for pod in pods), key=lambda one: (_ROLES.index(one.role), one.name))),
-        roles=tuple((name, _role(_map(status, name))) for name in _ROLES if _map(status, name).get("desired")),
-        heard_seconds=None if phase in _OVER else _age(_map(lease or {}, "spec").get("renewTime"), now),
+        wait=None if over else _wait(status, current),
+        failures=_failures(status),
+        events=_events(events),
+        processes=_processes(pods),
+        roles=_roles(status),
+        heard_seconds=None if over else _age(_map(beat, "spec").get("renewTime"), now),
         next_retry_time=_text(status.get("nextRetryTime")),
         started=_text(status.get("startTime")),
         ended=_text(status.get("completionTime")),
         created=_text(meta.get("creationTimestamp")),
-        excluded_nodes=tuple(
-            f"{_text(one.get('name'))} until {one.get('until')}" for one in _list(status, "excludedNodes")
-        ),
+        excluded_nodes=_excluded_nodes(status),
         storage=_storage(_map(status, "storage")),
         folder=_text(_map(status, "storage").get("path")),
         host=_text(_map(spec, "trainer").get("sharedWith")),
@@ -84,7 +83,7 @@ def _progress(status: Json, spec: Json, heard: Json, now: float) -> Progress:
         eta_seconds=eta,
         checkpoint_step=_first(_whole(heard.get(said.CHECKPOINT_STEP)), _whole(checkpoint.get("latestCompleteStep"))),
         resumed_from_step=_whole(checkpoint.get("resumedFromStep")),
-        steps_lost=_whole(checkpoint.get("stepsLostTotal")) or 0,
+        steps_lost=_count(checkpoint.get("stepsLostTotal")),
     )
 
 
@@ -108,7 +107,7 @@ def _condition(one: Json) -> Condition:
 
 def _failure(one: Json) -> Failure:
     return Failure(
-        attempt=_whole(one.get("attempt")) or 0,
+        attempt=_count(one.get("attempt")),
         role=printable(str(one.get("role"))),
         process=printable(str(one.get("podName"))),
         node=_text(one.get("nodeName")),
@@ -121,9 +120,15 @@ def _failure(one: Json) -> Failure:
     )
 
 
-def _last_failure(status: Json) -> tuple[Failure, ...]:
+def _failures(status: Json) -> tuple[Failure, ...]:
+    """All failures that the status lists; else the last one, where it names that alone."""
     last = _map(status, "lastFailure")
-    return (_failure(last),) if last else ()
+    return tuple(_failure(one) for one in _list(status, "failures")) or ((_failure(last),) if last else ())
+
+
+def _events(events: Sequence[Json]) -> tuple[Event, ...]:
+    """Events by time, the oldest first."""
+    return tuple(sorted((_event(one) for one in events), key=lambda event: event.time or ""))
 
 
 def _event(one: Json) -> Event:
@@ -138,6 +143,11 @@ def _event(one: Json) -> Event:
         _text(time),
         _whole(series.get("count")) or _whole(one.get("count")) or 1,
     )
+
+
+def _processes(pods: Sequence[Json]) -> tuple[Process, ...]:
+    """Pods by role and name."""
+    return tuple(sorted((_process(pod) for pod in pods), key=lambda one: (_ROLES.index(one.role), one.name)))
 
 
 def _process(pod: Json) -> Process:
@@ -155,7 +165,7 @@ def _process(pod: Json) -> Process:
         attempt=_whole(labels.get("rlrun.io/attempt")),
         state="Terminating" if meta.get("deletionTimestamp") else printable(str(state)),
         ready=own.get("ready") is True,
-        restarts=_whole(own.get("restartCount")) or 0,
+        restarts=_count(own.get("restartCount")),
         node=_text(_map(pod, "spec").get("nodeName")),
     )
 
@@ -165,8 +175,16 @@ def _message(one: Json) -> str:
     return printable(str(one.get("message") or ""), lines=True)
 
 
-def _role(one: Json) -> Role:
-    return Role(_whole(one.get("desired")) or 0, _whole(one.get("ready")) or 0)
+def _roles(status: Json) -> tuple[tuple[str, Role], ...]:
+    """Roles that should have pods, with the numbers of them."""
+    found = [(name, _map(status, name)) for name in _ROLES]
+    return tuple(
+        (name, Role(_count(one.get("desired")), _count(one.get("ready")))) for name, one in found if one.get("desired")
+    )
+
+
+def _excluded_nodes(status: Json) -> tuple[str, ...]:
+    return tuple(f"{_text(one.get('name'))} until {one.get('until')}" for one in _list(status, "excludedNodes"))
 
 
 def _storage(one: Json) -> str | None:
@@ -200,6 +218,10 @@ def _text(value: object) -> str | None:
 def _whole(value: object) -> int | None:
     number = _number(value)
     return None if number is None else int(number)
+
+
+def _count(value: object) -> int:
+    return _whole(value) or 0
 
 
 def _number(value: object) -> float | None:

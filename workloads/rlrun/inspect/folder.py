@@ -25,6 +25,8 @@ _FAILURES = 5
 _STEPS_FOR_ETA = 20
 _QUIET_SECONDS = 120.0
 """A run without a launcher's record whose files have not changed for so long does not run."""
+_SILENT_SECONDS = 60.0
+"""An orchestrator that has not answered its launcher for longer is said to be silent."""
 _BY_CODE = {
     exit_codes.DATA: "DataError",
     exit_codes.CONFIGURATION: "ConfigurationError",
@@ -137,28 +139,33 @@ def _ended(run: Snapshot, phase: str, reason: str, message: str | None, ended: s
 def _with_conditions(
     run: Snapshot, paths: RunPaths, role: Mapping[str, Any], record: LauncherRecord | None, now: float
 ) -> Snapshot:
-    """Conditions in the operator's words, as far as they mean something on one machine."""
-    found = [_storage_condition(paths, record)]
-    if role.get("task") != "Eval":
-        found.append(_checkpoint_condition(run, role))
+    """Conditions in the operator's words, as far as they mean something on one machine; and the reason, where there is none."""
+    storage, progress = _storage_condition(paths, record), _progress_condition(run, served=record is not None)
+    checkpoint = _checkpoint_condition(run, role) if role.get("task") != "Eval" else None
+    known = [one for one in (storage, checkpoint, progress) if one is not None]
+    if run.reason is None:
+        first = next(
+            (one for one in known if one.reason.startswith("Storage") or one.reason == "HeartbeatLost"), known[-1]
+        )
+        run = replace(run, reason=first.reason, message=first.message)
+    return replace(run, conditions=tuple(known))
+
+
+def _progress_condition(run: Snapshot, *, served: bool) -> Condition | None:
+    """Condition of the run's phase; `served`: a launcher runs it."""
     if run.phase == "Starting":
         waits = run.wait.text if run.wait is not None else run.message or "the roles to start"
-        found.append(Condition("Progressing", "Unknown", "WaitingForFirstStep", waits))
-    elif run.phase == "Running" and record is not None and (run.heard_seconds or 0.0) > 60.0:
-        silent = f"the orchestrator has not answered its launcher for {int(run.heard_seconds or 0)} s"
-        found.append(Condition("Progressing", "Unknown", "HeartbeatLost", silent))
-    elif run.phase == "Running":
-        found.append(Condition("Progressing", "True", "Training", f"step {run.progress.step}"))
-    elif run.reason is not None:
-        kind = {"Complete": "Complete", "Failed": "Failed"}.get(run.phase, "Suspended")
-        found.append(Condition(kind, "True", run.reason, run.message or "", run.ended))
-    known = [one for one in found if one is not None]
-    first = next((one for one in known if one.reason.startswith("Storage") or one.reason == "HeartbeatLost"), None)
-    if first is not None and run.reason is None:
-        run = replace(run, reason=first.reason, message=first.message)
-    elif run.reason is None:
-        run = replace(run, reason=known[-1].reason, message=known[-1].message)
-    return replace(run, conditions=tuple(known))
+        return Condition("Progressing", "Unknown", "WaitingForFirstStep", waits)
+    if run.phase == "Running":
+        silent = run.heard_seconds or 0.0
+        if served and silent > _SILENT_SECONDS:
+            text = f"the orchestrator has not answered its launcher for {int(silent)} s"
+            return Condition("Progressing", "Unknown", "HeartbeatLost", text)
+        return Condition("Progressing", "True", "Training", f"step {run.progress.step}")
+    if run.reason is None:
+        return None
+    kind = run.phase if run.phase in ("Complete", "Failed") else "Suspended"
+    return Condition(kind, "True", run.reason, run.message or "", run.ended)
 
 
 def _storage_condition(paths: RunPaths, record: LauncherRecord | None) -> Condition | None:

@@ -91,45 +91,49 @@ def cut(text: str, most: int) -> str:
 
 def status(run: Snapshot, told: Explanation, now: float) -> str:
     """One screen on one run."""
-    progress = run.progress
     lines = [f"{run.title}  task {run.task}", ""]
-    age = ago(run.started or run.created, now)
-    over = f", ended {ago(run.ended, now)} ago" if run.ended else ""
-    rows = [
-        (
-            "phase",
-            f"{run.phase}{f' ({run.reason})' if run.reason else ''}, attempt {run.attempt}, began {age} ago{over}",
-        )
-    ]
-    percent = f" ({100 * (progress.step or 0) // progress.total_steps} %)" if progress.total_steps else ""
-    trained = f", last one {ago(progress.last_step_time, now)} ago" if progress.last_step_time else ""
-    rows.append(("step", f"{steps(run)}{percent}{trained}"))
-    if run.phase in ("Running", "Starting") and progress.eta_seconds is not None:
-        rows.append(("ETA", f"in {span(progress.eta_seconds)}"))
-    label, value = (
-        ("loss", progress.loss)
-        if progress.reward is None and progress.loss is not None
-        else ("reward", progress.reward)
-    )
-    rows.append((label, f"{number(value, '.4f')}, {number(progress.tokens_per_second, ',.0f')} tokens/s"))
-    if progress.staleness_mean is not None or progress.policy_version is not None:
-        version = "–" if progress.policy_version is None else str(progress.policy_version)
-        rows.append(
-            ("staleness", f"{number(progress.staleness_mean, '.2f')} versions; the engines hold version {version}")
-        )
-    if run.wait is not None:
-        since = f" (for {ago(run.wait.since, now)})" if run.wait.since else ""
-        rows.append(("waits for", cut(run.wait.text, _MESSAGE_MAX) + since))
-    rows += _more(run)
+    rows = [_phase(run, now), *_steps(run, now), *_measures(run), *_waits(run, now), *_more(run)]
     lines += [f"{label:<11} {text}" for label, text in rows]
     lines += [f"{'':<11} {line}" for line in run.results]
     lines += _failures(run.failures[-3:], now)
     lines += _findings("why", told.now, now)
-    lines += (
-        ["", "what to do", *(_point(line) for line in told.steps())] if told.steps() else ["", "nothing has to be done"]
-    )
+    lines += _to_do(told)
     lines += ["", *(_point(line) for line in run.unread)] if run.unread else []
     return "\n".join(lines)
+
+
+def _phase(run: Snapshot, now: float) -> tuple[str, str]:
+    reason = f" ({run.reason})" if run.reason else ""
+    over = f", ended {ago(run.ended, now)} ago" if run.ended else ""
+    began = ago(run.started or run.created, now)
+    return "phase", f"{run.phase}{reason}, attempt {run.attempt}, began {began} ago{over}"
+
+
+def _steps(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
+    """The steps so far, and the time to the last one."""
+    progress = run.progress
+    percent = f" ({100 * (progress.step or 0) // progress.total_steps} %)" if progress.total_steps else ""
+    trained = f", last one {ago(progress.last_step_time, now)} ago" if progress.last_step_time else ""
+    yield "step", f"{steps(run)}{percent}{trained}"
+    if run.phase in ("Running", "Starting") and progress.eta_seconds is not None:
+        yield "ETA", f"in {span(progress.eta_seconds)}"
+
+
+def _measures(run: Snapshot) -> Iterator[tuple[str, str]]:
+    """Reward or loss, throughput and staleness."""
+    progress = run.progress
+    has_loss = progress.reward is None and progress.loss is not None
+    label, value = ("loss", progress.loss) if has_loss else ("reward", progress.reward)
+    yield label, f"{number(value, '.4f')}, {number(progress.tokens_per_second, ',.0f')} tokens/s"
+    if progress.staleness_mean is not None or progress.policy_version is not None:
+        version = "–" if progress.policy_version is None else str(progress.policy_version)
+        yield "staleness", f"{number(progress.staleness_mean, '.2f')} versions; the engines hold version {version}"
+
+
+def _waits(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
+    if run.wait is not None:
+        since = f" (for {ago(run.wait.since, now)})" if run.wait.since else ""
+        yield "waits for", cut(run.wait.text, _MESSAGE_MAX) + since
 
 
 def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
@@ -169,8 +173,7 @@ def words(told: Explanation, now: float) -> str:
     lines += _findings("why attempts ended, newest first", told.before, now)
     if told.besides:
         lines += ["", "besides", *(part for line in told.besides for part in _wrapped(cut(line, 400), "    ", "  - "))]
-    todo = told.steps()
-    lines += ["", "what to do", *(_point(line) for line in todo)] if todo else ["", "nothing has to be done"]
+    lines += _to_do(told)
     return "\n".join(lines)
 
 
@@ -182,6 +185,11 @@ def _findings(title: str, found: Sequence[Finding], now: float) -> list[str]:
         lines += _wrapped(cut(one.evidence, 2000), "    ") if one.evidence else []
         lines += _wrapped(one.do, "      ", "    → ")
     return ["", title, *lines] if lines else []
+
+
+def _to_do(told: Explanation) -> list[str]:
+    todo = told.steps()
+    return ["", "what to do", *(_point(line) for line in todo)] if todo else ["", "nothing has to be done"]
 
 
 def _point(text: str) -> str:

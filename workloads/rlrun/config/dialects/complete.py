@@ -212,31 +212,49 @@ def _label(one: Any) -> str:
 
 def _machines(run: RunView) -> None:
     per_node = run.hint("gpus_per_node") or 8
+    _trainer_gpus(run, per_node)
+    _inference_gpus(run, per_node)
+    _engine_nodes(run)
+    _engine_gpus(run)
+
+
+def _trainer_gpus(run: RunView, per_node: int) -> None:
+    """The trainer's replicas, which are its nodes, and their GPUs."""
     total, name = _gpus(run, "trainer")
     nodes = run.hint("trainer_nodes")
     if total is not None or nodes is not None:
         run.put("trainer.gpus_per_replica", per_node if nodes is not None else total, name)
     if nodes is not None:
         run.put("trainer.replicas", nodes, name)
+
+
+def _inference_gpus(run: RunView, per_node: int) -> None:
+    """The engines on all GPUs of inference."""
     total, name = _gpus(run, "inference")
     nodes = run.hint("inference_nodes")
     if (total is not None or nodes is not None) and run.get("data") is None:  # fine-tuning has no engines
         _engines(run, total or nodes * per_node * (run.hint("inference_groups") or 1), per_node, name)
-    if (engines := run.hint("engine_nodes")) is not None and engines > 1:
-        if "--enable-expert-parallel" in (run.get("inference.extra_args") or ()):
-            run.refuse(
-                "engine_nodes", f"got {engines}; an engine is on one node: remove enable_expert_parallel, or write 1"
-            )
-        else:
-            run.put("inference.replicas", engines, "engine_nodes")
+
+
+def _engine_nodes(run: RunView) -> None:
+    """An engine of several nodes, which here is as many engines; refused where its experts lie on all of them."""
+    engines = run.hint("engine_nodes")
+    if engines is None or engines <= 1:
+        return
+    if "--enable-expert-parallel" in (run.get("inference.extra_args") or ()):
+        run.refuse(
+            "engine_nodes", f"got {engines}; an engine is on one node: remove enable_expert_parallel, or write 1"
+        )
+    else:
+        run.put("inference.replicas", engines, "engine_nodes")
+
+
+def _engine_gpus(run: RunView) -> None:
+    """The GPUs of an engine from its parallelism alone."""
+    if not run.hint(PARALLEL) or run.get("inference.gpus_per_replica") is not None:
+        return
     tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel") or 1
-    if (
-        run.hint(PARALLEL)
-        and run.get("inference.gpus_per_replica") is None
-        and is_count(tp)
-        and is_count(dp)
-        and tp * dp > 1
-    ):
+    if is_count(tp) and is_count(dp) and tp * dp > 1:
         run.put("inference.gpus_per_replica", tp * dp, PARALLEL)
 
 

@@ -7,32 +7,41 @@ from rlrun.config.dialects.run_view import RunView
 
 def complete_data(run: RunView) -> None:
     """Sources of data, from names of splits or subsets and their shares; or fake data."""
-    splits, shares = run.hint("splits"), run.hint("probabilities")
-    subsets = run.hint("subsets")
-    if subsets is not None and splits is not None:
-        run.refuse(
-            "subsets", "beside splits: a source has one of them; write data.sources with path or name, and split"
-        )
-        return
-    if subsets is not None:
-        splits = subsets
+    names = "splits" if run.hint("subsets") is None else "subsets"
+    if names == "subsets":
+        if run.hint("splits") is not None:
+            run.refuse(
+                "subsets", "beside splits: a source has one of them; write data.sources with path or name, and split"
+            )
+            return
         run.note("subsets", "each is a source of the files and folders of that name, of every split that is there")
-    if splits is not None and not (isinstance(splits, list) and all(isinstance(one, str) for one in splits)):
-        run.refuse("splits" if subsets is None else "subsets", f"got {splits!r:.60}, expected a list of names")
-    elif splits:
+    _sources(run, names)
+    _kind_of_data(run)
+
+
+def _sources(run: RunView, hint: str) -> None:
+    """A source for each name of a hint, like the one that is there, with their shares."""
+    names, shares = run.hint(hint), run.hint("probabilities")
+    if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):
+        run.refuse(hint, f"got {names!r:.60}, expected a list of names")
+    elif names:
         first = run.get("data.sources[0]")
         if isinstance(first, dict):
-            sources = [first | {"split": one} for one in splits]
+            sources = [first | {"split": one} for one in names]
             if isinstance(shares, list) and len(shares) == len(sources):
                 sources = [one | {"weight": share} for one, share in zip(sources, shares, strict=True)]
-            run.put("data.sources", sources, "splits" if subsets is None else "subsets", over=True)
+            run.put("data.sources", sources, hint, over=True)
     elif shares is not None:
         run.refuse("probabilities", "there is one source; probabilities are of several splits")
-    if run.hint("data_type") == "fake" or run.hint("data_fake") not in (None, False):
-        name = "data_type" if run.hint("data_type") == "fake" else "data_fake"
-        run.put("data.sources", [{"path": "fake"}], name)
-    if run.hint("data_type") not in (None, "sft", "fake"):
-        run.refuse("data_type", f"got {run.hint('data_type')!r:.60}, expected sft or fake")
+
+
+def _kind_of_data(run: RunView) -> None:
+    """Fake data, by either of its names; a kind that is not known is refused."""
+    kind = run.hint("data_type")
+    if kind == "fake" or run.hint("data_fake") not in (None, False):
+        run.put("data.sources", [{"path": "fake"}], "data_type" if kind == "fake" else "data_fake")
+    if kind not in (None, "sft", "fake"):
+        run.refuse("data_type", f"got {kind!r:.60}, expected sft or fake")
 
 
 def complete_policies(run: RunView) -> None:

@@ -143,13 +143,7 @@ class Translator:
         below = self._has_below(inner.path) and len(inner.raw) < _LEVELS_MAX
         ours = [model for model in place.models if find_field(model, self.aliases.get(name, name)) is not None]
         if isinstance(value, dict) and below:
-            if row is not None and row.fate != "same" and (row.fate == "mapped" or not value):
-                result.reads.append(self._read(inner, value, row, table=True))
-                self._apply(row, value, inner, result)
-            elif not value:
-                result.reads.append(self._read(inner, value, row, table=True))
-            rest = self._table(value, self._inside(inner, place, ours, name), result)
-            return rest if rest or (ours and not value and (row is None or row.fate == "same")) else _TAKEN
+            return self._nested(value, row, self._inside(inner, place, ours, name), result, ours=bool(ours))
         if row is None and self._has_below(f"{inner.path}[]") and not self._is_ours(value, ours, name):
             self._items(value, inner, result)
             return _TAKEN
@@ -164,6 +158,20 @@ class Translator:
             self._refuse(inner, f"unknown field{self._known(name, place)}", result)
             return _TAKEN
         return value
+
+    def _nested(self, value: dict[str, Any], row: Row | None, place: _Place, result: Translation, *, ours: bool) -> Any:
+        """Read a table key by key, and as a whole where its row maps it or it is empty.
+
+        Return what is left of it for our own reader; `_TAKEN`: nothing. An empty table of ours is kept: it switches something on.
+        """
+        kept = row is None or row.fate == "same"
+        if row is not None and not kept and (row.fate == "mapped" or not value):
+            result.reads.append(self._read(place, value, row, table=True))
+            self._apply(row, value, place, result)
+        elif not value:
+            result.reads.append(self._read(place, value, row, table=True))
+        rest = self._table(value, place, result)
+        return rest if rest or (ours and not value and kept) else _TAKEN
 
     def _read(self, place: _Place, value: object, row: Row | None, *, table: bool = False) -> Read:
         return Read(place.path, place.shown, value, row, self.lines.get(place.raw), table)

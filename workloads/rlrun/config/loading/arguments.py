@@ -174,39 +174,65 @@ def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> N
         return
     found = _resolve(reader, name.split("."))
     if isinstance(found, str):
-        if (positive := _without_no(name)) is not None:
-            negated = _resolve(reader, positive.split("."))
-            if not isinstance(negated, str) and (negated[1].kind == "bool" or negated[1].nullable) and not equals:
-                _add(result, reader, *negated, shown, False if negated[1].kind == "bool" else None)
-                return
-        _refuse(result.layer, shown, f"unknown option{_nearest(shown, result.also, reader.model) or found}")
-        if not equals and rest and not rest[0].startswith(("-", "@")):
-            rest.pop(0)  # its value, not a second problem
+        _not_a_field(name, found, rest, reader, result, alone=not equals)
         return
     key, shape = found
-    follows = bool(rest) and not rest[0].startswith(("--", "@"))
+    follows = _has_value(rest)
     text = given if equals else rest[0] if follows else ""
     if shape.kind in ("model", "list", "mapping") and (broken := _broken_json(text)):
         _refuse(result.layer, shown, f"got {text!r}, expected JSON: {broken}")
         del rest[: not equals]
-        return
-    if equals:
-        value = parse_value(given, shape)
-    elif shape.kind == "bool":
-        value = rest.pop(0).lower() in _TRUE if follows and rest[0].lower() in _TRUE + _FALSE else True
-    elif follows:
-        several = _values(rest) if shape.kind == "list" else [rest.pop(0)]
-        value = (
-            parse_value(several[0], shape)
-            if len(several) == 1
-            else [parse_value(one, shape.parts[0]) for one in several]
-        )
-    elif shape.kind == "model":
-        value = {}
+    elif equals:
+        _add(result, reader, key, shape, shown, parse_value(given, shape))
+    elif follows or shape.kind in ("bool", "model"):
+        _add(result, reader, key, shape, shown, _take_value(rest, shape))
     else:
         _refuse(result.layer, shown, "needs a value")
+
+
+def _not_a_field(name: str, why: str, rest: list[str], reader: Reader, result: Arguments, *, alone: bool) -> None:
+    """Take an option that names no field: `--no-flag`, or a mistake, which takes its value with it.
+
+    Args:
+        name: the option without its dashes.
+        why: end of the message that says why there is no such field.
+        rest: the words after it.
+        reader: the reader of the command line.
+        result: where the assignment or the problem goes.
+        alone: True if no `=` and value were written behind the name.
+    """
+    shown = f"--{name}"
+    if alone and (negated := _negated(name, reader)) is not None:
+        key, shape = negated
+        _add(result, reader, key, shape, shown, False if shape.kind == "bool" else None)
         return
-    _add(result, reader, key, shape, shown, value)
+    _refuse(result.layer, shown, f"unknown option{_nearest(shown, result.also, reader.model) or why}")
+    if alone and rest and not rest[0].startswith(("-", "@")):
+        rest.pop(0)  # its value, not a second problem
+
+
+def _negated(name: str, reader: Reader) -> tuple[Key, Shape] | None:
+    """The field that `no-` before a name switches off; None if it is none, or one that has to have a value."""
+    positive = _without_no(name)
+    found = "" if positive is None else _resolve(reader, positive.split("."))
+    return found if not isinstance(found, str) and (found[1].kind == "bool" or found[1].nullable) else None
+
+
+def _has_value(rest: Sequence[str]) -> bool:
+    """True if the next word is no option and no file."""
+    return bool(rest) and not rest[0].startswith(("--", "@"))
+
+
+def _take_value(rest: list[str], shape: Shape) -> object:
+    """Take the words after an option that are its value; a flag and a table need none."""
+    if shape.kind == "bool":
+        return rest.pop(0).lower() in _TRUE if _has_value(rest) and rest[0].lower() in _TRUE + _FALSE else True
+    if not _has_value(rest):
+        return {}
+    several = _values(rest) if shape.kind == "list" else [rest.pop(0)]
+    if len(several) == 1:
+        return parse_value(several[0], shape)
+    return [parse_value(one, shape.parts[0]) for one in several]
 
 
 def _of_others(
