@@ -352,7 +352,7 @@ def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mappi
 
 
 def _what_to_create(message: str, role: str, secrets: Mapping[str, str]) -> str:
-    """What helps a container that names a Secret, ConfigMap or key which is not there."""
+    """Advice for a container that names a Secret, ConfigMap or key which is not there."""
     object_missing, key_missing = _MISSING.search(message), _MISSING_KEY.search(message)
     if object_missing is not None:
         kind, name = object_missing.groups()

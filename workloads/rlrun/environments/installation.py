@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKER_REQUIREMENT = "pydantic>=2.12,<3"
-"""What RLRun's part of an environment's process imports; the rest of RLRun need not be there."""
+"""Package that RLRun's part of an environment's process imports; the rest of RLRun need not be there."""
 OWNER = "{owner}"
 """Stands for the owner's name in the address of a hub's index."""
 _OF_HUB = re.compile(r"(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<name>[A-Za-z0-9][\w.-]*)(?:@(?P<version>[\w.+!-]+))?")
@@ -42,12 +42,12 @@ class InstallError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """Where an environment's package is from."""
+    """Origin of an environment's package."""
 
     name: str
     """Name of the package."""
     requirement: str
-    """What pip is asked for."""
+    """Requirement that pip is asked for."""
     index: str | None = None
     """Index that alone may have it; None: pip's own."""
 

@@ -1,4 +1,4 @@
-"""What to do about every reason of a condition, a failure or an event. One line each, for a terminal.
+"""Advice on every reason of a condition, a failure or an event. One line each, for a terminal.
 
 The reasons and their meanings are the operator's (`rlrun_operator.status.reasons`); a test holds this table to them. In a text NAME,
 NAMESPACE, POD and NODE stand for those of the run and of the failure. docs/troubleshooting.md says more about each.
@@ -14,7 +14,7 @@ Kind = Literal["fine", "waits", "problem", "ended"]
 
 
 class Advice(NamedTuple):
-    """What a reason means for a person."""
+    """Meaning of a reason for a person, and the remedy."""
 
     kind: Kind
     do: str
@@ -248,10 +248,10 @@ ON_THIS_MACHINE: Mapping[str, Advice] = {
     "OOMKilled": Advice("problem", "Lower trainer.microBatchTokens."),
     "StorageError": Advice("problem", "Make space on the volume, or make it writable."),
 }
-"""Where a run on one machine needs other words."""
+"""Advice for a run on one machine, where it needs other words."""
 
 
 def advice(reason: str, *, local: bool) -> Advice:
-    """What to do about a reason; of one that is not known here (a newer operator's), a pointer to its page."""
+    """Advice on a reason; on one that is not known here (a newer operator's), a pointer to its page."""
     found = ON_THIS_MACHINE.get(reason) if local else None
     return found or ADVICE.get(reason) or Advice("problem", f"See {reason} in docs/troubleshooting.md.")

@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 class Api(Protocol):
-    """What the commands need of a cluster. Tests give recorded answers."""
+    """Access of the commands to a cluster. Tests give recorded answers."""
 
     def ask(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
         """Standard output of `kubectl WORDS`; `ClusterError` if it fails."""
@@ -136,7 +136,7 @@ _WORDS: Sequence[tuple[str, str, int]] = (
         exit_codes.USAGE,
     ),
 )
-"""What kubectl says -> what is said here, and the exit code."""
+"""Pattern of an error of kubectl's, the message in its place, and the exit code."""
 
 
 def _refused(text: str, words: Sequence[str]) -> NoReturn:

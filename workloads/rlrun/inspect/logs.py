@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which logs, and how much of them."""
+    """Choice of logs, and of the part of them."""
 
     roles: Sequence[Role]
     rank: int | None

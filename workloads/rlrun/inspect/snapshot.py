@@ -80,7 +80,7 @@ class Progress:
     policy_version: int | None = None
     reward: float | None = None
     loss: float | None = None
-    """Of the last step, where there is no reward (task SFT, on this machine)."""
+    """Loss of the last step, where there is no reward (task SFT, on this machine)."""
     tokens_per_second: float | None = None
     staleness_mean: float | None = None
     last_step_time: str | None = None
@@ -147,7 +147,7 @@ class Snapshot:
     results: tuple[str, ...] = ()
     """Measures of an evaluation."""
     unread: tuple[str, ...] = ()
-    """What could not be read of the run, and why."""
+    """Parts of the run that could not be read, each with the cause."""
 
     @property
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""Where a run is: a folder on this machine, or a name in a cluster. Reads both into snapshots."""
+"""Place of a run: a folder on this machine, or a name in a cluster. Reads both into snapshots."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Explanation:
     """Facts that may explain more: warnings, excluded nodes, what could not be read."""
 
     def steps(self) -> tuple[str, ...]:
-        """What a person should do, most important first; empty: nothing."""
+        """Actions for a person, most important first; empty: there is nothing to do."""
         found = [
             f.do
             for f in (*self.now, *self.before[:1])
@@ -114,7 +114,7 @@ def _finding(run: Snapshot, one: Condition, known: Advice) -> Finding:
 
 
 def _waits(run: Snapshot, now: float, explained: bool) -> Iterator[Finding]:
-    """What the orchestrator says that the next step waits for."""
+    """Cause that the next step waits for, as the orchestrator reports it."""
     if run.wait is None or (explained and run.phase == "Starting" and run.place == "folder"):
         return
     since = seconds_of(run.wait.since)

@@ -53,7 +53,7 @@ class Recorder:
 
 
 def saved(paths: RunPaths, *, trains: bool) -> str:
-    """What a run that was stopped goes on from, in words.
+    """Describe in words the progress that a stopped run goes on from.
 
     Args:
         paths: the run's folder.

@@ -33,7 +33,7 @@ from rlrun.convert.writer import manifest
 from rlrun.protocol.files.paths import Role
 
 MODELS: Mapping[str, type[RlConfig]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
-"""What each command of theirs describes, in the order of trying."""
+"""Description of the run that each command of theirs starts, in the order of trying."""
 _ROLES: tuple[Role, ...] = get_args(Role)
 _Documents = Sequence[tuple[Role | None, Path, Document]]
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.-]*=")
@@ -233,7 +233,7 @@ class _Account:
         )
 
     def _followed(self, key: Key) -> str:
-        """How a field came about that is no key's value."""
+        """Keys that a field follows from, where it is no key's value."""
         origins = list(dict.fromkeys(origin.path for origin in self._origins(key) if origin.path))
         return f"follows from {few(origins)}" if origins else ""
 

@@ -32,7 +32,7 @@ Part = tuple[str, str]
 
 
 def parts_of_folder(run: FolderRun) -> Iterator[Part]:
-    """What a run's folder has to say."""
+    """Parts from a run's folder: records, metrics, a list of its files and ends of logs."""
     paths = RunPaths(run.root)
     for file in (paths.run_json, paths.identity, paths.launcher, *sorted(paths.attempts.glob("*.json"))):
         if file.is_file():
@@ -56,7 +56,7 @@ def _listing(root: Path) -> Iterator[str]:
 
 
 def parts_of_cluster(seen: Snapshot, api: Api) -> Iterator[Part]:
-    """What a cluster has to say about a run; no Secret is asked for."""
+    """Parts from a cluster: a run's objects, events and ends of logs; no Secret is asked for."""
     here, label = ["--namespace", seen.where], ["-l", f"rlrun.io/run={seen.name}"]
     about = ["--field-selector", f"involvedObject.name={seen.name}"]
     wanted: Mapping[str, list[str]] = {

@@ -49,7 +49,7 @@ class LauncherRecord:
     failed_role: str | None = None
     """Name of the process that ended the attempt, such as `trainer` or `inference-1`."""
     exit_code: int | None = None
-    """How that process ended, as `subprocess` says: -n is signal n."""
+    """Exit code of that process, as `subprocess` has it: -n is signal n."""
 
     def alive(self, now: float) -> bool:
         """True if the launcher that wrote this still runs the attempt."""

@@ -71,7 +71,7 @@ class RunPaths:
 
     @property
     def launcher(self) -> Path:
-        """How `rlrun local` and the run in this folder are doing; see `protocol.files.launcher`."""
+        """State of `rlrun local` and of the run in this folder; see `protocol.files.launcher`."""
         return self.root / "launcher.json"
 
     @property
