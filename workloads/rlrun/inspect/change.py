@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import yaml
+
+from rlrun.runtime.json_types import Json, Manifest
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
 
@@ -15,13 +16,13 @@ class WordError(ValueError):
     """Error for a word that is no change; one line for a person."""
 
 
-def patch_of(words: Sequence[str]) -> dict[str, Any]:
+def patch_of(words: Sequence[str]) -> Json:
     """Merge patch of `spec` from words `field.name=value`; a value is YAML, and `null` removes the field.
 
     Raises:
         WordError: a word is none; says what is expected.
     """
-    spec: dict[str, Any] = {}
+    spec: Json = {}
     for word in words:
         path, value = _split(word)
         place = spec
@@ -35,7 +36,7 @@ def patch_of(words: Sequence[str]) -> dict[str, Any]:
     return {"spec": spec}
 
 
-def _split(word: str) -> tuple[list[str], Any]:
+def _split(word: str) -> tuple[list[str], object]:
     field, equals, text = word.partition("=")
     names = field.removeprefix("--").removeprefix("spec.").split(".")
     if not equals or not all(names):
@@ -57,7 +58,7 @@ def _camel(name: str) -> str:
     return first + "".join(part[:1].upper() + part[1:] for part in more)
 
 
-def dropped(patch: Mapping[str, Any], got: Mapping[str, Any], path: str = "") -> list[str]:
+def dropped(patch: Manifest, got: Manifest, path: str = "") -> list[str]:
     """Fields of a patch that an object does not have after it, as `spec.inference.replica`: the API server does not know them."""
     lost = []
     for key, value in patch.items():

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from rlrun.inspect.snapshot import Condition, Event, Failure, Process, Progress, Role, Snapshot, Wait
 from rlrun.inspect.times import seconds_of
 from rlrun.protocol.messages import annotations as said
+from rlrun.runtime.json_types import Manifest
 from rlrun.runtime.printable import printable
 
-Json = Mapping[str, Any]
+_T = TypeVar("_T")
 _ROLES = ("trainer", "inference", "orchestrator")
 _OVER = ("Complete", "Failed", "Suspended")
 
 
 def snapshot(
-    run: Json, *, pods: Sequence[Json] = (), events: Sequence[Json] = (), lease: Json | None = None, now: float
+    run: Manifest,
+    *,
+    pods: Sequence[Manifest] = (),
+    events: Sequence[Manifest] = (),
+    lease: Manifest | None = None,
+    now: float,
 ) -> Snapshot:
     """Snapshot of one RLRun.
 
@@ -65,7 +71,7 @@ def snapshot(
     )
 
 
-def _progress(status: Json, spec: Json, heard: Json, now: float) -> Progress:
+def _progress(status: Manifest, spec: Manifest, heard: Manifest, now: float) -> Progress:
     """The Lease's numbers where it has some, for it is newer; the status' else."""
     known, checkpoint = _map(status, "progress"), _map(status, "checkpoint")
     done = seconds_of(known.get("estimatedCompletionTime"))
@@ -87,7 +93,7 @@ def _progress(status: Json, spec: Json, heard: Json, now: float) -> Progress:
     )
 
 
-def _wait(status: Json, heard: Json) -> Wait | None:
+def _wait(status: Manifest, heard: Manifest) -> Wait | None:
     text = _text(heard.get(said.WAITING_ON)) or _text(_map(status, "progress").get("waitingOn"))
     if text is None:
         return None
@@ -95,7 +101,7 @@ def _wait(status: Json, heard: Json) -> Wait | None:
     return Wait(text, _text(role), _text(phase), _text(since))
 
 
-def _condition(one: Json) -> Condition:
+def _condition(one: Manifest) -> Condition:
     return Condition(
         str(one.get("type")),
         str(one.get("status")),
@@ -105,7 +111,7 @@ def _condition(one: Json) -> Condition:
     )
 
 
-def _failure(one: Json) -> Failure:
+def _failure(one: Manifest) -> Failure:
     return Failure(
         attempt=_count(one.get("attempt")),
         role=printable(str(one.get("role"))),
@@ -120,18 +126,18 @@ def _failure(one: Json) -> Failure:
     )
 
 
-def _failures(status: Json) -> tuple[Failure, ...]:
+def _failures(status: Manifest) -> tuple[Failure, ...]:
     """All failures that the status lists; else the last one, where it names that alone."""
     last = _map(status, "lastFailure")
     return tuple(_failure(one) for one in _list(status, "failures")) or ((_failure(last),) if last else ())
 
 
-def _events(events: Sequence[Json]) -> tuple[Event, ...]:
+def _events(events: Sequence[Manifest]) -> tuple[Event, ...]:
     """Events by time, the oldest first."""
     return tuple(sorted((_event(one) for one in events), key=lambda event: event.time or ""))
 
 
-def _event(one: Json) -> Event:
+def _event(one: Manifest) -> Event:
     series = _map(one, "series")
     time = (
         series.get("lastObservedTime") or one.get("lastTimestamp") or one.get("eventTime") or one.get("firstTimestamp")
@@ -145,12 +151,12 @@ def _event(one: Json) -> Event:
     )
 
 
-def _processes(pods: Sequence[Json]) -> tuple[Process, ...]:
+def _processes(pods: Sequence[Manifest]) -> tuple[Process, ...]:
     """Pods by role and name."""
     return tuple(sorted((_process(pod) for pod in pods), key=lambda one: (_ROLES.index(one.role), one.name)))
 
 
-def _process(pod: Json) -> Process:
+def _process(pod: Manifest) -> Process:
     meta, status = _map(pod, "metadata"), _map(pod, "status")
     labels = _map(meta, "labels")
     role = labels.get("rlrun.io/role")
@@ -170,12 +176,12 @@ def _process(pod: Json) -> Process:
     )
 
 
-def _message(one: Json) -> str:
+def _message(one: Manifest) -> str:
     """Message for people, of several lines where it has them."""
     return printable(str(one.get("message") or ""), lines=True)
 
 
-def _roles(status: Json) -> tuple[tuple[str, Role], ...]:
+def _roles(status: Manifest) -> tuple[tuple[str, Role], ...]:
     """Roles that should have pods, with the numbers of them."""
     found = [(name, _map(status, name)) for name in _ROLES]
     return tuple(
@@ -183,11 +189,11 @@ def _roles(status: Json) -> tuple[tuple[str, Role], ...]:
     )
 
 
-def _excluded_nodes(status: Json) -> tuple[str, ...]:
+def _excluded_nodes(status: Manifest) -> tuple[str, ...]:
     return tuple(f"{_text(one.get('name'))} until {one.get('until')}" for one in _list(status, "excludedNodes"))
 
 
-def _storage(one: Json) -> str | None:
+def _storage(one: Manifest) -> str | None:
     words = [printable(str(one[key])) for key in ("claimName", "size") if one.get(key)]
     return " ".join(words) or None
 
@@ -197,16 +203,16 @@ def _age(time: object, now: float) -> float | None:
     return None if then is None else max(0.0, now - then)
 
 
-def _first(*values: Any) -> Any:
+def _first(*values: _T | None) -> _T | None:
     return next((value for value in values if value is not None), None)
 
 
-def _map(of: Json, key: str) -> Json:
+def _map(of: Manifest, key: str) -> Manifest:
     found = of.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
-def _list(of: Json, key: str) -> list[Json]:
+def _list(of: Manifest, key: str) -> list[Manifest]:
     found = of.get(key)
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlrun.inspect.screen import columns, cut, number
 from rlrun.runtime.printable import printable
 
-Lines = Sequence[Mapping[str, Any]]
+Lines = Sequence[Mapping[str, object]]
 _POINTS = 10
 _METRICS = (
     "reward/mean",
@@ -33,12 +32,12 @@ class Curve:
     label: str
     lines: Lines
     """Its metrics."""
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
 
 
 def last_step(lines: Lines) -> int:
     """The last trained step; 0: there is none."""
-    return max((int(line["step"]) for line in lines if isinstance(line.get("step"), int)), default=0)
+    return max((step for line in lines if isinstance(step := line.get("step"), int)), default=0)
 
 
 def metrics(curves: Sequence[Curve]) -> list[str]:
@@ -52,14 +51,14 @@ def metrics(curves: Sequence[Curve]) -> list[str]:
 def mean_between(lines: Lines, metric: str, first: int, last: int) -> float | None:
     """Mean of a metric over steps, both included; None: it was not measured there."""
     values = [
-        float(line[metric])
+        float(value)
         for line in lines
-        if first <= _step(line) <= last and isinstance(line.get(metric), int | float)
+        if first <= _step(line) <= last and isinstance(value := line.get(metric), int | float)
     ]
     return sum(values) / len(values) if values else None
 
 
-def _step(line: Mapping[str, Any]) -> int:
+def _step(line: Mapping[str, object]) -> int:
     step = line.get("step")
     return step if isinstance(step, int) else -1
 
@@ -93,7 +92,7 @@ def differences(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _flat(value: Any, path: str = "") -> dict[str, str]:
+def _flat(value: object, path: str = "") -> dict[str, str]:
     if isinstance(value, Mapping):
         found: dict[str, str] = {}
         for key, one in value.items():

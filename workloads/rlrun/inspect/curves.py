@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TypeGuard
 
 DEFAULTS = ("reward/mean", "loss")
 """The first of these that a run has is drawn where none is named."""
@@ -25,16 +25,18 @@ class Line:
     values: Sequence[float]
 
 
-def names(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def names(lines: Sequence[Mapping[str, object]]) -> list[str]:
     """Metrics that were measured at some step, sorted."""
     skipped = ("step", "attempt", "time")
     return sorted({key for line in lines for key, value in line.items() if _is_number(value)} - {*skipped})
 
 
-def curve(label: str, lines: Sequence[Mapping[str, Any]], metric: str, smooth: int = 1) -> Line:
+def curve(label: str, lines: Sequence[Mapping[str, object]], metric: str, smooth: int = 1) -> Line:
     """Curve of a metric; each value is the mean of the last `smooth` ones, and values that are no numbers are left out."""
     found = [
-        (int(line["step"]), float(line[metric])) for line in lines if _is_number(line.get(metric)) and "step" in line
+        (int(step), float(value))
+        for line in lines
+        if _is_number(value := line.get(metric)) and _is_number(step := line.get("step"))
     ]
     values = [value for _, value in found]
     means = [sum(part) / len(part) for at in range(len(values)) for part in [values[max(0, at - smooth + 1) : at + 1]]]
@@ -42,7 +44,7 @@ def curve(label: str, lines: Sequence[Mapping[str, Any]], metric: str, smooth: i
     return Line(label, [step for step, _ in found][::stride], means[::stride])
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

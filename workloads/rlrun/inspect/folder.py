@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from rlrun.diagnostics.crash import how
 from rlrun.diagnostics.symptoms import symptom_of
@@ -137,7 +137,7 @@ def _ended(run: Snapshot, phase: str, reason: str, message: str | None, ended: s
 
 
 def _with_conditions(
-    run: Snapshot, paths: RunPaths, role: Mapping[str, Any], record: LauncherRecord | None, now: float
+    run: Snapshot, paths: RunPaths, role: Mapping[str, object], record: LauncherRecord | None, now: float
 ) -> Snapshot:
     """Conditions in the operator's words, as far as they mean something on one machine; and the reason, where there is none."""
     storage, progress = _storage_condition(paths, record), _progress_condition(run, served=record is not None)
@@ -177,7 +177,7 @@ def _storage_condition(paths: RunPaths, record: LauncherRecord | None) -> Condit
     return None
 
 
-def _checkpoint_condition(run: Snapshot, role: Mapping[str, Any]) -> Condition:
+def _checkpoint_condition(run: Snapshot, role: Mapping[str, object]) -> Condition:
     checkpoint = role.get("checkpoint")
     if isinstance(checkpoint, Mapping) and checkpoint.get("enabled") is False:
         return Condition("CheckpointHealthy", "False", "CheckpointsOff", "checkpoint.enabled is false")
@@ -188,10 +188,10 @@ def _checkpoint_condition(run: Snapshot, role: Mapping[str, Any]) -> Condition:
 
 
 def _progress(
-    paths: RunPaths, role: Mapping[str, Any], record: LauncherRecord | None, lines: Sequence[Mapping[str, Any]]
+    paths: RunPaths, role: Mapping[str, object], record: LauncherRecord | None, lines: Sequence[Mapping[str, object]]
 ) -> Progress:
     last = next((line for line in reversed(lines) if _whole(line.get("step"))), None) or {}
-    said: Mapping[str, Any] = record.progress if record is not None else {}
+    said: Mapping[str, object] = record.progress if record is not None else {}
     complete = complete_checkpoints(paths)
     total = _whole(role.get("max_steps"))
     step = _whole(said.get("step")) if said else _whole(last.get("step"))
@@ -295,13 +295,13 @@ def tail_text(path: Path, size: int = _TAIL_BYTES) -> str:
     return (content if length <= size else content.partition(b"\n")[2]).decode(errors="replace")
 
 
-def tail_lines(path: Path, size: int = _TAIL_BYTES) -> list[dict[str, Any]]:
+def tail_lines(path: Path, size: int = _TAIL_BYTES) -> list[dict[str, object]]:
     """Last whole lines of a JSONL file; a torn or damaged one is left out."""
     whole, newline, _ = tail_text(path, size).rpartition("\n")
     return json_lines(whole + newline)
 
 
-def json_lines(text: str) -> list[dict[str, Any]]:
+def json_lines(text: str) -> list[dict[str, object]]:
     """Objects of JSON lines; a line that is none is left out."""
     found = []
     for line in text.splitlines():
@@ -314,16 +314,16 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def read_config(paths: RunPaths, numbers: Sequence[int]) -> dict[str, Any]:
+def read_config(paths: RunPaths, numbers: Sequence[int]) -> dict[str, object]:
     """Configuration of one role, which has the fields of all; of roles started by hand, that in the logs of the newest attempt."""
     config = _json(paths.run_json)
-    found = [config[name] for name in ("trainer", "orchestrator") if isinstance(config.get(name), dict)]
+    found = [one for name in ("trainer", "orchestrator") if isinstance(one := config.get(name), dict)]
     if not found and numbers:
         found = [_json(paths.logs(numbers[-1], role) / "config.json") for role in ("trainer", "orchestrator")]
     return next((one for one in found if one), {})
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, object]:
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError):

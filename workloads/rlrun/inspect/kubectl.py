@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, Protocol
+from typing import IO, NamedTuple, NoReturn, Protocol
 
 from rlrun.runtime import exit_codes
+from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
 
 RUNS = "rlruns.rlrun.io"
@@ -93,7 +94,7 @@ class Kubectl:
         return self._stream(["kubectl", *self._flags, *words])
 
 
-def ask_json(api: Api, words: Sequence[str]) -> dict[str, Any]:
+def ask_json(api: Api, words: Sequence[str]) -> Json:
     """Answer to `kubectl WORDS -o json`.
 
     Raises:

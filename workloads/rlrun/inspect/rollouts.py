@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rlrun.inspect.screen import cut
 from rlrun.runtime.printable import printable
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 
 
 def newest(rows: Sequence[Row]) -> list[Row]:
@@ -24,7 +23,7 @@ def choose(rows: Sequence[Row], *, worst: int | None, best: int | None, environm
     if worst is None and best is None:
         return found
     known = sorted(
-        (row for row in found if isinstance(row.get("reward"), int | float)), key=lambda row: float(row["reward"])
+        (row for row in found if isinstance(row.get("reward"), int | float)), key=lambda row: _number(row["reward"])
     )
     return known[:worst] if worst is not None else known[::-1][:best]
 
@@ -36,7 +35,7 @@ def environments(rows: Sequence[Row]) -> list[str]:
 
 def summary(step: str, rows: Sequence[Row], shown: int) -> str:
     """One line on a step's rollouts."""
-    rewards = [float(row["reward"]) for row in rows if isinstance(row.get("reward"), int | float)]
+    rewards = [float(reward) for row in rows if isinstance(reward := row.get("reward"), int | float)]
     if not rewards:
         return f"{step}: {len(rows)} rollouts, none of them with a reward"
     mean, least, most = sum(rewards) / len(rewards), min(rewards), max(rewards)
@@ -105,17 +104,17 @@ def _turn(message: Row, most: int) -> Iterator[str]:
         yield f"   {'calls':<11} {cut(written, most) if most else written}"
 
 
-def _maps(value: Any) -> list[Row]:
+def _maps(value: object) -> list[Row]:
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
-def _lists(value: Any) -> list[Any]:
+def _lists(value: object) -> list[list[object]]:
     return [one for one in value if isinstance(one, list)] if isinstance(value, list) else []
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{float(value):.4g}" if isinstance(value, int | float) else "–"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rlrun.inspect import cluster, folder
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.runtime import exit_codes
+from rlrun.runtime.json_types import Json
 
 
 class NotFoundError(Exception):
@@ -78,11 +78,11 @@ def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
     return _with_parts(found, api, now, events=events)
 
 
-def _with_parts(run: dict[str, Any], api: Api, now: float, *, events: bool) -> Snapshot:
+def _with_parts(run: Json, api: Api, now: float, *, events: bool) -> Snapshot:
     name, namespace = run["metadata"]["name"], run["metadata"]["namespace"]
     here = ["--namespace", namespace]
     about = f"involvedObject.kind=RLRun,involvedObject.name={name}"
-    wanted: dict[str, Callable[[], dict[str, Any]]] = {
+    wanted: dict[str, Callable[[], Json]] = {
         "pods": lambda: ask_json(api, ["get", "pods", *here, "-l", f"rlrun.io/run={name}"]),
         "its progress Lease": lambda: ask_json(api, ["get", "leases.coordination.k8s.io", f"{name}-progress", *here]),
     }
@@ -101,9 +101,9 @@ def _with_parts(run: dict[str, Any], api: Api, now: float, *, events: bool) -> S
     return replace(seen, unread=tuple(unread))
 
 
-def _all(wanted: dict[str, Callable[[], dict[str, Any]]]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def _all(wanted: dict[str, Callable[[], Json]]) -> tuple[dict[str, Json], list[str]]:
     """Answers to several questions, asked at the same time, and what could not be read."""
-    got: dict[str, dict[str, Any]] = {}
+    got: dict[str, Json] = {}
     unread = []
     with ThreadPoolExecutor(len(wanted)) as pool:
         for what, answer in [(what, pool.submit(ask)) for what, ask in wanted.items()]:

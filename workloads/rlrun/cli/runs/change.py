@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
 from rlrun.config.loading.parser import Parser, whole
@@ -20,6 +19,7 @@ from rlrun.inspect.times import rfc3339
 from rlrun.protocol.files.launcher import LauncherRecord, read_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
+from rlrun.runtime.json_types import Json
 
 _RESTART = "rlrun.io/restart-requested-at"
 
@@ -171,7 +171,7 @@ def _in_cluster(run: Run, command: str) -> ClusterRun:
     return run
 
 
-def _patch(run: ClusterRun, patch: dict[str, Any], options: argparse.Namespace) -> None:
+def _patch(run: ClusterRun, patch: Json, options: argparse.Namespace) -> None:
     """Ask first whether the API server takes all of a patch, then patch.
 
     Raises:

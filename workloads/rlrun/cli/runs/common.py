@@ -8,14 +8,16 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rlrun.config.loading.parser import Parser
 from rlrun.inspect.kubectl import ClusterError, Kubectl
+from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import NotFoundError, Run, find
+from rlrun.inspect.why import Explanation
 from rlrun.runtime import exit_codes
+from rlrun.runtime.json_types import Json
 
 PLUGIN = "kubectl-rlrun"
 """Program that `kubectl rlrun` starts."""
@@ -88,14 +90,12 @@ def answered(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callabl
     return around
 
 
-def document(value: object) -> Any:
-    """A dataclass as JSON has it: names as in YAML, without what is not known."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return _camel(asdict(value))
-    return value
+def document(value: Snapshot | Explanation) -> Json:
+    """A snapshot or an explanation as JSON has it: names as in YAML, without what is not known."""
+    return {_name(key): _camel(one) for key, one in asdict(value).items() if one is not None}
 
 
-def _camel(value: Any) -> Any:
+def _camel(value: object) -> object:
     if isinstance(value, dict):
         return {_name(str(key)): _camel(one) for key, one in value.items() if one is not None}
     return [_camel(one) for one in value] if isinstance(value, list | tuple) else value
@@ -106,7 +106,7 @@ def _name(key: str) -> str:
     return first + "".join(word.title() for word in more)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """A document as JSON has it: a number that is none (a loss that has diverged) is its name."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
@@ -115,7 +115,7 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write(found: Any, form: str) -> None:
+def write(found: object, form: str) -> None:
     """Print a document as JSON or YAML."""
     found = _finite(found)
     if form == "json":

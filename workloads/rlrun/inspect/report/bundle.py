@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from rlrun.inspect.folder import json_lines, tail_text
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
@@ -83,7 +82,7 @@ def _answer(ask: Callable[[], str]) -> str:
         return f"could not be read: {error}\n"
 
 
-def _trimmed(value: Any) -> Any:
+def _trimmed(value: object) -> object:
     """An object without what repeats it: managed fields and kubectl's own copy."""
     if isinstance(value, dict):
         skipped = ("managedFields", "kubectl.kubernetes.io/last-applied-configuration")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 REMOVED = "<removed>"
 _NAMES = re.compile(
@@ -79,7 +78,7 @@ def _assigned(found: re.Match[str]) -> str:
     return f"{found['name']}{found['between']}{quote}{REMOVED}{quote}"
 
 
-def document(value: Any, secrets: list[str], name: str = "") -> Any:
+def document(value: object, secrets: list[str], name: str = "") -> object:
     """A JSON document without secrets: texts of secret names, all literal values of `env`, and secrets within texts."""
     if isinstance(value, Mapping):
         if set(value) >= {"name", "value"}:  # a variable of a container
