@@ -108,7 +108,7 @@ class QueueSettings(BaseModel):
     enabled: bool = False
     """Hold runs back until all of their pods have room."""
     capacity: dict[str, float] = Field(default_factory=dict)
-    """What all runs together may use, by resource; for an operator that may not read nodes."""
+    """Most that all runs together may use, by resource; for an operator that may not read nodes."""
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Weight of a namespace's share; 1 where none is given."""
     preemption: Literal["PriorityAndShare", "Priority", "Never"] = "PriorityAndShare"

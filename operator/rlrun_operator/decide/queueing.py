@@ -38,7 +38,7 @@ def awaited(case: Case) -> Say | None:
 
 
 def noted(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None]:
-    """What is said, with Admitted."""
+    """Conditions to write, Admitted among them."""
     past = case.past.conditions
     if case.observed.admission is None:
         return said if find(past, reasons.ADMITTED) is None else {**said, reasons.ADMITTED: None}

@@ -83,7 +83,7 @@ class _Pass:
         self.shares.past = decayed(state.use, self.shares.now, elapsed, rules.half_life_seconds)
         self.verdicts: dict[str, Verdict] = {}
         self._open: tuple[Reservation, Rooms] | None = None
-        """What is free without the room that is kept, for that reservation."""
+        """Free room without what is kept for that reservation."""
         self.reservation = self._still_reserved(state.reservation)
 
     def hold(self) -> None:

@@ -69,7 +69,7 @@ def within(rooms: Rooms, pods: PodSet, domain: Mapping[str, str]) -> list[str]:
 
 
 def places(rooms: Rooms, pods: PodSet) -> dict[str, int]:
-    """How many of these pods fit into each room that qualifies, domains of topology left aside."""
+    """Count of these pods that fit into each room that qualifies, domains of topology left aside."""
     result = {}
     for name in rooms.qualifying(pods):
         most = 1 if pods.apart and rooms.by_name[name].node is not None else pods.count
@@ -84,7 +84,7 @@ def _size(pods: PodSet) -> tuple[float, float, float, int]:
 
 
 def _left(rooms: Rooms, room: str, pods: PodSet) -> tuple[float, float, float, str]:
-    """What is left in a room: pods without devices go where there are none."""
+    """Rest of a room after such a pod: pods without devices go where there are none."""
     free = rooms.free[room]
     left = sum(amount for name, amount in free.items() if "/" in name)
     return left, free.get("cpu", 0.0), free.get("memory", 0.0), room

@@ -23,7 +23,7 @@ class Held:
     lacking: dict[str, float] = field(default_factory=dict)
     """As in `QueueState`."""
     homeless: set[str] = field(default_factory=set)
-    """Those for whose missing pods there is no room."""
+    """UIDs of runs for whose missing pods there is no room."""
 
 
 def remaining(run: Applicant) -> tuple[PodSet, ...]:

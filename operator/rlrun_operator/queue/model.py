@@ -33,7 +33,7 @@ class PodSet:
     role: Role
     count: int
     requests: Amounts
-    """Of one pod."""
+    """Requests of one pod."""
     spec: Manifest = field(default_factory=dict)
     """Selectors, tolerations and node affinity of one pod."""
     together: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What there is."""
+    """All rooms of the cluster."""
 
     rooms: tuple[Room, ...]
     noun: str = "node"

@@ -12,7 +12,7 @@ _CLOSE = 1e-6
 
 
 class Rooms:
-    """What is free in each room.
+    """Free resources of each room.
 
     Args:
         capacity: rooms with what others use of them.
@@ -55,7 +55,7 @@ class Rooms:
         return all(amount <= free.get(name, 0.0 if counted else amount) + _CLOSE for name, amount in requests.items())
 
     def times(self, room: str, requests: Amounts, most: int) -> int:
-        """How many such pods fit into what is free, `most` at most."""
+        """Count of such pods that fit into what is free, `most` at most."""
         free, counted = self.free[room], self.by_name[room].node is not None
         found = float(most)
         for name, amount in requests.items():

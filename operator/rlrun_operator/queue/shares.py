@@ -12,7 +12,7 @@ PAST_WEIGHT = 4.0
 
 
 def total_capacity(capacity: Capacity | None) -> dict[str, float] | None:
-    """What all rooms have for runs of the queue; None: not known."""
+    """Total of all rooms for runs of the queue; None: not known."""
     if capacity is None:
         return None
     total: dict[str, float] = {}

@@ -14,7 +14,7 @@ _SHOWN = 3
 
 
 def missing(rooms: Rooms, gang: Sequence[PodSet]) -> str:
-    """What a gang needs and what there is of it: `trainer needs 2 nodes with 8 free nvidia.com/gpu each; 1 qualifies (node-7: 3 free)`.
+    """Need of a gang, and what there is of it: `trainer needs 2 nodes with 8 free nvidia.com/gpu each; 1 qualifies (node-7: 3 free)`.
 
     Args:
         rooms: free amounts as they are for this gang.

@@ -105,7 +105,7 @@ class Admissions:
                 self._again(by_uid[uid], 0.0)
 
     async def _capacity(self) -> Callable[[set[Key]], Capacity | None]:
-        """What there is, once it is known which runs are of the queue."""
+        """Capacity, once it is known which runs are of the queue."""
         if self._settings.capacity:
             total = Capacity((total_room(self._settings.capacity),), "cluster")
             return lambda keys: total

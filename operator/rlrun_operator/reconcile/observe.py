@@ -183,7 +183,7 @@ def _slim_node(node: Manifest) -> Manifest:
 
 
 def _slim_pod(pod: Manifest) -> Manifest:
-    """What a pod of others holds of its node."""
+    """Requests of a pod of others on its node."""
     metadata = {name: pod["metadata"][name] for name in ("name", "namespace", "labels") if name in pod["metadata"]}
     spec = pod.get("spec") or {}
     kept = {name: spec[name] for name in ("nodeName", "overhead", "resources") if name in spec}

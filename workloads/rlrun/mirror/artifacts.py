@@ -1,4 +1,4 @@
-"""What of a run's folder can be copied: only what is complete on the volume."""
+"""Parts of a run's folder that can be copied: only what is complete on the volume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Artifact:
 
 
 def complete_artifacts(paths: RunPaths, config: MirrorConfig) -> Iterator[Artifact]:
-    """What is complete on the volume, the newest of each kind first: checkpoints with the attempts' files, exports, traces.
+    """Complete artifacts of the volume, the newest of each kind first: checkpoints with the attempts' files, exports, traces.
 
     Args:
         paths: of the run.

@@ -25,7 +25,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from rlrun.trainer.learning.head.fused import FusedHead, Plan, add_product, fused_kernel, product
 
 Entropy = Literal["none", "value", "gradient"]
-"""How much of the entropy is wanted: nothing (0 where it costs something), its value, or its gradient too."""
+"""Part of the entropy that is wanted: nothing (0 where it costs something), its value, or its gradient too."""
 CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 """Size of one chunk of float32 logits; about three of them exist at a time."""
 KEPT_BYTES = {"cpu": 320 * 2**20, "cuda": 0}

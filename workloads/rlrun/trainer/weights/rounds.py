@@ -1,4 +1,4 @@
-"""Which engines receive a version together. Pure; times are passed in.
+"""Choice of the engines that receive a version together. Pure; times are passed in.
 
 A round is one version for the engines that ask for it while it is open. It closes as soon as all engines are there that are expected, or
 when it has been open for a while: who comes later gets a round of its own. Engines whose transfer failed are alone in theirs until one

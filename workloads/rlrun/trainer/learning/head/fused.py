@@ -49,16 +49,16 @@ class HeadKernel(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a head is computed."""
+    """Choices of how a head is computed."""
 
     kernel: HeadKernel
     chunk_tokens: int
     kept_bytes: int
     """Most bytes of residuals that wait for the backward pass; the others are made again there."""
     entropy: bool
-    """Whether the entropy is wanted where it costs something; else it is 0 there."""
+    """True if the entropy is wanted where it costs something; else it is 0 there."""
     reuses_memory: bool
-    """Whether one buffer serves all chunks. On CPU fresh pages cost more than the operations on them."""
+    """True if one buffer serves all chunks. On CPU fresh pages cost more than the operations on them."""
 
 
 def fused_kernel(hidden: Tensor) -> HeadKernel | None:

@@ -1,1 +1,1 @@
-"""What an accumulated gradient becomes: norm, clip and update (`update`), the optimizers of our own (`muon`), and times of parts."""
+"""From an accumulated gradient to an update: norm, clip and update (`update`), the optimizers of our own (`muon`), and times of parts."""
