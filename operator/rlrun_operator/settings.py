@@ -185,16 +185,13 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     policy = environ.get("RLRUN_IMAGE_PULL_POLICY") or None
     if policy is not None:
         choice("RLRUN_IMAGE_PULL_POLICY", get_args(PullPolicy), "")
-    port = environ.get("RLRUN_HTTP_PORT") or str(HTTP_PORT)
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        wrong("RLRUN_HTTP_PORT", "set a port from 1 to 65535")
     level = choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
     log_format = choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
     read_nodes = choice("RLRUN_READ_NODES", ("true", "false"), "false")
     name, lease = label("RLRUN_OPERATOR_NAME", ""), label("RLRUN_LEASE_NAME", MANAGER)
     installation = _installation(environ, problems)
     network = _network(environ, problems)
-    queue = _queue(environ, problems)
+    queue, port = _queue(environ, problems), _port(environ, problems)
     if problems:
         raise SettingsError("; ".join(problems))
     return OperatorSettings(
@@ -206,12 +203,20 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         read_nodes=read_nodes == "true",
         log_level=level,
         log_format="json" if log_format == "json" else "plain",
-        http_port=int(port),
+        http_port=port,
         pod_name=environ.get("POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
         pod_namespace=installation.namespace,
         lease_name=lease,
         queue=queue,
     )
+
+
+def _port(environ: Mapping[str, str], problems: list[str]) -> int:
+    port = environ.get("RLRUN_HTTP_PORT") or str(HTTP_PORT)
+    if port.isdecimal() and 0 < int(port) < 65536:
+        return int(port)
+    problems.append(f"RLRUN_HTTP_PORT={port!r}: set a port from 1 to 65535")
+    return HTTP_PORT
 
 
 def _queue(environ: Mapping[str, str], problems: list[str]) -> QueueSettings:

@@ -164,6 +164,17 @@ class Objective:
             sequence_ids=sequence_ids,
             checked=checked,
         )
+        return self._summed_up(inputs, sequence_lengths, denominator, entropy, checked=checked)
+
+    def _summed_up(
+        self,
+        inputs: LossInputs,
+        sequence_lengths: Sequence[int],
+        denominator: float | Tensor | None,
+        entropy: Tensor | None,
+        *,
+        checked: bool,
+    ) -> LossOutput:
         result = self._corrected(inputs, _checked(self.loss, inputs, self._function(inputs, **self.options)))
         per_token, terms = self.regularizers.add(result.loss, inputs, entropy, checked=checked)
         assert self.aggregation is not None

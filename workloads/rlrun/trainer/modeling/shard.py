@@ -144,6 +144,22 @@ class Memory:
         )
 
 
+def _divide(model: nn.Module, layers: nn.ModuleList, group: Group) -> None:
+    """Divide layers over tensor ranks, experts over expert ranks and rows over context ranks."""
+    dims, meshes = group.dims, group.meshes
+    if dims.cp > 1:
+        check_family(model, "cp", dims.cp)
+    if dims.ep > 1:
+        check_family(model, "ep", dims.ep)
+    if meshes is None:
+        return
+    if meshes.tp is not None:
+        divide_layers(model, layers, meshes.tp)
+    if meshes.experts is not None:
+        divide_experts(layers, meshes.experts, meshes.tp)
+    rows.attach(model, meshes)
+
+
 def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn.Module:
     """Divide the model over the group's ranks by its layout, in place.
 
@@ -159,16 +175,7 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     """
     remember(model)
     dims, meshes, layers = group.dims, group.meshes, decoder_layers(model)
-    if dims.cp > 1:
-        check_family(model, "cp", dims.cp)
-    if dims.ep > 1:
-        check_family(model, "ep", dims.ep)
-    if meshes is not None:
-        if meshes.tp is not None:
-            divide_layers(model, layers, meshes.tp)
-        if meshes.experts is not None:
-            divide_experts(layers, meshes.experts, meshes.tp)
-        rows.attach(model, meshes)
+    _divide(model, layers, group)
     memory = memory or Memory()
     if memory.compile:
         _check_compiler()
