@@ -7,7 +7,7 @@ preempt, or, after it has waited long enough, room that is kept for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from rlrun_operator.queue import holding as holds
@@ -62,21 +62,9 @@ class _Pass:
         self, runs: Sequence[Applicant], capacity: Capacity | None, rules: QueueRules, state: QueueState, now: float
     ) -> None:
         self.rules, self.state, self.now = rules, state, now
-        known = {run.uid for run in runs}
-        recent = {u: at for u, at in state.granted.items() if u in known and now - at < GRANT_SECONDS}
-        self.granted = {run.uid: recent[run.uid] for run in runs if run.uid in recent and run.stage == "waiting"}
+        self._remember({run.uid for run in runs}, {run.uid for run in runs if run.stage == "waiting"})
         self.stopping = {r.uid: state.stopping[r.uid] for r in runs if r.uid in state.stopping and r.stage == "holding"}
-        self.waiting = [run for run in runs if run.stage == "waiting" and run.uid not in self.granted]
-        self.holding = [run for run in runs if run.stage == "holding" and run.uid not in self.stopping]
-        self.holding += [replace(run, started=self.granted[run.uid]) for run in runs if run.uid in self.granted]
-        self.leaving = [run for run in runs if run.stage == "leaving" or run.uid in self.stopping]
-        self.tries = {uid: tries for uid, tries in state.tries.items() if uid in known}
-        for run in runs:
-            if run.stage == "waiting" and run.uid in state.granted and run.uid not in self.granted:
-                self.tries[run.uid] = holds.backed_off(
-                    self.tries, run, now
-                )  # something else keeps it from its beginning
-        self.rests = {uid: until for uid, until in state.rests.items() if uid in known and until > now}
+        self._sort(runs)
         self.rooms = Rooms(capacity) if capacity is not None else None
         self.shares: Shares = shares_of(rules, total_capacity(capacity), {}, self.holding, self.waiting)
         elapsed = now - state.at if state.at is not None else 0.0
@@ -85,6 +73,23 @@ class _Pass:
         self._open: tuple[Reservation, Rooms] | None = None
         """Free room without what is kept for that reservation."""
         self.reservation = self._still_reserved(state.reservation)
+
+    def _remember(self, known: Collection[str], waiting: Collection[str]) -> None:
+        """Take over of the pass before: admissions that are not on record yet, releases, and rests."""
+        state, now = self.state, self.now
+        void = {uid for uid, at in state.granted.items() if now - at >= GRANT_SECONDS}
+        self.granted = {uid: at for uid, at in state.granted.items() if uid in waiting and uid not in void}
+        self.tries = {uid: tries for uid, tries in state.tries.items() if uid in known}
+        for uid in void & set(waiting):  # something else keeps it from its beginning
+            self.tries[uid] = holds.backed_off(self.tries, uid, now)
+        self.rests = {uid: until for uid, until in state.rests.items() if uid in known and until > now}
+
+    def _sort(self, runs: Sequence[Applicant]) -> None:
+        """Divide the runs into those that wait, hold and leave; one whose admission is not on record yet holds."""
+        self.waiting = [run for run in runs if run.stage == "waiting" and run.uid not in self.granted]
+        self.holding = [run for run in runs if run.stage == "holding" and run.uid not in self.stopping]
+        self.holding += [replace(run, started=self.granted[run.uid]) for run in runs if run.uid in self.granted]
+        self.leaving = [run for run in runs if run.stage == "leaving" or run.uid in self.stopping]
 
     def hold(self) -> None:
         """Charge what admitted and leaving runs hold."""
@@ -102,7 +107,7 @@ class _Pass:
         if late is None:
             return
         seconds = self.now - self.held.lacking[late.uid]
-        self.tries[late.uid] = holds.backed_off(self.tries, late, self.now)
+        self.tries[late.uid] = holds.backed_off(self.tries, late.uid, self.now)
         self._stop(late, "Released", f"not all of its pods got a node within {seconds:.0f} s; it gives its room back")
         self.held.lacking = {uid: self.now for uid in self.held.lacking if uid != late.uid}
 

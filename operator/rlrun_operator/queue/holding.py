@@ -106,9 +106,9 @@ def released(held: Held, runs: Sequence[Applicant], rules: QueueRules, now: floa
     return max(late, key=_rank, default=None)
 
 
-def backed_off(tries: Mapping[str, tuple[int, float]], run: Applicant, now: float) -> tuple[int, float]:
+def backed_off(tries: Mapping[str, tuple[int, float]], uid: str, now: float) -> tuple[int, float]:
     """Number of releases of a run with this one, and until when it waits."""
-    count = tries.get(run.uid, (0, 0.0))[0] + 1
+    count = tries.get(uid, (0, 0.0))[0] + 1
     return count, now + backoff(count, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
 
 

@@ -211,11 +211,17 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     for module in fsdp_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
-    if not any(parameter.is_meta for parameter in model.parameters()):
-        for module in model.modules():
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                module._buffers[name] = buffer.to(group.device)  # FSDP has moved the parameters
+    _move_buffers(model, group.device)
     return model.train()
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Bring buffers to where FSDP has moved the parameters."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module._buffers[name] = buffer.to(device)
 
 
 def _checkpoint_inside(model: nn.Module, mode: ActivationMode) -> bool:
