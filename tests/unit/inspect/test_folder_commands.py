@@ -140,6 +140,12 @@ def test_the_phases_of_a_run_on_this_machine(folder: Folder) -> None:
     assert phase() == ("Starting", "WaitingForFirstStep")
     at_base = PROGRESS | {"step": 2, "resumed_from_step": 2}
     assert phase(progress=at_base, progress_time=time.time())[0] == "Starting"
+    folder.write("metrics.jsonl", json.dumps({"step": 3, "attempt": 1}) + "\n")
+    assert phase(progress=at_base, progress_time=time.time()) == ("Running", "Training"), "its record is older"
+    assert (phase()[0], read_folder(folder.root, time.time()).progress.step) == ("Running", 3), (
+        "nobody has answered yet"
+    )
+    folder.paths.metrics.unlink()
     assert phase(progress=PROGRESS, progress_time=time.time()) == ("Running", "Training")
     assert phase(progress=PROGRESS, progress_time=time.time() - 300) == ("Running", "HeartbeatLost")
     assert phase(state="Complete") == ("Complete", "Completed")

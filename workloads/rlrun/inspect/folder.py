@@ -60,7 +60,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
     numbers = _attempts(paths, record)
     role = read_config(paths, numbers)
     alive = record.alive(now) if record is not None else _touched(paths, numbers, now)
-    progress = _progress(paths, role, record if alive else None, lines)
+    progress = _progress(paths, role, record if alive else None, lines, numbers[-1] if numbers else 0)
     failures = tuple(f for n in numbers[-_FAILURES:] if (f := _failure(paths, n, record)) is not None)
     base = Snapshot(
         place="folder",
@@ -81,12 +81,26 @@ def read_folder(root: Path, now: float) -> Snapshot:
         started=_started(paths, numbers, record),
         results=tuple(printable(str(line)) for line in ((record.progress if record else {}).get("results") or ())),
     )
-    judged = _judge(base, record, alive=alive, now=now)
+    trained = base.attempt > 0 and (
+        _newest_line(lines).get("attempt") == base.attempt or _has_saved(paths, base.attempt)
+    )
+    judged = _judge(base, record, alive=alive, trained=trained, now=now)
     return _with_conditions(judged, paths, role, record if alive else None, now)
 
 
-def _judge(run: Snapshot, record: LauncherRecord | None, *, alive: bool, now: float) -> Snapshot:
-    """Phase, reason and message."""
+def _newest_line(lines: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
+    """Line of metrics of the last step, of whichever attempt; empty: there is none."""
+    return next((line for line in reversed(lines) if _whole(line.get("step"))), {})
+
+
+def _has_saved(paths: RunPaths, attempt: int) -> bool:
+    return any(found.attempt == attempt for found in complete_checkpoints(paths))
+
+
+def _judge(run: Snapshot, record: LauncherRecord | None, *, alive: bool, trained: bool, now: float) -> Snapshot:
+    """Phase, reason and message; `trained`: the volume has a step of the newest attempt, of which its record is to hear yet."""
+    if alive and trained and run.task != "Eval":
+        return replace(_living(run, record, now), phase="Running", reason=None, message=None)
     if alive:
         return _living(run, record, now)
     step, total = run.progress.step, run.progress.total_steps
@@ -188,13 +202,21 @@ def _checkpoint_condition(run: Snapshot, role: Mapping[str, object]) -> Conditio
 
 
 def _progress(
-    paths: RunPaths, role: Mapping[str, object], record: LauncherRecord | None, lines: Sequence[Mapping[str, object]]
+    paths: RunPaths,
+    role: Mapping[str, object],
+    record: LauncherRecord | None,
+    lines: Sequence[Mapping[str, object]],
+    attempt: int,
 ) -> Progress:
-    last = next((line for line in reversed(lines) if _whole(line.get("step"))), None) or {}
+    last = _newest_line(lines)
     said: Mapping[str, object] = record.progress if record is not None else {}
     complete = complete_checkpoints(paths)
     total = _whole(role.get("max_steps"))
     step = _whole(said.get("step")) if said else _whole(last.get("step"))
+    # The record is two seconds old at most, and the volume is not. Lines of an earlier attempt may be of steps that are trained again.
+    own = [_whole(last.get("step"))] if last.get("attempt") == attempt else []
+    own += [found.step for found in complete if found.attempt == attempt]
+    step = max((known for known in (step, *own) if known is not None), default=None)
     time = last.get("time")
     return Progress(
         step=step,
