@@ -159,10 +159,17 @@ def test_training_refuses_what_its_log_probs_would_not_be_of(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("command", [eval_main, synthesize_main])
+def test_a_value_outside_its_bounds_is_refused_by_its_option(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(["run.yaml", "--base", "--output", "o.jsonl", "--temperature", "-1"])
+    assert ended.value.code == exit_codes.USAGE
+    assert "--temperature: got '-1', expected a number from 0 to 10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [eval_main, synthesize_main])
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--temperature", "-1"], "--temperature: got -1.0: Input should be greater than or equal to 0"),
         (
             ["--chat-template-arguments", '{"tools": []}'],
             "--chat-template-arguments: got {'tools': []}: chatTemplateArguments has tools",

@@ -188,11 +188,7 @@ def test_an_engines_processes_listen_through_vllms_plugin(tmp_path: Path) -> Non
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     (name,) = project["entry-points"]["vllm.general_plugins"].values()
     load = f"from importlib.metadata import EntryPoint; EntryPoint('rlrun', {name!r}, 'vllm.general_plugins').load()()"
-    look = (
-        "import faulthandler, sys; from vllm.distributed.weight_transfer import WeightTransferEngineFactory as f; "
-        "from rlrun.inference.command import GLOO_BACKEND; from rlrun.diagnostics.stacks import SIGNAL; "
-        "print(GLOO_BACKEND in f._registry, faulthandler.unregister(SIGNAL))"
-    )
+    look = "import faulthandler; from rlrun.diagnostics.stacks import SIGNAL; print(faulthandler.unregister(SIGNAL))"
 
     def loaded(**more: str) -> str:
         environment = {k: v for k, v in os.environ.items() if k != ENGINE_VARIABLE} | more
@@ -201,5 +197,5 @@ def test_an_engines_processes_listen_through_vllms_plugin(tmp_path: Path) -> Non
         )
         return done.stdout.splitlines()[-1] if done.stdout else done.stderr
 
-    assert loaded(**{ENGINE_VARIABLE: "1"}) == "True True"
-    assert loaded() == "False False", "a server that is not ours"
+    assert loaded(**{ENGINE_VARIABLE: "1"}) == "True"
+    assert loaded() == "False", "a server that is not ours"

@@ -148,8 +148,7 @@ def test_a_group_that_was_given_up_tells_how_many_groups_were_drawn_before() -> 
     at_once(
         readmit,
         Found([DroppedEntry(0, "error", None, next_group=4, newest_version=0)]),
-        step=1,
-        max_off_policy_steps=8,
+        is_old=lambda version: False,
         ledger=Ledger(),
         sampler=again,
         environments=[("pooled", GROUP)],

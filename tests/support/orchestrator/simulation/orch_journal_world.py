@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -134,8 +135,7 @@ class World:
         self.back = at_once(
             readmit,
             found,
-            step=self.step + 1,
-            max_off_policy_steps=self.limit,
+            is_old=partial(too_old, step=self.step + 1, max_off_policy_steps=self.limit),
             ledger=self.ledger,
             sampler=self.sampler,
             environments=[(label, GROUP) for label in LABELS],
