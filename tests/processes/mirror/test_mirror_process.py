@@ -47,11 +47,7 @@ def test_checkpoints_are_copied_beside_the_run_and_the_last_one_at_its_end(tmp_p
             assert time.monotonic() < deadline, (root / "logs" / "mirror.log").read_text()
             time.sleep(0.02)
         last = checkpoint(root, 4)
-    if (
-        said
-    ):  # the last pass met an error, which is not tried again before the run ends: the command is named, and does it
-        assert f"`rlrun mirror {root}` copies the rest" in said[0]
-        assert main(["mirror", str(root)]) == 0
+    assert said == []
     for name in (first, last):
         copy = there / "run" / "checkpoints" / name
         verify(copy, read_manifest(copy))

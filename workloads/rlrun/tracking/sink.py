@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.run import RunConfig
 from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
+from rlrun.runtime.ending import on_first_sigterm
 from rlrun.runtime.privacy import refuse_inspection
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.source import SYSTEM_FILE
@@ -238,12 +238,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     parser.add_argument("--once", action="store_true", help="send what is there, and end")
     parser.add_argument("--patience", type=float, default=PATIENCE_SECONDS)
     options = parser.parse_args(argv)
-    asked: list[int] = []
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
-
-    signal.signal(signal.SIGTERM, on_signal)
+    asked: list[bool] = []
+    on_first_sigterm(lambda: asked.append(True))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked while this process started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the starter decides
     try:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from types import FrameType
 from typing import BinaryIO
 
 from rlrun.config.loading.loader import load_file
@@ -24,6 +23,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.config.models.tracking import TRACKERS
 from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
+from rlrun.runtime.ending import on_first_sigterm
 from rlrun.runtime.printable import printable
 from rlrun.runtime.privacy import refuse_inspection
 from rlrun.tracking.backends import make_tracker
@@ -119,10 +119,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     if options.once:
         stop.set()
 
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
+    on_first_sigterm(stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def pulse() -> None:
