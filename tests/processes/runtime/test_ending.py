@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 ENDS = """
 import threading
-from rlrun.runtime.ending import on_first_sigterm
+from rlrun.runtime.ending import on_sigterm
 asked = threading.Event()
-on_first_sigterm(asked.set)
+on_sigterm(asked.set)
 print("up", flush=True)
 while not asked.wait(0.01):
     pass
@@ -21,6 +22,34 @@ def test_requests_after_the_first_one_do_not_change_how_a_process_ends() -> None
     process = subprocess.Popen([sys.executable, "-c", ENDS], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    while process.poll() is None:  # while the interpreter ends, too
+    while process.poll() is None:  # while the interpreter ends, too; a handler has the time to return
         process.send_signal(signal.SIGTERM)
+        time.sleep(0.001)
     assert process.returncode == 0
+
+
+STARTS = """
+import subprocess, sys, threading
+from rlrun.runtime.ending import on_sigterm
+asked = threading.Event()
+on_sigterm(asked.set)
+print("up", flush=True)
+while not asked.wait(0.01):
+    pass
+later = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], stdout=subprocess.PIPE)
+later.stdout.readline()
+later.terminate()
+sys.exit(later.wait() + 15)
+"""
+
+
+def test_what_is_started_after_a_request_hears_its_own() -> None:
+    process = subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.terminate()
+    try:
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()

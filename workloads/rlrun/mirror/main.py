@@ -24,7 +24,7 @@ from rlrun.mirror.artifacts import complete_artifacts
 from rlrun.mirror.remote import GoneError, Remote, UnusableError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.runtime.ending import on_first_sigterm
+from rlrun.runtime.ending import on_sigterm
 
 LOOK_SECONDS = 5.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 120.0
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     over = threading.Event()
     if options.once:
         over.set()
-    on_first_sigterm(over.set)
+    on_sigterm(over.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.nice(_NICEST)

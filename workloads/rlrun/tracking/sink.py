@@ -24,7 +24,7 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.run import RunConfig
 from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
-from rlrun.runtime.ending import on_first_sigterm
+from rlrun.runtime.ending import on_sigterm
 from rlrun.runtime.privacy import refuse_inspection
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.source import SYSTEM_FILE
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     parser.add_argument("--patience", type=float, default=PATIENCE_SECONDS)
     options = parser.parse_args(argv)
     asked: list[bool] = []
-    on_first_sigterm(lambda: asked.append(True))
+    on_sigterm(lambda: asked.append(True))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked while this process started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the starter decides
     try:

@@ -23,7 +23,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.config.models.tracking import TRACKERS
 from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
-from rlrun.runtime.ending import on_first_sigterm
+from rlrun.runtime.ending import on_sigterm
 from rlrun.runtime.printable import printable
 from rlrun.runtime.privacy import refuse_inspection
 from rlrun.tracking.backends import make_tracker
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     if options.once:
         stop.set()
 
-    on_first_sigterm(stop.set)
+    on_sigterm(stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def pulse() -> None:
