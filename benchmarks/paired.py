@@ -29,7 +29,7 @@ class Estimate:
     pairs: int
 
     def verdict(self, goal: float) -> Verdict:
-        """Whether the ratio is at most `goal`: decided only where the whole interval lies on one side."""
+        """Judge whether the ratio is at most `goal`: decided only where the whole interval lies on one side."""
         if self.pairs < MIN_PAIRS or self.low <= goal < self.high:
             return "undecided"
         return "shown" if self.high <= goal else "missed"
@@ -55,7 +55,7 @@ def estimate(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Estimate
 
 
 def turns(pairs: int) -> list[bool]:
-    """Which of two ways is on, turn by turn: on, off, off, on, ..., so that a drift meets both alike. Pair i is turns 2i and 2i + 1."""
+    """States of a switch between two ways, turn by turn: on, off, off, on, ...; a drift meets both alike. Pair i: turns 2i and 2i + 1."""
     return [turn for pair in range(pairs) for turn in ((True, False) if pair % 2 == 0 else (False, True))]
 
 

@@ -1,4 +1,4 @@
-"""Whether a run notices its trackers: `python -m benchmarks.tracking [--write] [--pairs N] [--steps N]`.
+"""Measure of how much a run notices its trackers: `python -m benchmarks.tracking [--write] [--pairs N] [--steps N]`.
 
 One run (supervised, of a tiny model, real torchrun ranks and orchestrator) on this machine, with a sink beside it. The sink and its
 workers are stopped (SIGSTOP) and continued every few steps, in turns whose order alternates, so that what else the machine does meets
@@ -138,7 +138,7 @@ class Run:
         return {**os.environ, **probe, "PYTHONPATH": path}
 
     def noted(self) -> tuple[list[str], list[str]]:
-        """What the run's own processes have opened of trackers or asked them, and the same of the sink and its workers."""
+        """Things of trackers that the run's own processes have opened or asked for, and the same of the sink and its workers."""
         files = (self.notes, self._sink_notes)
         roles, sink = ([] if not file.exists() else file.read_text().splitlines() for file in files)
         return roles, sink
@@ -208,7 +208,7 @@ class State:
 
 @dataclass
 class Result:
-    """What was measured."""
+    """Measurements of one run."""
 
     states: dict[str, State]
     seconds: list[float]

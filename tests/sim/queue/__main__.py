@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.sim.queue.planted import PLANTED, hunt, live, live_saturated
+from tests.sim.queue.planted import PLANTED, hunt, live, live_saturated, weights_do_not_count
 
 SHOWN = 5
 WITHIN = 1000
+SATURATED_WITHIN = 10
 
 
 def _run(what: str, one: Callable[[int], str | None], seeds: range, jobs: int) -> int:
@@ -36,7 +37,11 @@ def _planted(seed: int) -> int:
         found = hunt(bug, range(seed, seed + WITHIN))
         print(f"{bug.__name__}: {'never found' if found is None else f'found by world {found - seed + 1}'}")
         missed += found is None
-    return missed
+    seed_found = hunt(weights_do_not_count, range(seed, seed + SATURATED_WITHIN), live_saturated)
+    print(
+        f"weights_do_not_count: {'never found' if seed_found is None else f'found by saturated world {seed_found - seed + 1}'}"
+    )
+    return missed + (seed_found is None)
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ class Checks:
         world.watchers.append(self.after_pass)
 
     def after_pass(self, world: World, plan: Plan) -> None:
-        """What holds after each pass."""
+        """Check all that holds after each pass."""
         _positions(plan)
         _whole(world)
         _rooms(world)
@@ -77,7 +77,7 @@ class Checks:
 
 
 def at_the_end(world: World) -> None:
-    """What holds once nothing happens any more."""
+    """Check all that holds once nothing happens any more."""
     empty = dict(world.settings.nodes)
     for run in world.runs.values():
         if run.stage is not None and _fits_empty(world, run, empty):

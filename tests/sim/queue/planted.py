@@ -35,7 +35,7 @@ def _broken(world: World, then: Callable[[World], None]) -> str | None:
 
 
 def _nothing(world: World) -> None:
-    """It was stopped in the middle."""
+    """Hold nothing against a world that was stopped in the middle."""
 
 
 def hunt(plant: Plant, seeds: range, one: Callable[[int], str | None] = live) -> int | None:

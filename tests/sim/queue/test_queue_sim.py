@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.planted.plant import Plant
-from tests.sim.queue.planted import PLANTED, hunt, live, live_saturated
+from tests.sim.queue.planted import PLANTED, hunt, live, live_saturated, weights_do_not_count
 
 CLUSTERS = 30
 WITHIN = 60
@@ -20,15 +20,22 @@ FOUND_AT = {
     "pods_are_not_packed": 1,
 }
 """Seeds that find a bug at once; where the worlds have changed since, the hunt begins at the first."""
-SATURATED_SEED = 2
+UNEQUAL_WEIGHTS = 1, 7
+"""Saturated worlds in which the weights differ: with preemption, and without."""
 
 
 def test_random_clusters_keep_every_promise() -> None:
     assert {seed: broken for seed in range(CLUSTERS) if (broken := live(seed)) is not None} == {}
 
 
-def test_namespaces_that_always_want_more_share_by_weight() -> None:
-    assert live_saturated(SATURATED_SEED) is None
+@pytest.mark.parametrize("seed", UNEQUAL_WEIGHTS)
+def test_namespaces_that_always_want_more_share_by_weight(seed: int) -> None:
+    assert live_saturated(seed) is None
+
+
+def test_weights_that_do_not_count_are_found() -> None:
+    seed = UNEQUAL_WEIGHTS[0]
+    assert hunt(weights_do_not_count, range(seed, seed + 1), live_saturated) == seed
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)

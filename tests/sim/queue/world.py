@@ -148,7 +148,7 @@ class World:
             self._events.clear()
 
     def capacity(self) -> Capacity | None:
-        """What the operator knows."""
+        """Capacity as far as the operator knows it."""
         if self.settings.known == "blind":
             return None
         if self.settings.known == "total":
