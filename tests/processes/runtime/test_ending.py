@@ -8,9 +8,8 @@ import sys
 import time
 
 ENDS = """
-import threading
-from rlrun.runtime.ending import on_sigterm
-asked = threading.Event()
+from rlrun.runtime.ending import Ending, on_sigterm
+asked = Ending()
 on_sigterm(asked.set)
 print("up", flush=True)
 while not asked.wait(0.01):
@@ -29,9 +28,9 @@ def test_requests_after_the_first_one_do_not_change_how_a_process_ends() -> None
 
 
 STARTS = """
-import subprocess, sys, threading
-from rlrun.runtime.ending import on_sigterm
-asked = threading.Event()
+import subprocess, sys
+from rlrun.runtime.ending import Ending, on_sigterm
+asked = Ending()
 on_sigterm(asked.set)
 print("up", flush=True)
 while not asked.wait(0.01):
@@ -53,3 +52,33 @@ def test_what_is_started_after_a_request_hears_its_own() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+WAITS = """
+import os, signal, sys
+from rlrun.runtime.ending import Ending, on_sigterm
+asked, heard = Ending(), 0
+def ask():
+    global heard
+    heard += 1
+    asked.set()
+on_sigterm(ask)
+print("up", flush=True)
+while heard < 300:
+    asked.wait(0)
+print(asked.is_set())
+"""
+
+
+def test_requests_in_the_middle_of_a_wait_do_not_stop_it() -> None:
+    """`threading.Event` waits for its own lock as soon as one comes between two of its steps."""
+    process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    over = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < over:
+        process.send_signal(signal.SIGTERM)
+    stuck = process.poll() is None
+    process.kill()
+    assert not stuck
+    assert process.stdout.read() == "True\n"

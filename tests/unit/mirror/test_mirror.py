@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from rlrun.protocol.files.checkpoint_manifest import (
     write_manifest,
 )
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime.ending import Ending
 
 URL = "memory://bucket/runs"
 
@@ -150,12 +150,12 @@ def test_a_storage_that_refuses_is_asked_again_and_holds_nobody(
     paths: RunPaths, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint(paths, 2)
-    over, put = threading.Event(), store.put_file
+    put = store.put_file
     waits: list[float] = []
 
-    class Clock(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits.append(timeout or 0.0)
+    class Clock(Ending):
+        def wait(self, seconds: float | None = None) -> bool:
+            waits.append(seconds or 0.0)
             if len(waits) == 3:
                 monkeypatch.setattr(type(store), "put_file", lambda s, a, b, **k: put(a, b, **k))
             if len(waits) == 4:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from rlrun.mirror.artifacts import complete_artifacts
 from rlrun.mirror.remote import GoneError, Remote, UnusableError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.runtime.ending import on_sigterm
+from rlrun.runtime.ending import Ending, on_sigterm
 
 LOOK_SECONDS = 5.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 120.0
@@ -73,7 +72,7 @@ class Mirror:
                 self._copied.add(artifact.name)
         return True
 
-    def follow(self, over: threading.Event) -> bool:
+    def follow(self, over: Ending) -> bool:
         """Copy until `over` is set, and then the rest; True if everything is copied."""
         pause = FIRST_PAUSE_SECONDS
         while True:
@@ -97,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--once", action="store_true", help="copy what is complete now, and end")
     options = parser.parse_args(argv)
-    over = threading.Event()
+    over = Ending()
     if options.once:
         over.set()
     on_sigterm(over.set)

@@ -6,10 +6,11 @@ The kernel gives the first process of a container no default for signals, so bot
 from __future__ import annotations
 
 import os
-import select
 import signal
 from contextlib import suppress
 from types import FrameType
+
+from rlrun.runtime.ending import Ending
 
 HANDLED = (signal.SIGTERM, signal.SIGINT)
 SIGNALLED = 128
@@ -35,8 +36,7 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None
         """The first signal."""
-        # Not a threading.Event: a handler that interrupts the thread inside `wait` would wait for a lock that this thread holds.
-        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._ending = Ending()
         self._child: int | None = None
         for number in HANDLED:
             signal.signal(number, self._handle)
@@ -46,8 +46,7 @@ class Signals:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.received is None:
             self.received = number
-        with suppress(BlockingIOError):
-            os.write(self._wake_writer, b"x")
+        self._ending.set()
         if self._child is not None:
             self._send(number)
 
@@ -63,7 +62,7 @@ class Signals:
 
     def fileno(self) -> int:
         """Descriptor for `select`: readable for ever, from the first signal on; its bytes are never consumed."""
-        return self._wake_reader
+        return self._ending.fileno()
 
     def sleep(self, seconds: float | None) -> None:
         """Wait.
@@ -74,6 +73,6 @@ class Signals:
         Raises:
             StoppedError: a signal came, now or before.
         """
-        select.select([self._wake_reader], [], [], seconds)
+        self._ending.wait(seconds)
         if self.received is not None:
             raise StoppedError(self.received)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from threading import Event
 from typing import BinaryIO
 
 from rlrun.config.loading.loader import load_file
@@ -23,7 +22,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.config.models.tracking import TRACKERS
 from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
-from rlrun.runtime.ending import on_sigterm
+from rlrun.runtime.ending import Ending, on_sigterm
 from rlrun.runtime.printable import printable
 from rlrun.runtime.privacy import refuse_inspection
 from rlrun.tracking.backends import make_tracker
@@ -67,7 +66,7 @@ def feed(
     sent: Sent,
     source: Callable[[Sequence[Mark]], Source],
     *,
-    stop: Event,
+    stop: Ending,
     pulse: Callable[[], None],
 ) -> None:
     """Send what is on the volume until `stop` is set and nothing is left.
@@ -115,7 +114,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     parser.add_argument("--pulse", type=int, help="file descriptor that gets a byte whenever something has got on")
     parser.add_argument("--once", action="store_true", help="send what is there, and end")
     options = parser.parse_args(argv)
-    stop = Event()
+    stop = Ending()
     if options.once:
         stop.set()
 
