@@ -100,7 +100,7 @@ def released(held: Held, runs: Sequence[Applicant], rules: QueueRules, now: floa
     """
     late = []
     for run in runs:
-        limit = rules.displaced_seconds if run.uid in held.homeless else rules.start_seconds
+        limit = min(rules.displaced_seconds, rules.start_seconds) if run.uid in held.homeless else rules.start_seconds
         if run.uid in held.lacking and now - held.lacking[run.uid] >= limit:
             late.append(run)
     return max(late, key=_rank, default=None)

@@ -1,0 +1,120 @@
+"""The queue on a real control plane: three runs and room for one, a fourth of higher priority, and a node that is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import Json, OperatorProcess, wait_for
+from tests.controlplane.installation import judged_operator
+from tests.controlplane.world import CORE, World
+
+GPUS = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
+"""A run of two GPUs: all that the node has."""
+SETTINGS = {"enabled": True, "startSeconds": 5}
+BACKOFF_SECONDS = 60.0
+"""A run that gave its room back is tried again after 30 s."""
+LOST_SECONDS = 150.0
+"""Pods of a node that is gone are deleted after 40 to 60 s."""
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Room for one run."""
+    names = cluster.add_fake_nodes(1, gpus=2, prefix="queue")
+    yield names
+    cluster.kubectl("delete", "node", "-l", "queue-test=after", "--ignore-not-found")
+    cluster.kubectl("delete", "node", *names, "--ignore-not-found")
+
+
+@pytest.fixture(scope="module")
+def operator(
+    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """An operator with a queue."""
+    with judged_operator(cluster, tmp_path_factory.mktemp("operator"), RLRUN_QUEUE=json.dumps(SETTINGS)) as operator:
+        yield operator
+
+
+def gpu_pods(world: World) -> dict[str, int]:
+    """Pods with a GPU by run, ending ones included."""
+    found: dict[str, int] = {}
+    for pod in world.kube.items(world.path(CORE, "pods")):
+        if pod["metadata"]["labels"]["rlrun.io/role"] != "orchestrator" and pod["status"]["phase"] != "Succeeded":
+            name = pod["metadata"]["labels"]["rlrun.io/run"]
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def wait_place(world: World, name: str, position: int, waiting: int, words: str) -> Json:
+    """Wait until a run says that it is in this place of the queue, and why."""
+    return wait_for(
+        lambda: world.status(name),
+        lambda s: (
+            s.get("phase") == "Queued"
+            and (s.get("queue") or {}).get("position") == position
+            and s["queue"]["waiting"] == waiting
+            and re.search(words, s["message"]) is not None
+        ),
+        f"{name} waits in place {position} of {waiting}: /{words}/",
+    )
+
+
+def train(world: World, name: str, step: int, *, attempt: int = 1, **told: object) -> None:
+    """Let an admitted run train."""
+    world.wait_phase(name, "Starting", attempt=attempt, timeout=BACKOFF_SECONDS)
+    world.wait_pods_ready(name, 2)
+    world.renew(name, step, attempt=attempt, checkpoint_step=step, **told)
+    world.wait_phase(name, "Running", attempt=attempt)
+    assert gpu_pods(world) == {name: 2}, "the others have no pods"
+
+
+def test_three_runs_and_room_for_one_then_a_fourth_of_higher_priority_then_a_node_is_lost(
+    world: World, cluster: Cluster, nodes: tuple[str, ...]
+) -> None:
+    world.create("first", **GPUS)
+    train(world, "first", 7)
+    world.create("second", **GPUS)
+    wait_place(
+        world, "second", 1, 1, r"trainer needs 1 place with 1 free nvidia.com/gpu; 0 qualify \(queue-0: 0 free\)"
+    )
+    world.create("third", **GPUS)
+    wait_place(world, "third", 2, 2, "position 2 of 2")
+    line = cluster.kubectl("get", "rlr", "third", "-n", world.namespace)
+    assert re.search(r"third\s+Queued", line), line
+
+    world.create("urgent", priority=10, **GPUS)
+    train(world, "urgent", 3)
+    status = wait_place(world, "first", 1, 3, "position 1 of 3")
+    assert (status["restarts"], status["checkpoint"]["latestCompleteStep"]) == (0, 7), "nothing is lost"
+    assert "Preempted" in world.events("first")
+    wait_place(world, "second", 2, 3, "position 2 of 3")
+
+    cluster.kubectl("delete", "node", *nodes)
+    # Its pods go with it; the next ones have no node, so the run gives its room back and says what is missing.
+    wait_for(
+        lambda: world.status("urgent"),
+        lambda s: s.get("phase") == "Queued" and "0 qualify" in s["message"],
+        "the run on the lost node waits again",
+        timeout=LOST_SECONDS,
+    )
+    assert "Released" in world.events("urgent")
+    wait_for(lambda: gpu_pods(world), lambda found: found == {}, "no run holds a pod")
+
+    cluster.add_fake_nodes(1, gpus=2, prefix="queue-again", labels={"queue-test": "after"})
+    attempt = world.status("urgent")["attempt"]
+    train(world, "urgent", 5, attempt=attempt + 1, resumed_from_step=3)
+    world.renew("urgent", 100, attempt=attempt + 1)
+    world.end_pod(f"urgent-orchestrator-{attempt + 1}", 0)
+    world.wait_phase("urgent", "Complete")
+
+    train(world, "first", 8, attempt=2, resumed_from_step=7)
+    status = world.status("first")
+    assert (status["restarts"], status["checkpoint"]["stepsLostTotal"]) == (0, 0), (
+        "preemption costs no step and no restart"
+    )
+    wait_place(world, "second", 1, 2, "position 1 of 2")
