@@ -1,4 +1,4 @@
-"""2,000 random histories in blocks, always the same ones: `python -m tests.sim` lives others, and more."""
+"""2,000 random histories in blocks, and 400 with a queue, always the same ones: `python -m tests.sim` lives others, and more."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ import pytest
 from tests.sim.history import generate, live, problem_of, smallest
 
 BLOCKS, BLOCK = 20, 100
+QUEUED_BLOCKS = 4
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_whatever_happens_what_must_hold_holds(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         failure = live(seed)
+        assert failure is None, str(failure)
+
+
+@pytest.mark.parametrize("block", range(QUEUED_BLOCKS))
+def test_the_same_holds_with_a_queue(block: int) -> None:
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        failure = live(seed, queued=True)
         assert failure is None, str(failure)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.history import live
-from tests.sim.planted import PLANTED, hunt, planted
+from tests.sim.planted import PLANTED, QUEUED, hunt, planted
+from tests.sim.planted.plant import Plant
 
 LEAST = 10
 BY_NAME = {bug.__name__: bug for bug in PLANTED}
@@ -71,6 +72,26 @@ def test_each_is_looked_for() -> None:
 def test_a_planted_bug_is_found(name: str) -> None:
     bug, seed = BY_NAME[name], FOUND_AT[name]
     found = hunt(bug, seed, 1) or hunt(bug, 0)
+    assert found is not None
+    assert not found[1].problem.startswith("the simulation itself")
+
+
+QUEUED_AT = {
+    "pods_are_made_before_the_admission_is_on_record": 0,
+    "a_run_that_is_younger_than_the_plan_is_not_asked_about": 28,
+    "a_back_off_counts_by_a_clock_that_is_set": 3,
+    "an_admitted_run_says_nothing_until_it_starts": 0,
+}
+"""The same of an operator with a queue."""
+
+
+def test_each_of_the_queue_is_looked_for() -> None:
+    assert QUEUED_AT.keys() == {bug.__name__ for bug in QUEUED}
+
+
+@pytest.mark.parametrize("bug", QUEUED, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_of_the_queue_is_found(bug: Plant) -> None:
+    found = hunt(bug, QUEUED_AT[bug.__name__], 1, queued=True) or hunt(bug, 0, queued=True)
     assert found is not None
     assert not found[1].problem.startswith("the simulation itself")
 

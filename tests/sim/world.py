@@ -14,6 +14,7 @@ from tests.sim.cluster.admission import FOR_GOOD
 from tests.sim.cluster.api import Json
 from tests.sim.cluster.nodes import NODES
 from tests.sim.operator.process import Process, Request
+from tests.sim.operator.queued import Others
 from tests.sim.surroundings import NAME, Surroundings
 
 MAX_RESTARTS = 2
@@ -53,9 +54,12 @@ class World(Surroundings):
         spec: of the run, beside the smallest one.
         seed: of the operator's jitter, and of how pods end.
         document: the run as its author wrote it, whatever that is; then only what holds of any is checked.
+        queued: the operator has a queue.
     """
 
-    def __init__(self, spec: Json | None = None, seed: int = 0, *, document: Json | None = None) -> None:
+    def __init__(
+        self, spec: Json | None = None, seed: int = 0, *, document: Json | None = None, queued: bool = False
+    ) -> None:
         super().__init__()
         self.cluster.ends_in_view = seed % 6 == 5
         self.faults: list[str] = []
@@ -79,6 +83,8 @@ class World(Surroundings):
         self._seed = seed
         self._spec = SPEC | (spec or {})
         self._document = document
+        self.others = Others() if queued else None
+        """The queue's other runs."""
         self.memory = invariants.Memory()
         self._create()
         self.operator = self._start()
@@ -131,7 +137,7 @@ class World(Surroundings):
         self.misses = False
         self.lives += 1
         self._relist_at = self.clock.steady() + PRUNE_SECONDS
-        return Process(self.api, self.clock, self._seed + self.lives, self._unexpected, release)
+        return Process(self.api, self.clock, self._seed + self.lives, self._unexpected, release, self.others)
 
     def _unexpected(self, error: Exception) -> None:
         raise ViolationError(f"unexpected {type(error).__name__} in a pass: {error}") from error
@@ -151,7 +157,7 @@ class World(Surroundings):
         self._rival_news.clear()
         self._rival_at = self.clock.steady()
         self.rivals += 1
-        self.rival = Process(self.api, self.clock, self._seed - self.lives, self._unexpected, release)
+        self.rival = Process(self.api, self.clock, self._seed - self.lives, self._unexpected, release, self.others)
 
     def end_rival(self) -> None:
         """It is taken away."""
@@ -251,6 +257,12 @@ class World(Surroundings):
 
     def _pods(self) -> set[str]:
         return {pod["metadata"]["uid"] for pod in self.api.all("Pod")}
+
+    def others_want(self, *, hold: bool, take: bool) -> None:
+        """Other runs take room, or give it: their queue wakes this one."""
+        if self.others is not None:
+            self.others.hold, self.others.take = hold, take
+            self.operator.wake()
 
     # ---- the watches
 
@@ -361,6 +373,7 @@ class World(Surroundings):
         self.remove_foreign()
         self.end_rival()
         self.late_request()
+        self.others_want(hold=False, take=False)
         run = self.run
         if run is not None:
             self.edit(trainer=self._spec["trainer"])

@@ -39,7 +39,13 @@ HELD = "all pods of the run have room"
 
 
 def admit(
-    runs: Iterable[Applicant], capacity: Capacity | None, rules: QueueRules, state: QueueState, now: float
+    runs: Iterable[Applicant],
+    capacity: Capacity | None,
+    rules: QueueRules,
+    state: QueueState,
+    now: float,
+    *,
+    epoch: float = 0.0,
 ) -> Plan:
     """Decide which runs may make their pods.
 
@@ -48,9 +54,11 @@ def admit(
         capacity: rooms; None: not known, then one run at a time begins.
         rules: settings.
         state: of the pass before.
-        now: seconds since the epoch.
+        now: seconds of a clock that nobody sets, as all times of runs and of the state.
+        epoch: what that clock lacks to seconds since the epoch; for messages.
     """
     it = _Pass(list(runs), capacity, rules, state, now)
+    it.epoch = epoch
     it.hold()
     it.release()
     it.admit()
@@ -62,6 +70,7 @@ class _Pass:
         self, runs: Sequence[Applicant], capacity: Capacity | None, rules: QueueRules, state: QueueState, now: float
     ) -> None:
         self.rules, self.state, self.now = rules, state, now
+        self.epoch = 0.0
         self._remember({run.uid for run in runs}, {run.uid for run in runs if run.stage == "waiting"})
         self.stopping = {r.uid: state.stopping[r.uid] for r in runs if r.uid in state.stopping and r.stage == "holding"}
         self._sort(runs)
@@ -293,7 +302,7 @@ class _Pass:
         count, until = self.tries[run.uid]
         return (
             "BackingOff",
-            f"it had room and did not begin, {count} times in a row; it is tried again at {rfc3339(until)}",
+            f"it had room and did not begin, {count} times in a row; it is tried again at {rfc3339(until + self.epoch)}",
         )
 
     def _wait_of(self, run: Applicant) -> tuple[Reason, str]:

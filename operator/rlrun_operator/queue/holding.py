@@ -62,7 +62,7 @@ def hold(
         runs: that were admitted.
         leaving: those that give their room back. Until one has put that on record, its missing pods may still be made.
         state: of the pass before.
-        now: seconds since the epoch.
+        now: seconds, as all times of runs.
     """
     held = Held()
     for run in runs:

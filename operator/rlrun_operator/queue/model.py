@@ -66,7 +66,7 @@ class Applicant:
     gang: tuple[PodSet, ...]
     stage: Stage
     since: float
-    """Time at which it asked first, in seconds since the epoch; a run that was preempted keeps it."""
+    """Time at which it asked first, in seconds; a run that was preempted keeps it."""
     priority: int = 0
     started: float = 0.0
     """Time of the last admission."""

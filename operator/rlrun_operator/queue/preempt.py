@@ -25,7 +25,7 @@ def victims(
         holding: admitted runs.
         charges: what these hold.
         shares: of all namespaces.
-        now: seconds since the epoch.
+        now: seconds, as all times of runs.
     """
     chosen: list[Applicant] = []
     trial = rooms.copy()

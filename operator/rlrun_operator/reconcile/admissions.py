@@ -21,7 +21,7 @@ from rlrun_operator.settings import QueueSettings, RenderSettings
 from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Manifest
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import find
+from rlrun_operator.status.conditions import find, is_true
 from rlrun_operator.times import seconds_of
 
 PLAN_SECONDS = 1.0
@@ -30,6 +30,7 @@ PLAN_SHARE = 0.1
 """Largest share of the time that is spent on plans: 300 runs on 100 nodes take half a second, and are planned for every five."""
 FREE = Admission(True, reasons.ROOM_FOUND, "a guest needs no room of its own: it has its host's trainer and engines")
 OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
+SOON = Admission(False, reasons.WAITING_FOR_TURN, "the queue looks at the run in a moment")
 log = logging.getLogger(__name__)
 
 
@@ -83,18 +84,28 @@ class Admissions:
         async with self._lock:
             if self._clock() >= self._next_at:
                 await self._plan()
-        return self._answers.get(str(run["metadata"]["uid"]), OUT)
+        known = self._answers.get(str(run["metadata"]["uid"]))
+        if known is not None:
+            return known
+        # It may be younger than the plan, or want room again since.
+        entry = self._entry(run, self._now() - self._clock()) if self._serves(run) else None
+        if entry is None or entry.applicant.stage != "waiting":
+            return OUT
+        self._again(entry.key, self._next_at - self._clock())
+        return SOON
 
     async def _plan(self) -> None:
         before = self._answers
         capacity = await self._capacity()
         began = self._clock()
         # From here on nothing is awaited: the runs are those of one moment, and an admission is remembered before the next one reads.
-        entries = [entry for run in self._store.runs() if self._serves(run) and (entry := self._entry(run)) is not None]
+        # The wall clock may be set: the queue counts with a steady one, and times on record are moved to that.
+        epoch = self._now() - began
+        runs = [run for run in self._store.runs() if self._serves(run)]
+        entries = [entry for run in runs if (entry := self._entry(run, epoch)) is not None]
         by_uid = {entry.applicant.uid: entry.key for entry in entries}
-        plan = admit(
-            [e.applicant for e in entries], capacity(set(by_uid.values())), self._rules, self._state, self._now()
-        )
+        applicants, there = [entry.applicant for entry in entries], capacity(set(by_uid.values()))
+        plan = admit(applicants, there, self._rules, self._state, began, epoch=epoch)
         self._state = plan.state
         self._answers = {uid: _answer(verdict) for uid, verdict in plan.verdicts.items()}
         self._gangs = {uid: gang for uid, gang in self._gangs.items() if uid in by_uid}
@@ -114,7 +125,7 @@ class Admissions:
             return lambda keys: None
         return lambda keys: Capacity(rooms_of(nodes, [pod for pod in pods if _run_of(pod) not in keys]))
 
-    def _entry(self, run: Manifest) -> _Entry | None:
+    def _entry(self, run: Manifest, epoch: float) -> _Entry | None:
         """A run as the queue sees it; None: it wants no room and has none."""
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
@@ -131,9 +142,9 @@ class Admissions:
             name=key[1],
             gang=self._gang(case),
             stage=stage,
-            since=_since(case),
+            since=_since(case) - epoch,
             priority=self._priority(run),
-            started=(seconds_of(admitted.last_transition_time) if admitted is not None else None) or 0.0,
+            started=((seconds_of(admitted.last_transition_time) if admitted is not None else None) or 0.0) - epoch,
             pods=held_pods(found.pods),
         )
         return _Entry(key, applicant)
@@ -174,7 +185,7 @@ def stage_of(case: Case) -> Stage | None:
     """Stage of a run in the queue, from what is on record alone; None: it wants no room and has none."""
     past: RLRunStatus = case.past
     holds = bool(case.pods)
-    if past.phase in ("Complete", "Failed"):
+    if is_true(past.conditions, reasons.COMPLETE) or is_true(past.conditions, reasons.FAILED):
         return None  # what it has left may stay for as long as it likes: that is others' pods
     complete = find(past.conditions, reasons.COMPLETE)
     is_ending = complete is not None and complete.reason == reasons.COMPLETING

@@ -134,6 +134,7 @@ _MATTERS = (
     (reasons.PODS_READY, "False"),
     (reasons.INFERENCE_AVAILABLE, "False"),
     (reasons.PROGRESSING, None),
+    (reasons.ADMITTED, "True"),
 )
 """Conditions that a person should read first; the first that applies."""
 
@@ -147,7 +148,7 @@ def foremost(conditions: Sequence[Condition]) -> Condition | None:
         found = find(conditions, kind)
         if found is None or (status is not None and found.status != status) or found.reason == reasons.NOT_SUSPENDED:
             continue
-        if kind == reasons.ADMITTED and found.reason not in reasons.QUEUED | reasons.GIVES_BACK:
+        if (kind, status) == (reasons.ADMITTED, "False") and found.reason not in reasons.QUEUED | reasons.GIVES_BACK:
             continue
         if found.reason not in reasons.PROBLEMS and _problem_after(conditions, kind):
             continue

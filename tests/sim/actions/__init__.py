@@ -6,6 +6,9 @@ from tests.sim.actions.action import Action
 from tests.sim.actions.basics import BASICS
 from tests.sim.actions.children import CHILDREN
 from tests.sim.actions.operators import OPERATORS
+from tests.sim.actions.queue import QUEUE
 from tests.sim.actions.refusals import REFUSALS
 
 ACTIONS: dict[str, Action] = {**BASICS, **CHILDREN, **REFUSALS, **OPERATORS}
+EVERY: dict[str, Action] = {**ACTIONS, **QUEUE}
+"""Those of an operator with a queue, too."""

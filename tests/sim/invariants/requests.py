@@ -121,6 +121,17 @@ def nothing_begins_that_shall_be_suspended(world: World, asked: Request) -> str 
     return None
 
 
+def nothing_begins_before_its_admission_is_on_record(world: World, asked: Request) -> str | None:
+    """With a queue, no pod is made that is not counted."""
+    if world.others is None or world.memory.edited or not asked.content.startswith("application/apply"):
+        return None
+    if not is_of_the_run(world, asked.body):
+        return None
+    makes = asked.body["kind"] == "Deployment" or makes_workload(asked)
+    admitted = world.reason(reasons.ADMITTED)
+    return f"Admitted is {admitted or 'not there'}" if makes and admitted != reasons.ROOM_FOUND else None
+
+
 def the_log_of_a_complete_run_stays(world: World, asked: Request) -> str | None:
     """`cleanupPolicy.onComplete` is GPU: the orchestrator's pod of the last attempt has none, and its log."""
     if asked.method != "DELETE" or "/pods/" not in asked.path or derived(world.status) != "Complete":
@@ -138,6 +149,7 @@ REQUESTS: tuple[Callable[[World, Request], str | None], ...] = (
     what_runs_is_not_applied_again,
     what_nobody_has_looked_at_is_not_written_over,
     nothing_begins_that_shall_be_suspended,
+    nothing_begins_before_its_admission_is_on_record,
     the_log_of_a_complete_run_stays,
 )
 REQUESTS_OF_ANY: tuple[Callable[[World, Request], str | None], ...] = (

@@ -79,13 +79,19 @@ def _was_asked(old: Json, new: Json) -> bool:
 
 def a_suspension_that_has_begun_is_finished(world: World, old: Json, new: Json) -> str | None:
     before, now = derived(old), derived(new)
-    if before == "Suspending" and now not in ("Suspending", "Suspended", "Completing", "Complete"):
+    ended = ("Suspended", "Queued") if _is_suspended(new) else ("Suspended",)
+    if before == "Suspending" and now not in ("Suspending", *ended, "Completing", "Complete"):
         return f"Suspending became {now}"
     return None
 
 
+def _is_suspended(status: Json) -> bool:
+    """By its user, or by the queue, in which it then waits."""
+    return any(c["type"] == reasons.SUSPENDED and c["status"] == "True" for c in status.get("conditions", ()))
+
+
 def suspended_is_without_pods(world: World, old: Json, new: Json) -> str | None:
-    if derived(new) != "Suspended" or derived(old) == "Suspended":
+    if not _is_suspended(new) or _is_suspended(old):
         return None
     if world.news or world.api.news:
         return None  # pods that the operator has not heard of: it goes back to Suspending when it does

@@ -31,6 +31,7 @@ from rlrun_operator.state import Decision, Observed
 from tests.sim.clock import Clock
 from tests.sim.cluster.admission import RefusedError
 from tests.sim.cluster.api import NAMESPACE, Api, Json
+from tests.sim.operator.queued import HistoryAdmissions, Others
 from tests.sim.operator.watched import WatchedStore
 
 RELEASES = (RenderSettings(), RenderSettings(images=dict.fromkeys(ROLES, "ghcr.io/rlrun/rlrun:0.2.0")))
@@ -89,10 +90,17 @@ class Process:
         seed: of the jitter.
         unexpected: told of what must never be raised.
         release: number of the release, each of which renders other images.
+        others: with a queue, what the runs of others do; None: without one.
     """
 
     def __init__(
-        self, api: Api, clock: Clock, seed: int, unexpected: Callable[[Exception], None], release: int = 0
+        self,
+        api: Api,
+        clock: Clock,
+        seed: int,
+        unexpected: Callable[[Exception], None],
+        release: int = 0,
+        others: Others | None = None,
     ) -> None:
         self.release = release
         self._api, self._clock, self._unexpected = api, clock, unexpected
@@ -100,14 +108,21 @@ class Process:
         self.queue: WorkQueue[Key] = WorkQueue()
         self._client = Wire()
         self._feed = Feed(self.store, self._client, self._add, now=clock.wall)
+        look_ups = LookUps(self._client, read_nodes=False, clock=clock.steady)
+        queue = (
+            None
+            if others is None
+            else HistoryAdmissions(self.store, look_ups, RELEASES[release], others, self._add, clock)
+        )
         self._reconciler = Reconciler(
             decide=self._decide,
             outside=Outside(
                 client=self._client,
                 store=self.store,
-                look_ups=LookUps(self._client, read_nodes=False, clock=clock.steady),
+                look_ups=look_ups,
                 poster=Poster(self._client, "operator-0", clock=clock.steady),
                 metrics=_metrics(self.store),
+                queue=queue,
             ),
             settings=RELEASES[release],
             again=self._add,
@@ -124,8 +139,7 @@ class Process:
         self.passes = 0
         self.requests = 0
         self.relist()
-        for run in self.store.runs():
-            self._add((NAMESPACE, run["metadata"]["name"]), 0.0)
+        self.wake()
 
     def _decide(self, observed: Observed, now: float, **how: Any) -> Decision:
         self.decided_on = observed.run
@@ -133,6 +147,11 @@ class Process:
 
     def _add(self, key: Key, seconds: float) -> None:
         self.queue.add(key, self._clock.steady(), seconds)
+
+    def wake(self) -> None:
+        """A plan of the queue has changed."""
+        for run in self.store.runs():
+            self._add((NAMESPACE, run["metadata"]["name"]), 0.0)
 
     # ---- the watches
 

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from tests.sim.history import Failure, live
 from tests.sim.planted.core import CORE
 from tests.sim.planted.plant import Plant
+from tests.sim.planted.queued import QUEUED
 from tests.sim.planted.wider import WIDER
 
 WITHIN = 1000
 """Histories."""
 PLANTED: tuple[Plant, ...] = (*CORE, *WIDER)
+__all__ = ["PLANTED", "QUEUED", "WITHIN", "hunt", "planted"]
 
 
 @contextlib.contextmanager
@@ -23,11 +25,11 @@ def planted(bug: Plant) -> Iterator[None]:
         yield
 
 
-def hunt(bug: Plant, seed: int, histories: int = WITHIN) -> tuple[int, Failure] | None:
-    """How many histories it takes to find a bug, and the one that did; None: too many."""
+def hunt(bug: Plant, seed: int, histories: int = WITHIN, *, queued: bool = False) -> tuple[int, Failure] | None:
+    """How many histories it takes to find a bug (`queued`: of an operator with a queue), and the one that did; None: too many."""
     with planted(bug):
         for count in range(1, histories + 1):
-            failure = live(seed + count - 1, shrink=False)
+            failure = live(seed + count - 1, shrink=False, queued=queued)
             if failure is not None:
                 return count, failure
     return None

@@ -25,6 +25,8 @@ class Cluster:
     def __init__(self, gpus: int, **settings: Any) -> None:
         self.store = Store()
         self.time = EPOCH
+        self.offset = 0.0
+        """What the wall clock was set by."""
         self.woken: list[Key] = []
         self.nodes: tuple[Any, ...] | None = tuple(node(f"node-{i}") for i in range(gpus // 8)) if gpus else None
         self.pods: tuple[Any, ...] = ()
@@ -36,7 +38,7 @@ class Cluster:
             RenderSettings(),
             serves=lambda run: run["spec"].get("managedBy") is None,
             again=lambda key, seconds: self.woken.append(key),
-            now=lambda: self.time,
+            now=lambda: self.time + self.offset,
             clock=lambda: self.time,
         )
 
@@ -63,6 +65,10 @@ class Cluster:
             document["status"] = status
         self.store.put(document, self.time)
         return document
+
+    def steps(self, seconds: float) -> None:
+        """Let time pass."""
+        self.time += seconds
 
     async def ask(self, run: dict[str, Any]) -> Admission:
         self.time += 1.0
@@ -159,11 +165,20 @@ async def test_with_neither_one_run_at_a_time_begins() -> None:
     assert (await cluster.ask(cluster.run("b"))).reason == "WaitingForTurn"
 
 
+FAILED = {
+    "type": "Failed",
+    "status": "True",
+    "reason": "PermanentFailure",
+    "message": "",
+    "lastTransitionTime": rfc3339(EPOCH),
+}
+
+
 @pytest.mark.parametrize(
     ("spec", "status"),
     [
         ({"suspend": True}, {}),
-        ({}, {"phase": "Failed"}),
+        ({}, {"phase": "Failed", "conditions": [FAILED]}),
         ({"managedBy": "another"}, {}),
         ({"maxSteps": -1}, {}),
     ],
@@ -173,6 +188,29 @@ async def test_who_asks_for_no_room_is_not_in_the_queue(spec: dict[str, Any], st
     cluster = Cluster(8)
     assert await cluster.ask(cluster.run("a", spec=spec, **status)) is OUT
     assert (await cluster.ask(cluster.run("b"))).admitted
+
+
+async def test_a_run_that_is_younger_than_the_plan_waits_for_the_next_one() -> None:
+    cluster = Cluster(16)
+    assert (await cluster.ask(cluster.run("a"))).admitted
+    answer = await cluster.admissions.answer(cluster.run("b"))
+    assert (answer.admitted, answer.reason) == (False, "WaitingForTurn")
+    assert cluster.woken[-1] == ("team-a", "b"), "it is looked at again as soon as there is another plan"
+
+
+async def test_a_clock_that_is_set_back_does_not_keep_a_run_waiting() -> None:
+    cluster = Cluster(0)
+    first = cluster.run("a")
+    assert (await cluster.ask(first)).admitted
+    cluster.run("a", **admitted(cluster.time))
+    cluster.steps(601.0)
+    assert (await cluster.ask(cluster.store.runs()[0])).reason == "Released"  # type: ignore[arg-type]
+    cluster.offset = -86400.0
+    cluster.run("a")
+    cluster.steps(1.0)
+    assert (await cluster.ask(cluster.store.runs()[0])).reason == "BackingOff"  # type: ignore[arg-type]
+    cluster.steps(60.0)
+    assert (await cluster.ask(cluster.store.runs()[0])).admitted  # type: ignore[arg-type]
 
 
 async def test_a_pass_over_a_run_reads_the_answer() -> None:
