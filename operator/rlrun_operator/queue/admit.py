@@ -156,11 +156,12 @@ class _Pass:
     def _order(self, run: Applicant) -> tuple[object, ...]:
         """The run for which room is kept comes first among those of its priority, and one that was released after the others.
 
-        One whose pods again and again got no nodes comes after all: it would hold up the others with each try.
+        One whose pods again and again got no nodes comes after all: it would hold up the others with each try. Several of those take
+        turns, whatever their priority: some may be too large for the cluster.
         """
         priority, *rest = self.shares.order(run)
         count = self.tries.get(run.uid, (0, 0.0))[0]
-        return count >= TRIES, priority, self.reservation is None or self.reservation.uid != run.uid, count, *rest
+        return count if count >= TRIES else 0, priority, self.reservation is None or self.reservation.uid != run.uid, count, *rest
 
     def _room_for(self, run: Applicant) -> Placed | None:
         """Room for all of its pods; None: it has to wait. Blind, whoever begins is alone until all of its pods have nodes."""

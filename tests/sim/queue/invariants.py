@@ -130,7 +130,12 @@ def _rooms(world: World) -> None:
     """Where nothing interferes, every admitted run's pods get nodes: what is given twice shows as a pod without one."""
     if world.settings.known != "nodes" or world.settings.losses:
         return
-    admitted = sum(run_gpus(run) for run in world.there if run.stage == "holding")
+    # Where the scheduler packs otherwise than the queue does, pods that were admitted may find no room.
+    counted = [run for run in world.there if run.stage == "holding"]
+    admitted = sum(
+        run_gpus(run) if not (world.settings.sloppy and run.pods) else sum(p.requests[GPU] for p in run.pods if p.node)
+        for run in counted
+    )
     if admitted > sum(world.nodes.values()):
         raise BrokenError(f"{admitted:g} GPUs are given away, and there are {sum(world.nodes.values())}")
     if not world.settings.uniform or world.settings.sloppy:
