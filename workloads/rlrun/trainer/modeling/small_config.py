@@ -24,6 +24,7 @@ _RANDOM = re.compile(r"dropout|drop_rate|pdrop|layerdrop|jitter")
 _LENGTH = re.compile(
     r"position_embeddings$|^n_positions$|^n_ctx$|max_seq_len|max_sequence_length|model_max_length|^max_(source|target)_positions$"
     r"|sliding_window(_size)?$|attention_chunk_size|attention_window_size|^window_size$|^local_attention$|^index_topk$|context_length"
+    r"|^floor_scale$"  # positions after which queries of Llama 4 grow
 )
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
