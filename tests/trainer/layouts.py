@@ -1,7 +1,7 @@
 """The grid of layouts: `python -m tests.trainer.layouts FOLDER PORT CASE...` forks four ranks, which train small models in every layout.
 
 A case is `family:layout`, or with activations or `local` (gradient sums) after another colon.
-A family `<model>+lora` trains adapters alone, `<model>+muon` with Muon.
+A family `<model>+lora` trains adapters alone, `<model>+muon` with Muon; `<model>+critic` is a critic.
 Rank 0 computes the reference in plain torch, from the whole batch and without any of the trainer's loop. Every
 case starts from the checkpoint that the case before it in its family wrote, in another layout, and trains a second step from there.
 What was found goes to `FOLDER/found.json`.
@@ -23,14 +23,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 
 from rlrun.algorithms import Mixture, Objective, Regularizers
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
@@ -43,7 +35,8 @@ from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning import optimizers
-from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.learning.auxiliary_logprobs import release
+from rlrun.trainer.learning.forward import TokenStatistics, token_statistics
 from rlrun.trainer.learning.objective import objective
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
@@ -53,6 +46,7 @@ from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
 from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.weights import hf_writer
+from tests.trainer import divided_critic, family_models
 from tests.trainer.held import watched
 
 LAYOUTS: dict[str, dict[str, int]] = {
@@ -78,31 +72,13 @@ LORA = LoRAConfig(rank=4, alpha=8)
 LOSS = objective(AlgorithmConfig(), 64)
 OTHER = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))
 """Of every third sample's environment; some ranks have none of them in a row."""
-_COMMON: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 64,
-}
+_KINDS = {"moe": "qwen3_moe"}
+"""Model types of the families that have another name here."""
 
 
 def make_model(family: str, seed: int) -> Any:
-    torch.manual_seed(seed)
     packed_attention.register()
-    model: Any
-    if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**_COMMON, tie_word_embeddings=True))
-    elif family == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**_COMMON, head_dim=8))
-    else:
-        mixture = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_COMMON, **mixture, head_dim=8, mlp_only_layers=[0]))
-    with torch.no_grad():  # norms of 1 would hide a gradient that is counted twice
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model = family_models.make_model(_KINDS.get(family, family), seed)
     model.set_attn_implementation(packed_attention.NAME)
     return model
 
@@ -157,18 +133,34 @@ def initialise(model: nn.Module, family: str) -> None:
             lora.fill(layer.lora_B, 0.1 * torch.randn(layer.lora_B.shape, generator=generator))
 
 
+def eager_statistics(model: Any, batch: Batch) -> TokenStatistics:
+    """Log-probability and entropy of every loss token, 0 elsewhere: each sequence alone, by transformers' own attention."""
+    logprobs, entropies = [], []
+    for sample in batch.samples:
+        ids = torch.from_numpy(sample.input_ids).long()
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float() / sample.temperature
+        distribution = logits.log_softmax(-1)
+        mask = torch.from_numpy(sample.loss_mask)
+        chosen = distribution.gather(1, ids[1:, None])[:, 0]
+        entropy = -(distribution.exp() * distribution).sum(-1)
+        for found, values in ((logprobs, chosen), (entropies, entropy)):
+            found.append(torch.where(mask, torch.cat([values.new_zeros(1), values]), 0))
+    return TokenStatistics(torch.cat(logprobs), torch.cat(entropies))
+
+
 def reference(family: str, folder: Path) -> list[dict[str, Any]]:
-    """Two steps of one rank, each with loss, gradient and parameters after it."""
+    """Two steps of one rank by transformers, each with loss, gradient and parameters after it."""
     model = make_model(family.partition("+")[0], 0)
     files_of(model, folder / family)
     prepare(model, family)
     initialise(model, family)
+    model.set_attn_implementation("eager")
     optimizer = make_optimizer(model, family)
     steps: list[dict[str, Any]] = []
     for step in (1, 2):
         batch = make_batch(step)
         row = micro_batch(batch.samples, torch.device("cpu"))
-        statistics = token_statistics(model, row, entropy_gradient=True)
+        statistics = eager_statistics(model, batch)
         loss = torch.zeros(())
         for one, environment in ((LOSS, "random"), (OTHER, "other")):
             own = torch.tensor([sample.environment == environment for sample in batch.samples])
@@ -191,6 +183,7 @@ def reference(family: str, folder: Path) -> list[dict[str, Any]]:
         optimizer.zero_grad()
         steps.append(
             {
+                "logprobs": statistics.logprobs.detach(),
                 "loss": float(loss.detach()),
                 "grad_norm": float(norm),
                 "gradient": gradient,
@@ -200,6 +193,12 @@ def reference(family: str, folder: Path) -> list[dict[str, Any]]:
             }
         )
     return steps
+
+
+def critic_reference(family: str, folder: Path) -> dict[str, Any]:
+    model = make_model(family.partition("+")[0], 0)
+    files_of(model, folder / family)
+    return divided_critic.reference(model, make_batch(1))
 
 
 def adapters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -280,6 +279,9 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     initialise(model, family)
     optimizer = make_optimizer(model, family)
     found: dict[str, Any] = {"checksum_exact": parameter_checksum(model) == exact}
+    with torch.no_grad():
+        logprobs = token_statistics(model, micro_batch(make_batch(1).samples, world.device)).logprobs
+    release(model)
     metrics, gradient = one_step(model, optimizer, 1, group)
     here = folder / case.replace(":", "-")
     state = dcp.snapshot({POLICY: Part(model, optimizer)}, Progress(1, 0))
@@ -295,6 +297,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     saved_checksum = parameter_checksum(model)
     if group.leads:
         want = expected[0]
+        found["logprob_error"] = float((logprobs - want["logprobs"]).abs().max())
         found["gradient_error"] = error(gradient, want["gradient"])
         found["published_error"] = error(weights, want["parameters"])
         found["expected"] = {"loss": want["loss"], "grad_norm": want["grad_norm"]}
@@ -314,6 +317,13 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     return found, here / "checkpoint"
 
 
+def run_critic(case: str, folder: Path, world: Group, expected: Any) -> dict[str, float]:
+    family, layout = case.split(":")
+    meshes = Meshes(ParallelDims.of(ParallelismConfig(**LAYOUTS[layout]), world.world_size), "cpu")
+    group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
+    return divided_critic.run(folder / family, make_batch(1), group, expected, row_tokens=32)
+
+
 def rank_main(folder: Path, cases: list[str]) -> None:
     found: dict[str, Any] = {}
     references: dict[str, Any] = {}
@@ -322,9 +332,17 @@ def rank_main(folder: Path, cases: list[str]) -> None:
         for case in cases:
             family = case.partition(":")[0]
             if world.leads and family not in references:
-                references[family] = reference(family, folder)
+                references[family] = (
+                    critic_reference(family, folder) if family.endswith("+critic") else reference(family, folder)
+                )
             world.barrier()
             expected = references.get(family, [])
+            if family.endswith("+critic"):
+                result = run_critic(case, folder, world, expected)
+                if world.leads:
+                    found[case] = result
+                    (folder / "found.json").write_text(json.dumps(found, indent=1))
+                continue
             result, last[family] = run_case(case, last.get(family), folder, world, expected)
             if world.leads:
                 found[case] = result

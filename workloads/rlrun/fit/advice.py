@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.fit.architecture import DIVISIBLE, Architecture
+from rlrun.config.families import family
+from rlrun.fit.architecture import Architecture
 from rlrun.fit.parts import Needs
 from rlrun.fit.report import Change, Surroundings, needs_of
 
@@ -89,7 +90,7 @@ def _trainer_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
     for fields in thrifty[1:]:
         yield _Try("thrift", fields)
     layouts = [*_more_gpus(spec)]
-    if model.model_type in DIVISIBLE and spec.algorithm.critic is None:
+    if family(model.model_type, "cp") is not None:
         yield from (_Try("context", divided | fields) for divided in _divided(spec, "cp", model) for fields in thrifty)
     for layout in layouts:
         yield from (_Try("gpus", layout | fields) for fields in thrifty)

@@ -8,8 +8,6 @@ from functools import cached_property
 
 EXACT = frozenset({"llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"})
 """Model types whose parameters are counted exactly; of others the count is that of a Llama of this shape."""
-DIVISIBLE = frozenset({"llama", "qwen3", "qwen3_moe"})
-"""Model types whose layers and rows the trainer divides over ranks (`parallelism.tp`, `parallelism.cp`)."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 

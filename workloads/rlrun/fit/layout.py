@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.families import Kind, problem
 from rlrun.config.models.roles import TRAINING_TASKS
-from rlrun.fit.architecture import DIVISIBLE, Architecture
+from rlrun.fit.architecture import Architecture
 
 Key = tuple[str | int, ...]
 """A field of the specification, by Python names."""
@@ -35,13 +36,10 @@ def layout_problems(spec: RLRunSpec, model: Architecture, reference: Architectur
 
 def _trainer(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
     layout = spec.trainer.parallelism
-    for name, size in (("tp", layout.tp), ("cp", layout.cp)):
-        if size > 1 and model.model_type not in DIVISIBLE:
-            yield (
-                ("trainer", "parallelism", name),
-                f"{size} is for the model types {', '.join(sorted(DIVISIBLE))}, the model is of type {model.model_type}; "
-                f"set {name}: 1 and share it by dpShard",
-            )
+    divided: dict[Kind, int] = {"tp": layout.tp, "cp": layout.cp} | ({"ep": layout.ep} if model.experts else {})
+    for name, size in divided.items():
+        if (fault := problem(model.model_type, name, size)) is not None:
+            yield ("trainer", "parallelism", name), f"{size} {fault}"
     sizes = {"key-value heads": model.kv_heads, "attention heads": model.heads}
     if not model.experts:
         sizes["intermediate size"] = model.intermediate

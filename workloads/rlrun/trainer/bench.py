@@ -31,7 +31,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.runtime import exit_codes
 from rlrun.trainer.bench_options import BenchOptions
-from rlrun.trainer.learning.critic import check_layout, critic_around, to_critic
+from rlrun.trainer.learning.critic import critic_around, to_critic
 from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import bind_objective
@@ -221,7 +221,6 @@ def _learner(config: TrainerConfig, model: nn.Module, loss: Mixture, source: str
         freeze(frozen, group, vocabulary=model.config.get_text_config().vocab_size)
         reference = FrozenReference(shard(frozen, group).eval())
     if algorithm.critic is not None:
-        check_layout(config)
         module = shard(to_critic(_random_model(config, config.model, source, group)), group, memory=memory)
         critic = critic_around(module, algorithm.critic, config, group=group)
     optimizer = make_optimizer(model, config.optimizer, group.device)

@@ -31,6 +31,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.lora import fill
+from rlrun.trainer.modeling.parallel.rows import join, row_part
 from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.ranks.group import Group
 
@@ -69,9 +70,8 @@ def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, gr
         group: every rank takes part.
 
     Raises:
-        RoleError: it cannot be loaded, or the run divides layers or rows over ranks.
+        RoleError: it cannot be loaded or divided.
     """
-    check_layout(trainer)
     module = load_sharded(
         trainer.model,
         source,
@@ -92,17 +92,6 @@ def critic_around(module: Any, config: CriticConfig, trainer: TrainerConfig, *, 
     return Critic(module, optimizer, config.value_clip, trainer.optimizer.max_grad_norm)
 
 
-def check_layout(trainer: TrainerConfig) -> None:
-    """Raises `RoleError` when the run divides layers or rows over ranks."""
-    layout = trainer.parallelism
-    if layout.tp > 1 or layout.cp > 1:
-        raise RoleError(
-            f"algorithm.critic does not go with parallelism.tp ({layout.tp}) and parallelism.cp ({layout.cp}): "
-            "its values are computed on whole rows by whole layers; set both to 1",
-            exit_codes.CONFIGURATION,
-        )
-
-
 def to_critic(model: nn.Module) -> nn.Module:
     """Replace the LM head by a value head, in place. Its weights are 0, so that a fresh critic values every text at 0."""
     config: Any = model.config
@@ -119,20 +108,19 @@ def to_critic(model: nn.Module) -> nn.Module:
 
 
 def row_values(critic: nn.Module, row: MicroBatch) -> Tensor:
-    """The value before each loss token, `[T]` fp32, differentiable; 0 elsewhere.
+    """The value before each loss token, `[T]` fp32, differentiable; 0 elsewhere. Ranks that share the row have all of it.
 
     A row without a loss token sends its first position through, so that every rank runs the same collectives.
     """
-    kept = row.predicted if len(row.predicted) else row.predicted.new_ones(1)
+    part = row_part(critic, row.input_ids, row.position_ids, row.packed, row.predicted)
     output = critic(
-        input_ids=row.input_ids[None],
-        position_ids=row.position_ids[None],
-        packed=row.packed,
-        logits_to_keep=kept - 1,
+        input_ids=part.input_ids[None],
+        position_ids=part.position_ids[None],
+        packed=part.packed,
+        logits_to_keep=part.before,
         use_cache=False,
     )
-    outside = row.temperatures.new_zeros(row.mask.shape)
-    return torch.where(row.mask, outside.index_put((kept,), output.logits[0, :, 0].float()), 0)
+    return join(critic, part, output.logits[0, :, 0].float(), len(row.input_ids))
 
 
 def token_rewards(samples: Sequence[Sample], row: MicroBatch) -> Tensor:
@@ -237,7 +225,7 @@ def _normalized(
         mine = torch.zeros(num_groups, dtype=torch.float64)
         for term, mask, which in zip(terms, masks, ids, strict=True):
             mine.index_add_(0, which[mask].cpu(), term[mask].double().cpu())
-        summed = group.sums({str(place): value for place, value in enumerate(mine.tolist())})
+        summed = group.data_sums({str(place): value for place, value in enumerate(mine.tolist())})
         return np.array([summed[str(place)] for place in range(num_groups)])
 
     def of_tokens(per_group: Floats) -> list[Tensor]:
@@ -293,7 +281,7 @@ def critic_step(
         "value_loss": applied.values.get("value_loss", 0.0),
         "value_clip_fraction": applied.values.get("value_clip_fraction", 0.0) / denominator,
     }
-    return group.sums(sums) | {
+    return group.data_sums(sums) | {
         "critic_grad_norm": applied.grad_norm,
         "critic_lr": lr,
         "critic_skipped": float(not applied.updated),
@@ -306,5 +294,5 @@ def _moments(values: Sequence[Tensor], masks: Sequence[Tensor], group: Group) ->
     parts = [Moments.of(value, mask) for value, mask in zip(values, masks, strict=True)]
     names = ("count", "total", "squares")
     mine = {name: float(sum(float(getattr(part, name)) for part in parts)) for name in names}
-    summed = group.sums(mine)
+    summed = group.data_sums(mine)
     return Moments(*(torch.tensor(summed[name], dtype=torch.float64) for name in names))

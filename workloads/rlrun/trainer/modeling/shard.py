@@ -149,7 +149,7 @@ def _divide(model: nn.Module, layers: nn.ModuleList, group: Group) -> None:
     dims, meshes = group.dims, group.meshes
     if dims.cp > 1:
         check_family(model, "cp", dims.cp)
-    if dims.ep > 1:
+    if dims.ep > 1 and any(experts_of(layer) is not None for layer in layers):
         check_family(model, "ep", dims.ep)
     if meshes is None:
         return

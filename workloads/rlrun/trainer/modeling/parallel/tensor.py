@@ -1,81 +1,63 @@
 """Tensor parallelism (arXiv:1909.08053): each rank has some of the heads and some of the feed-forward's columns.
 
-Outside of the layers nothing is divided by columns: embedding, last norm and head are FSDP's over these ranks too, and each rank computes
-its part of the positions there (`rows`).
+Which module of a layer is divided how says the table of families (`rlrun.config.families`). Outside of the layers nothing is divided by
+columns: embedding, last norm and head are FSDP's over these ranks too, and each rank computes its part of the positions there (`rows`).
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from rlrun.config.families import Family, Kind, Width, family, problem
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.collectives import copy_to, scale_gradient
+from rlrun.trainer.modeling.parallel.styles import Columns, Joined, Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-PARAMETERS = ("lora_A", "lora_B")
-"""Parameters of a linear layer with an adapter (`rlrun.trainer.modeling.lora`)."""
-FAMILIES = ("llama", "qwen3", "qwen3_moe")
-"""Model types whose layers are known here."""
-
-
-def check_family(model: PreTrainedModel, name: str, size: int) -> None:
-    """Refuse what was never checked against one rank.
+def check_family(model: PreTrainedModel, by: Kind, size: int) -> Family:
+    """The family's row; refuses what was never checked against one rank.
 
     Raises:
-        RoleError: the model is none of the families.
+        RoleError: the model is of no family that is divided so.
     """
     kind = model.config.model_type
-    if kind not in FAMILIES:
-        raise RoleError(
-            f"trainer.parallelism.{name} ({size}) is for the model types {', '.join(FAMILIES)}, the model is of type {kind}; "
-            f"set {name}: 1 and share it by dpShard",
-            exit_codes.CONFIGURATION,
-        )
-
-
-def _check_divisible(model: PreTrainedModel, tp: int) -> None:
-    config = model.config
-    sizes = {"key-value heads": config.num_key_value_heads, "attention heads": config.num_attention_heads}
-    if any(
-        "down_proj.weight" in name for name, _ in model.named_parameters()
-    ):  # a mixture's experts are dealt out instead
-        sizes["intermediate size"] = config.intermediate_size
-    for what, size in sizes.items():
-        if size % tp:
-            raise RoleError(
-                f"trainer.parallelism.tp ({tp}) must divide the model's {what} ({size}); lower tp",
-                exit_codes.CONFIGURATION,
-            )
+    row = family(kind, by)
+    if row is None:
+        raise RoleError(f"trainer.parallelism.{by} ({size}) {problem(kind, by, size)}", exit_codes.CONFIGURATION)
+    return row
 
 
 def divide_layers(model: PreTrainedModel, layers: nn.ModuleList, mesh: DeviceMesh) -> None:
     """Divide attention and dense feed-forward of every layer over `mesh`, in place. Parameters become DTensors.
 
     Raises:
-        RoleError: the model's family is not known, or its heads cannot be divided by the size.
+        RoleError: the model's family is not known, a layer has parameters that its family's row does not name, or the size does not
+            divide its heads or columns.
     """
-    check_family(model, "tp", mesh.size())
+    row = check_family(model, "tp", mesh.size())
     # It warns for every tensor that is gathered from two dimensions, as publishing does, that one collective would be faster.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    _check_divisible(model, mesh.size())
+    _check_named(model, layers, row)
+    _check_divisible(model, layers, row, mesh.size())
     for layer in layers:
         trained = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
-        parallelize_module(layer, mesh, _plan(layer))
+        parallelize_module(layer, mesh, _plan(model, layer, row))
+        for attribute in row.counts:
+            _divide_count(layer, attribute, mesh.size())
         for name, parameter in layer.named_parameters():  # a copied norm forgets that it is frozen
             parameter.requires_grad_(trained[name])
     group = mesh.get_group()
-    decoder = model.get_decoder()
 
     def embedded(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
         return scale_gradient(output, 1 / mesh.size())  # each rank has the whole gradient, and FSDP adds them up
@@ -83,51 +65,76 @@ def divide_layers(model: PreTrainedModel, layers: nn.ModuleList, mesh: DeviceMes
     def left_layers(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (copy_to(inputs[0], group), *inputs[1:])
 
-    decoder.embed_tokens.register_forward_hook(embedded)
-    decoder.norm.register_forward_pre_hook(left_layers)
+    model.get_input_embeddings().register_forward_hook(embedded)
+    getattr(model.get_decoder(), row.last_norm).register_forward_pre_hook(left_layers)
 
 
-class _Columns(ColwiseParallel):  # type: ignore[misc]  # torch is not type-checked
-    """Division by columns, also of a layer with an adapter: B is divided by rows as the weight is, A is whole on every rank."""
-
-    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
-        adapter = _take_adapter(module)
-        super()._partition_linear_fn(name, module, device_mesh)
-        _put_adapter(module, adapter, device_mesh, lora_A=Replicate(), lora_B=Shard(0))
-
-
-class _Rows(RowwiseParallel):  # type: ignore[misc]
-    """Division by rows, also of a layer with an adapter: A is divided by columns as the weight is, B is whole on every rank."""
-
-    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
-        adapter = _take_adapter(module)
-        super()._partition_linear_fn(name, module, device_mesh)
-        _put_adapter(module, adapter, device_mesh, lora_A=Shard(1), lora_B=Replicate())
-
-
-def _take_adapter(module: nn.Module) -> dict[str, nn.Parameter]:
-    names = [name for name in module._parameters if name in PARAMETERS]
-    return {name: module._parameters.pop(name) for name in names}
+def _check_named(model: PreTrainedModel, layers: nn.ModuleList, row: Family) -> None:
+    inside = {id(parameter) for parameter in layers.parameters()}
+    unknown = {name for layer in layers for name, _ in layer.named_parameters() if not row.names(name)}
+    decoder = model.get_decoder()
+    known = [model.get_input_embeddings(), getattr(decoder, row.last_norm)]
+    outside = {id(parameter) for module in known for parameter in module.parameters()}
+    unknown |= {
+        name for name, parameter in decoder.named_parameters() if id(parameter) not in inside and id(parameter) not in outside
+    }
+    if unknown:
+        raise RoleError(
+            f"trainer.parallelism.tp: this model of type {model.config.model_type} has {', '.join(sorted(unknown))}, which its family's "
+            "layers are not known to have; set tp: 1 and share it by dpShard",
+            exit_codes.CONFIGURATION,
+        )
 
 
-def _put_adapter(
-    module: nn.Module, adapter: dict[str, nn.Parameter], mesh: DeviceMesh, **placements: Placement
-) -> None:
-    for name, parameter in adapter.items():  # its values are set later, from the seed
-        divided = distribute_tensor(parameter.detach(), mesh, [placements[name]], src_data_rank=None)
-        module.register_parameter(name, nn.Parameter(divided, requires_grad=parameter.requires_grad))
+def _check_divisible(model: PreTrainedModel, layers: nn.ModuleList, row: Family, tp: int) -> None:
+    config = model.config
+    sizes = [("key-value heads", config.num_key_value_heads), ("attention heads", config.num_attention_heads)]
+    for layer in layers:  # a mixture's experts are dealt out instead
+        sizes += [
+            ("intermediate size", module.out_features // len(row.joined.get(name, "1")))
+            for name, module in layer.named_modules()
+            if name.startswith("mlp.") and (name in row.columns or name in row.joined)
+        ]
+    for what, size in sizes:
+        if size % tp:
+            raise RoleError(
+                f"trainer.parallelism.tp ({tp}) must divide the model's {what} ({size}); lower tp",
+                exit_codes.CONFIGURATION,
+            )
 
 
-def _plan(layer: Any) -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {f"self_attn.{name}": _Columns() for name in ("q_proj", "k_proj", "v_proj")}
-    plan["self_attn.o_proj"] = _Rows()
-    for name in ("q_norm", "k_norm"):  # one weight for all heads: its gradient is a sum over the ranks
-        if hasattr(layer.self_attn, name):
-            plan[f"self_attn.{name}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
-    if hasattr(layer.mlp, "down_proj"):
-        plan |= {
-            "mlp.gate_proj": _Columns(),
-            "mlp.up_proj": _Columns(),
-            "mlp.down_proj": _Rows(),
-        }
+def _plan(model: PreTrainedModel, layer: nn.Module, row: Family) -> dict[str, ParallelStyle]:
+    there = dict(layer.named_modules())
+    plan: dict[str, ParallelStyle] = {name: Columns() for name in row.columns if name in there}
+    plan |= {name: Rows() for name in row.rows if name in there}
+    for name in row.norms:  # one weight for all ranks: its gradient is a sum over them
+        if name in there and any(True for _ in there[name].parameters()):
+            plan[name] = SequenceParallel(sequence_dim=row.norm_heads, use_local_output=True)
+    for name, widths in row.joined.items():
+        if name in there:
+            plan[name] = Joined([_width(model, there[name], width) for width in widths])
     return plan
+
+
+def _width(model: PreTrainedModel, module: Any, width: Width) -> int:
+    config = model.config
+    head: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    sizes: dict[Width, int] = {
+        "queries": config.num_attention_heads * head,
+        "keys": config.num_key_value_heads * head,
+        "half": module.out_features // 2,
+    }
+    return sizes[width]
+
+
+def _divide_count(layer: nn.Module, attribute: str, tp: int) -> None:
+    """Divide a number of heads that a layer's code reads; a configuration is copied, as the model's own keeps the whole number."""
+    path, _, name = attribute.rpartition(".")
+    owner: Any = layer
+    for step in path.split("."):
+        inner = getattr(owner, step)
+        if not isinstance(inner, nn.Module):
+            inner = copy.copy(inner)
+            setattr(owner, step, inner)
+        owner = inner
+    setattr(owner, name, getattr(owner, name) // tp)

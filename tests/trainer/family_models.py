@@ -1,0 +1,92 @@
+"""A tiny model of every family that the trainer divides over ranks, with windows, caps and scales that act on short sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from rlrun.config.families import FAMILIES
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_ALTERNATING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+_MIXTURE = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+_HEADS = {"head_dim": 8}
+_ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+_CAPPED = _HEADS | _ALTERNATING | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "qwen2": {"use_sliding_window": True, **_ALTERNATING},
+    "qwen3": _HEADS,
+    "mistral": {"sliding_window": 6, **_HEADS},
+    "ministral": _HEADS | _ALTERNATING,
+    "ministral3": _HEADS | {"sliding_window": 6},
+    "gemma": _HEADS,
+    "gemma2": _CAPPED,
+    "vaultgemma": _CAPPED,
+    "gemma3_text": _HEADS | _ALTERNATING | {"query_pre_attn_scalar": 16},
+    "granite": {"attention_multiplier": 0.2, "residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "olmo": {"clip_qkv": 1.0},
+    "olmo3": _ALTERNATING,
+    "smollm3": {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 6},
+    "helium": _HEADS,
+    "arcee": _HEADS,
+    "seed_oss": _HEADS | {"attention_out_bias": True},
+    "ernie4_5": _HEADS | {"use_bias": True},
+    "cwm": _HEADS | _ALTERNATING,
+    "cohere": {"use_qk_norm": True, "logit_scale": 0.25},
+    "cohere2": _HEADS | _ALTERNATING | {"logit_scale": 0.25},
+    "jais2": _HEADS,
+    "exaone4": _HEADS | _ALTERNATING,
+    "hunyuan_v1_dense": _HEADS,
+    "hyperclovax": _HEADS | {"use_post_norm": True},
+    "glm": _HEADS | {"attention_bias": True},
+    "glm4": _HEADS | {"attention_bias": True},
+    "phi3": {"sliding_window": 6},
+    "phi": {"qk_layernorm": True},
+    "starcoder2": {"sliding_window": 6},
+    "qwen3_moe": _MIXTURE | _HEADS | {"mlp_only_layers": [0]},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 6},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_moe": _MIXTURE | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
+    "glm4_moe": _MIXTURE | _ROUTED | _HEADS | {"use_qk_norm": True, "attention_bias": True},
+    "dots1": _MIXTURE | _ROUTED | _HEADS,
+    "gpt_oss": _HEADS | _ALTERNATING | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "deepseek_v3": _MIXTURE
+    | _ROUTED
+    | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+}
+"""Changes of the common sizes, by model type."""
+
+
+def layouts_of(kind: str) -> list[str]:
+    """Names of the layouts of four ranks that a family is tried in (`tests.trainer.layouts.LAYOUTS`)."""
+    by = FAMILIES[kind].by
+    found = ["fsdp4", *(["cp4", "cp2xfsdp2"] if "cp" in by else [])]
+    if "tp" in by:
+        found += ["tp4", "tp2xfsdp2", "tp2xcp2"]
+    if "ep" in by:
+        found += ["ep2xtp2", "ep4"]
+    return found
+
+
+def make_model(kind: str, seed: int) -> Any:
+    """A model of random weights; norms and biases are not neutral, which would hide a gradient that is counted twice."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**(_COMMON | OPTIONS.get(kind, {}))))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
