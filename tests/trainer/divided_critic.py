@@ -47,12 +47,21 @@ def reference(model: Any, batch: Batch) -> dict[str, Any]:
         found.append(torch.where(torch.from_numpy(sample.loss_mask), torch.cat([values.new_zeros(1), values]), 0))
     values = torch.cat(found)
     lengths = row.packed.lengths
-    estimated = gae(token_rewards(batch.samples, row), values.detach(), mask=row.mask, sequence_lengths=lengths, whitened=False, **GAE)
+    estimated = gae(
+        token_rewards(batch.samples, row),
+        values.detach(),
+        mask=row.mask,
+        sequence_lengths=lengths,
+        whitened=False,
+        **GAE,
+    )
     mask, returns, old = row.mask, estimated.returns, values.detach() + SHIFT
     near = old + (values - old).clamp(-CLIP, CLIP)
     loss = torch.maximum((values - returns) ** 2, (near - returns) ** 2)[mask].sum() / 2 / mask.sum()
     loss.backward()
-    gradient = {name: parameter.grad.clone() for name, parameter in critic.named_parameters() if parameter.grad is not None}
+    gradient = {
+        name: parameter.grad.clone() for name, parameter in critic.named_parameters() if parameter.grad is not None
+    }
     optimizer = make_optimizer(critic, _OPTIMIZER, torch.device("cpu"))
     optimizer.step()
     advantages = estimated.advantages[mask].double()
@@ -76,7 +85,9 @@ def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_toke
     config = ModelConfig(path=str(source))
     module = _with_head(load_sharded(config, str(source), group, seq_len=128, prepare=to_critic))
     critic = Critic(module, make_optimizer(module, _OPTIMIZER, group.device), CLIP)
-    dealt = plan([len(sample) for sample in batch.samples], row_tokens=row_tokens, ranks=group.data_size).ranks[group.data_rank]
+    dealt = plan([len(sample) for sample in batch.samples], row_tokens=row_tokens, ranks=group.data_size).ranks[
+        group.data_rank
+    ]
     samples = [[batch.samples[index] for index in row] for row in dealt]
     rows = micro_batches(samples, group.device)
     numbers = sorted({sample.group for sample in batch.samples})
@@ -111,7 +122,9 @@ def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_toke
 
 
 def _whole(module: nn.Module, *, gradient: bool) -> dict[str, Tensor]:
-    tensors = {name: parameter.grad if gradient else parameter.detach() for name, parameter in module.named_parameters()}
+    tensors = {
+        name: parameter.grad if gradient else parameter.detach() for name, parameter in module.named_parameters()
+    }
     return {
         name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
         for name, tensor in tensors.items()

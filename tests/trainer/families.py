@@ -1,20 +1,22 @@
 """The matrix of families: `python -m tests.trainer.families FOLDER [FAMILY...]` tries each in every layout that its row allows.
 
-Needs about ten minutes of two cores. Prints the table of docs/models.md, from `FOLDER/matrix.json`.
+Needs some twenty minutes of two cores. Prints the rows of the table in docs/parallelism.md.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from rlrun.config.families import FAMILIES
+from rlrun.config.families import FAMILIES, Kind
 from rlrun.local.preflight import free_port
 from tests.trainer.family_models import layouts_of
-from tests.trainer.layouts import RANKS, fork_ranks, rank_main
+from tests.trainer.layouts import fork_ranks, rank_main
 
+KINDS = get_args(Kind)
 ERRORS = ("logprob_error", "gradient_error", "published_error")
 
 
@@ -23,22 +25,47 @@ def worst(found: dict[str, Any]) -> dict[str, float]:
     steps = [step for case in found.values() for step in (case, case.get("resumed")) if step]
     errors = {name: max(step.get(name, 0.0) for step in steps) for name in ERRORS}
     for name in ("loss", "grad_norm"):
-        errors[name] = max(abs(step[name] - step["expected"][name]) / max(abs(step["expected"][name]), 1e-2) for step in steps)
+        errors[name] = max(
+            abs(step[name] - step["expected"][name]) / max(abs(step["expected"][name]), 1e-2) for step in steps
+        )
     return errors
+
+
+def tried(kind: str, folder: Path) -> dict[str, Any]:
+    """Worst errors of a family over all its layouts; which layout failed, where one did."""
+    found: dict[str, Any] = {}
+    for ranks, layouts in layouts_of(kind).items():
+        own = folder / kind / str(ranks)
+        own.mkdir(parents=True, exist_ok=True)
+        cases = [f"{kind}:{layout}" for layout in layouts]
+        failed = fork_ranks(ranks, free_port(), partial(rank_main, own, cases))
+        if (own / "found.json").exists():
+            found |= json.loads((own / "found.json").read_text())
+        if failed:
+            return {"failed": next(case for case in cases if case not in found)}
+    return worst(found)
+
+
+def rows(table: dict[str, Any]) -> list[str]:
+    """Rows of the page's table: model type, fields that divide it, largest errors."""
+    return [
+        f"| `{kind}` | {' | '.join('yes' if by in FAMILIES[kind].by else 'no' for by in KINDS)} | "
+        + " | ".join(f"{row[name]:.0e}".replace("e-0", "e-") for name in ERRORS)
+        + " |"
+        for kind, row in sorted(table.items())
+    ]
 
 
 def main(folder: Path, families: list[str]) -> int:
     table: dict[str, Any] = {}
     for kind in families or [*FAMILIES]:
-        own = folder / kind
-        own.mkdir(parents=True, exist_ok=True)
-        cases = [f"{kind}:{layout}" for layout in layouts_of(kind)]
-        failed = fork_ranks(RANKS, free_port(), lambda own=own, cases=cases: rank_main(own, cases))  # type: ignore[misc]
-        found = json.loads((own / "found.json").read_text()) if (own / "found.json").exists() else {}
-        table[kind] = worst(found) if not failed else {"failed_after": list(found)}
+        table[kind] = tried(kind, folder)
         print(kind, table[kind], flush=True)
         (folder / "matrix.json").write_text(json.dumps(table, indent=1))
-    return int(any("failed_after" in row for row in table.values()))
+    if any("failed" in row for row in table.values()):
+        return 1
+    print("\n".join(rows(table)))
+    return 0
 
 
 if __name__ == "__main__":

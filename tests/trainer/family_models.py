@@ -8,6 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from rlrun.config.families import FAMILIES
+from rlrun.trainer.modeling.small_config import deterministic
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,
@@ -24,8 +25,17 @@ _COMMON: dict[str, Any] = {
 _ALTERNATING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 _MIXTURE = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
 _HEADS = {"head_dim": 8}
-_ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-_CAPPED = _HEADS | _ALTERNATING | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_CAPPED = (
+    _HEADS | _ALTERNATING | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "qwen2": {"use_sliding_window": True, **_ALTERNATING},
@@ -37,11 +47,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gemma2": _CAPPED,
     "vaultgemma": _CAPPED,
     "gemma3_text": _HEADS | _ALTERNATING | {"query_pre_attn_scalar": 16},
-    "granite": {"attention_multiplier": 0.2, "residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.5,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+    },
     "olmo": {"clip_qkv": 1.0},
     "olmo3": _ALTERNATING,
     "smollm3": {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 6},
-    "helium": _HEADS,
+    "helium": {"head_dim": 4},
     "arcee": _HEADS,
     "seed_oss": _HEADS | {"attention_out_bias": True},
     "ernie4_5": _HEADS | {"use_bias": True},
@@ -66,26 +81,39 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpt_oss": _HEADS | _ALTERNATING | {"num_local_experts": 8, "num_experts_per_tok": 2},
     "deepseek_v3": _MIXTURE
     | _ROUTED
-    | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+    | {
+        "num_key_value_heads": 8,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
 }
 """Changes of the common sizes, by model type."""
 
 
-def layouts_of(kind: str) -> list[str]:
-    """Names of the layouts of four ranks that a family is tried in (`tests.trainer.layouts.LAYOUTS`)."""
+def layouts_of(kind: str) -> dict[int, list[str]]:
+    """Names of the layouts that a family is tried in (`tests.trainer.layouts.LAYOUTS`), by number of ranks."""
     by = FAMILIES[kind].by
-    found = ["fsdp4", *(["cp4", "cp2xfsdp2"] if "cp" in by else [])]
+    found: dict[int, list[str]] = {2: [], 4: []}
     if "tp" in by:
-        found += ["tp4", "tp2xfsdp2", "tp2xcp2"]
+        found[2] += ["tp2"]
+        found[4] += ["tp4", "tp2xfsdp2", "tp2xcp2"]
+    if "cp" in by:
+        found[2] += ["cp2"]
+        found[4] += ["cp4", "cp2xfsdp2"]
     if "ep" in by:
-        found += ["ep2xtp2", "ep4"]
+        found[4] += ["ep2xtp2", "ep4"]
     return found
 
 
 def make_model(kind: str, seed: int) -> Any:
     """A model of random weights; norms and biases are not neutral, which would hide a gradient that is counted twice."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**(_COMMON | OPTIONS.get(kind, {}))))
+    config = CONFIG_MAPPING[kind](**(_COMMON | OPTIONS.get(kind, {})))
+    deterministic(config)
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

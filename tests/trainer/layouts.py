@@ -65,7 +65,10 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "ep2xtp2": {"ep": 2, "tp": 2},
     "ep2xcp2": {"ep": 2, "cp": 2},
     "ep4xcp2": {"ep": 4, "cp": 2},
+    "tp2": {"tp": 2},
+    "cp2": {"cp": 2},
 }
+"""Of four ranks; the last two are of two."""
 RANKS = 4
 LR = 1e-2
 LORA = LoRAConfig(rank=4, alpha=8)

@@ -12,10 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlrun.fit import trainer
 from rlrun.fit.activations import layer_activations, outside_layers
-from rlrun.fit.architecture import DIVISIBLE, from_config
+from rlrun.fit.architecture import from_config
 from rlrun.fit.sources import count_on_meta
 from rlrun.trainer.learning import lm_head
-from rlrun.trainer.modeling.parallel.tensor import FAMILIES
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -82,5 +81,4 @@ def test_activations_are_those_that_autograd_saves(kind: str, dtype: torch.dtype
 
 def test_constants_are_those_of_the_trainer() -> None:
     assert lm_head.CHUNK_BYTES["cuda"] == trainer.HEAD_CHUNK_BYTES
-    assert frozenset(FAMILIES) == DIVISIBLE
     assert lm_head.KEPT_BYTES["cuda"] == 0  # else the kept ones have to be counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -30,8 +31,14 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
     ("model", "blocks", "key", "message"),
     [
         (QWEN3, trainer(16, tp=16), "tp", r"16 must divide the model's key-value heads \(8\); lower tp"),
-        (QWEN2, trainer(2, tp=2), "tp", "2 is for the model types llama, qwen3, qwen3_moe, the model is of type qwen2"),
-        (QWEN2, trainer(2, cp=2), "cp", "set cp: 1 and share it by dpShard"),
+        (
+            dataclasses.replace(QWEN2, model_type="gpt_oss"),
+            trainer(2, tp=2),
+            "tp",
+            "2 is for the model types arcee, .* the model is of type gpt_oss: its experts .* set tp: 1 and share it by dpShard, or cp",
+        ),
+        (dataclasses.replace(QWEN2, model_type="mamba"), trainer(2, cp=2), "cp", "set cp: 1 and share it by dpShard"),
+        (dataclasses.replace(MIXTURE, model_type="afmoe"), trainer(2, ep=2), "ep", "is for the model types .*olmoe"),
         (QWEN3, trainer(2, ep=2), "ep", "2: the model has no experts; set ep: 1"),
         (MIXTURE, trainer(24, ep=3), "ep", r"3 times tp \(1\) must divide the model's experts \(128\)"),
         (

@@ -35,15 +35,23 @@ class Family:
     norms: tuple[str, ...] = ("self_attn.q_norm", "self_attn.k_norm")
     """Norms of what is divided: of every head, or of all heads together, which the ranks then compute together."""
     norm_heads: int = 2
-    """Dimension of those norms' inputs that the heads are in."""
+    """Dimension of those norms' inputs that is divided: the heads', or that of the elements of all heads."""
     whole: tuple[str, ...] = ("*layernorm", "mlp.gate")
     """Patterns of modules that every rank has and computes whole: the layer's norms and routers."""
     experts: tuple[str, ...] = ()
     """Modules that hold a mixture's experts, which are dealt out."""
     counts: tuple[str, ...] = ()
     """Attributes of a layer that hold a number of heads, which the layer's code reads."""
+    in_place: bool = False
+    """True if the layer changes the results of columns in place; they are copied then."""
     last_norm: str = "norm"
     """Norm of the decoder after its layers."""
+    biased: bool = False
+    """True if queries, keys and values have biases, and no other module of the layer does (`rlrun fit`)."""
+    normed: bool = False
+    """True if queries and keys are normed head by head (`rlrun fit`)."""
+    counted: bool = False
+    """True if `rlrun fit` counts its parameters exactly from `config.json`; of others it counts a Llama's of the same sizes."""
     by: frozenset[Kind] = _DENSE
     """Ways to divide it."""
     reason: str = ""
@@ -74,11 +82,15 @@ _ROWS_ALONE = frozenset[Kind]({"cp"})
 
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(
-        "llama qwen2 qwen3 mistral ministral ministral3 gemma gemma2 vaultgemma granite olmo smollm3 helium arcee seed_oss "
-        "ernie4_5 cwm cohere cohere2 jais2".split(),
+        "ministral ministral3 gemma gemma2 vaultgemma granite smollm3 helium arcee seed_oss "
+        "ernie4_5 cwm cohere cohere2 jais2 olmo2 olmo3".split(),
         _LLAMA,
     ),
-    **dict.fromkeys("gemma3_text exaone4 olmo2 olmo3".split(), _HEADS_FIRST),
+    **dict.fromkeys(("llama", "mistral"), replace(_LLAMA, counted=True)),
+    "qwen2": replace(_LLAMA, counted=True, biased=True),
+    "qwen3": replace(_LLAMA, counted=True, normed=True),
+    **dict.fromkeys(("gemma3_text", "exaone4"), replace(_HEADS_FIRST, normed=True)),
+    "olmo": replace(_LLAMA, in_place=True),
     "hunyuan_v1_dense": replace(_HEADS_FIRST, norms=("self_attn.query_layernorm", "self_attn.key_layernorm")),
     "hyperclovax": replace(_LLAMA, whole=(*_LLAMA.whole, "post_norm[12]")),
     "glm": _JOINED,
@@ -87,6 +99,7 @@ FAMILIES: Mapping[str, Family] = {
         _JOINED,
         columns=(),
         joined={"self_attn.qkv_proj": ("queries", "keys", "keys"), "mlp.gate_up_proj": ("half", "half")},
+        counted=True,
         counts=("self_attn.num_key_value_heads", "self_attn.config.num_attention_heads"),
     ),
     "phi": replace(
@@ -98,7 +111,9 @@ FAMILIES: Mapping[str, Family] = {
         last_norm="final_layernorm",
     ),
     "starcoder2": replace(_LLAMA, columns=(*_QUERIES, "mlp.c_fc"), rows=("self_attn.o_proj", "mlp.c_proj")),
-    **dict.fromkeys("qwen3_moe mixtral olmoe".split(), _EXPERTS),
+    "qwen3_moe": replace(_EXPERTS, counted=True, normed=True),
+    "mixtral": replace(_EXPERTS, counted=True),
+    "olmoe": _EXPERTS,
     **dict.fromkeys("qwen2_moe glm4_moe dots1".split(), _SHARED),
     "gpt_oss": Family(by=_ROWS_ALONE, reason="its experts have biases and its heads sinks, which are not divided"),
     "deepseek_v3": Family(by=_ROWS_ALONE, reason="its heads are made of latent vectors, which are not divided"),

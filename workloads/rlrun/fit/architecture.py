@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-EXACT = frozenset({"llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"})
-"""Model types whose parameters are counted exactly; of others the count is that of a Llama of this shape."""
+from rlrun.config.families import FAMILIES, Family
+
+_UNKNOWN = Family()
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
@@ -53,13 +54,17 @@ class Architecture:
 
     @property
     def exact(self) -> bool:
-        """True if the number of parameters is exact."""
-        return self.model_type in EXACT or self.counted is not None
+        """True if the number of parameters is exact; of other families it is that of a Llama of this shape."""
+        return self._family.counted or self.counted is not None
 
     @property
     def qk_norm(self) -> bool:
         """True if queries and keys are normalised head by head."""
-        return self.model_type.startswith("qwen3")
+        return self._family.normed
+
+    @property
+    def _family(self) -> Family:
+        return FAMILIES.get(self.model_type, _UNKNOWN)
 
     @property
     def queries(self) -> int:
@@ -84,7 +89,7 @@ class Architecture:
     def layer_parameters(self) -> int:
         """Parameters of a decoder layer without its experts."""
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        biases = self.queries + 2 * self.keys if self.model_type == "qwen2" else 0
+        biases = self.queries + 2 * self.keys if self._family.biased else 0
         router = self.experts * self.hidden
         return sum(linear.weights for linear in self.linears.values()) + norms + biases + router
 
@@ -134,7 +139,7 @@ def from_config(config: Mapping[str, object]) -> Architecture:
     positions = config.get("max_position_embeddings")
     experts = next((_size(config, name) for name in _EXPERTS if config.get(name)), 0)
     kind = str(config.get("model_type", ""))
-    own = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size"
+    own = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
     return Architecture(
         model_type=kind,
         hidden=sizes["hidden_size"],

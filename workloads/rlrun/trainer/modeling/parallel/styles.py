@@ -21,6 +21,17 @@ PARAMETERS = ("lora_A", "lora_B")
 class Columns(ColwiseParallel):  # type: ignore[misc]  # torch is not type-checked
     """Division by columns, also of a layer with an adapter: B is divided by rows as the weight is, A is whole on every rank."""
 
+    def __init__(self, *, copied: bool = False) -> None:
+        """Keep whether results are copied: autograd takes no change in place of what a DTensor holds."""
+        super().__init__()
+        self.copied = copied
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        applied = super()._apply(module, device_mesh)
+        if self.copied:
+            applied.register_forward_hook(lambda module, inputs, output: output.clone())
+        return applied
+
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         adapter = _take_adapter(module)
         super()._partition_linear_fn(name, module, device_mesh)

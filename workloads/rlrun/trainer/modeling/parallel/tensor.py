@@ -76,7 +76,9 @@ def _check_named(model: PreTrainedModel, layers: nn.ModuleList, row: Family) -> 
     known = [model.get_input_embeddings(), getattr(decoder, row.last_norm)]
     outside = {id(parameter) for module in known for parameter in module.parameters()}
     unknown |= {
-        name for name, parameter in decoder.named_parameters() if id(parameter) not in inside and id(parameter) not in outside
+        name
+        for name, parameter in decoder.named_parameters()
+        if id(parameter) not in inside and id(parameter) not in outside
     }
     if unknown:
         raise RoleError(
@@ -105,7 +107,7 @@ def _check_divisible(model: PreTrainedModel, layers: nn.ModuleList, row: Family,
 
 def _plan(model: PreTrainedModel, layer: nn.Module, row: Family) -> dict[str, ParallelStyle]:
     there = dict(layer.named_modules())
-    plan: dict[str, ParallelStyle] = {name: Columns() for name in row.columns if name in there}
+    plan: dict[str, ParallelStyle] = {name: Columns(copied=row.in_place) for name in row.columns if name in there}
     plan |= {name: Rows() for name in row.rows if name in there}
     for name in row.norms:  # one weight for all ranks: its gradient is a sum over them
         if name in there and any(True for _ in there[name].parameters()):
