@@ -36,13 +36,25 @@ _ROUTED = {
 _CAPPED = (
     _HEADS | _ALTERNATING | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
 )
+_SCALED = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8,
+    "llama_4_scaling_beta": 0.5,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+"""Queries grow with their positions from the eighth on."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "qwen2": {"use_sliding_window": True, **_ALTERNATING},
     "qwen3": _HEADS,
     "mistral": {"sliding_window": 6, **_HEADS},
     "ministral": _HEADS | _ALTERNATING,
-    "ministral3": _HEADS | {"sliding_window": 6},
+    "ministral3": _HEADS | {"sliding_window": 6, "rope_parameters": _SCALED},
     "gemma": _HEADS,
     "gemma2": _CAPPED,
     "vaultgemma": _CAPPED,

@@ -14,6 +14,7 @@ from rlrun.local.preflight import free_port
 pytestmark = pytest.mark.timeout(1000)
 
 TOLERANCE = 1e-4
+LOGPROB_TOLERANCE = 1e-5
 PADDING = 1.3
 """Bytes of a gradient between micro-batches, over those of a rank's parameters: small tensors do not divide evenly."""
 SECONDS = 900.0
@@ -30,17 +31,25 @@ CASES = {
         "ep4xcp2",
         "ep2xreplicate2:local",
     ),
+    "qwen2": ("tp2xcp2",),  # biases, windows across the cut
+    "gemma2": ("tp2xcp2",),  # caps
+    "phi3": ("tp2xcp2", "tp4"),  # joined projections
+    "olmo2": ("tp2xcp2",),  # norms over all heads
+    "starcoder2": ("tp2xcp2",),  # biases of what is added up
+    "gpt_oss": ("cp4",),  # sinks
+    "glm4+lora": ("tp2xfsdp2",),
     "qwen3+lora": ("hsdp2x2", "tp2xfsdp2", "cp4"),
     "moe+lora": ("ep2xfsdp2", "ep2xtp2", "ep2xcp2"),
     "qwen3+muon": ("tp2xfsdp2", "tp4"),
     "moe+muon": ("ep2xtp2", "ep4"),
 }
+CRITICS = {"qwen3+critic": ("tp2xcp2", "cp2xfsdp2"), "gemma2+critic": ("tp2xfsdp2",)}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("layouts")
-    cases = [f"{family}:{layout}" for family, layouts in CASES.items() for layout in layouts]
+    cases = [f"{family}:{layout}" for family, layouts in (CASES | CRITICS).items() for layout in layouts]
     command = [sys.executable, "-m", "tests.trainer.layouts", str(folder), str(free_port()), *cases]
     done = subprocess.run(
         command,
@@ -57,6 +66,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_layout_gives_the_numbers_of_one_rank(found: dict[str, Any], family: str, layout: str) -> None:
     case = found[f"{family}:{layout}"]
     assert case["checksum_exact"]
+    assert case["logprob_error"] < LOGPROB_TOLERANCE
     assert case["entries_exact"]
     assert (1 <= case["held"] < PADDING) == ("local" not in layout)
     steps = [case]
@@ -68,3 +78,10 @@ def test_a_layout_gives_the_numbers_of_one_rank(found: dict[str, Any], family: s
             assert step[metric] == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), metric
         assert step["gradient_error"] < TOLERANCE
         assert step["published_error"] < TOLERANCE
+
+
+@pytest.mark.parametrize(("family", "layout"), [(f, layout) for f, layouts in CRITICS.items() for layout in layouts])
+def test_a_critic_gives_the_numbers_of_one_rank(found: dict[str, Any], family: str, layout: str) -> None:
+    errors = found[f"{family}:{layout}"]
+    assert {"values", "returns", "advantages", "value_loss", "grad_norm", "gradient", "parameters"} <= errors.keys()
+    assert max(errors.values()) < TOLERANCE

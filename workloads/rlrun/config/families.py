@@ -80,12 +80,25 @@ _SHARED = replace(
 )
 _ROWS_ALONE = frozenset[Kind]({"cp"})
 
-FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(
-        "ministral ministral3 gemma gemma2 vaultgemma granite smollm3 helium arcee seed_oss "
-        "ernie4_5 cwm cohere cohere2 jais2 olmo2 olmo3".split(),
-        _LLAMA,
+_AS_LLAMA = (
+    *(
+        "arcee",
+        "cohere",
+        "cohere2",
+        "cwm",
+        "ernie4_5",
+        "gemma",
+        "gemma2",
+        "granite",
+        "helium",
+        "jais2",
+        "ministral",
+        "ministral3",
     ),
+    *("olmo2", "olmo3", "seed_oss", "smollm3", "vaultgemma"),
+)
+FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(_AS_LLAMA, _LLAMA),
     **dict.fromkeys(("llama", "mistral"), replace(_LLAMA, counted=True)),
     "qwen2": replace(_LLAMA, counted=True, biased=True),
     "qwen3": replace(_LLAMA, counted=True, normed=True),
@@ -114,7 +127,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": replace(_EXPERTS, counted=True, normed=True),
     "mixtral": replace(_EXPERTS, counted=True),
     "olmoe": _EXPERTS,
-    **dict.fromkeys("qwen2_moe glm4_moe dots1".split(), _SHARED),
+    **dict.fromkeys(("qwen2_moe", "glm4_moe", "dots1"), _SHARED),
     "gpt_oss": Family(by=_ROWS_ALONE, reason="its experts have biases and its heads sinks, which are not divided"),
     "deepseek_v3": Family(by=_ROWS_ALONE, reason="its heads are made of latent vectors, which are not divided"),
 }

@@ -148,9 +148,9 @@ def _divide(model: nn.Module, layers: nn.ModuleList, group: Group) -> None:
     """Divide layers over tensor ranks, experts over expert ranks and rows over context ranks."""
     dims, meshes = group.dims, group.meshes
     if dims.cp > 1:
-        check_family(model, "cp", dims.cp)
+        check_family(model, layers, "cp", dims.cp)
     if dims.ep > 1 and any(experts_of(layer) is not None for layer in layers):
-        check_family(model, "ep", dims.ep)
+        check_family(model, layers, "ep", dims.ep)
     if meshes is None:
         return
     if meshes.tp is not None:

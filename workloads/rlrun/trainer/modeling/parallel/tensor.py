@@ -25,16 +25,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_family(model: PreTrainedModel, by: Kind, size: int) -> Family:
+def check_family(model: PreTrainedModel, layers: nn.ModuleList, by: Kind, size: int) -> Family:
     """The family's row; refuses what was never checked against one rank.
 
     Raises:
-        RoleError: the model is of no family that is divided so.
+        RoleError: the model is of no family that is divided so, or has parameters that its family's row does not name.
     """
     kind = model.config.model_type
     row = family(kind, by)
     if row is None:
         raise RoleError(f"trainer.parallelism.{by} ({size}) {problem(kind, by, size)}", exit_codes.CONFIGURATION)
+    if "tp" in row.by:
+        _check_named(model, layers, row, f"{by} ({size})", fix=f"set {by}: 1 and share it by dpShard")
     return row
 
 
@@ -45,10 +47,9 @@ def divide_layers(model: PreTrainedModel, layers: nn.ModuleList, mesh: DeviceMes
         RoleError: the model's family is not known, a layer has parameters that its family's row does not name, or the size does not
             divide its heads or columns.
     """
-    row = check_family(model, "tp", mesh.size())
+    row = check_family(model, layers, "tp", mesh.size())
     # It warns for every tensor that is gathered from two dimensions, as publishing does, that one collective would be faster.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    _check_named(model, layers, row)
     _check_divisible(model, layers, row, mesh.size())
     for layer in layers:
         trained = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
@@ -69,21 +70,19 @@ def divide_layers(model: PreTrainedModel, layers: nn.ModuleList, mesh: DeviceMes
     getattr(model.get_decoder(), row.last_norm).register_forward_pre_hook(left_layers)
 
 
-def _check_named(model: PreTrainedModel, layers: nn.ModuleList, row: Family) -> None:
-    inside = {id(parameter) for parameter in layers.parameters()}
+def _check_named(model: PreTrainedModel, layers: nn.ModuleList, row: Family, field: str, *, fix: str) -> None:
     unknown = {name for layer in layers for name, _ in layer.named_parameters() if not row.names(name)}
     decoder = model.get_decoder()
-    known = [model.get_input_embeddings(), getattr(decoder, row.last_norm)]
-    outside = {id(parameter) for module in known for parameter in module.parameters()}
-    unknown |= {
-        name
-        for name, parameter in decoder.named_parameters()
-        if id(parameter) not in inside and id(parameter) not in outside
+    known = {
+        id(one)
+        for part in (layers, model.get_input_embeddings(), getattr(decoder, row.last_norm))
+        for one in part.parameters()
     }
+    unknown |= {name for name, parameter in decoder.named_parameters() if id(parameter) not in known}
     if unknown:
         raise RoleError(
-            f"trainer.parallelism.tp: this model of type {model.config.model_type} has {', '.join(sorted(unknown))}, which its family's "
-            "layers are not known to have; set tp: 1 and share it by dpShard",
+            f"trainer.parallelism.{field}: the model's type is {model.config.model_type}, but it has {', '.join(sorted(unknown))}, which "
+            f"models of that type are not known to have; {fix}",
             exit_codes.CONFIGURATION,
         )
 

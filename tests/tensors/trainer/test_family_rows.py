@@ -1,0 +1,77 @@
+"""Rows of the table of families against the layers that transformers builds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlrun.config.families import FAMILIES
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.architecture_check import examine
+from rlrun.trainer.modeling.parallel.tensor import check_family
+from rlrun.trainer.modeling.shard import decoder_layers
+from rlrun.trainer.modeling.tensor_names import remember
+from tests.trainer.family_models import make_model
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_row_names_every_parameter_of_its_familys_layers(kind: str) -> None:
+    with torch.device("meta"):
+        model = make_model(kind, 0)
+    layers = decoder_layers(model)
+    for by in sorted(FAMILIES[kind].by):
+        assert check_family(model, layers, by, 2) is FAMILIES[kind]
+
+
+@pytest.mark.parametrize("by", ["tp", "cp"])
+@pytest.mark.parametrize("place", ["layer", "decoder"])
+def test_a_variant_of_a_family_is_refused(by: Any, place: str) -> None:
+    with torch.device("meta"):
+        model = make_model("llama", 0)
+        layers = decoder_layers(model)
+        owner: nn.Module = layers[1] if place == "layer" else model.get_decoder()
+        owner.conv = nn.Linear(2, 2, bias=False)
+    with pytest.raises(
+        RoleError,
+        match=rf"parallelism\.{by} \(2\): the model's type is llama, but it has .*(conv\.weight), .*; set {by}: 1",
+    ) as caught:
+        check_family(model, layers, by, 2)
+    assert caught.value.code == exit_codes.CONFIGURATION
+
+
+def test_other_families_are_refused_with_those_that_are_divided() -> None:
+    with torch.device("meta"):
+        model = make_model("gpt_oss", 0)
+    layers = decoder_layers(model)
+    with pytest.raises(
+        RoleError,
+        match=r"trainer\.parallelism\.tp \(2\) is for .* arcee, .*: its experts .* or cp",
+    ):
+        check_family(model, layers, "tp", 2)
+    model.config.model_type = "mamba"
+    with pytest.raises(RoleError, match=r"trainer\.parallelism\.cp \(2\) is for .* of type mamba; set cp: 1"):
+        check_family(model, layers, "cp", 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "features"),
+    [
+        ("qwen2", {"window"}),
+        ("gemma2", {"window", "softcap"}),
+        ("gpt_oss", {"window", "sinks"}),
+        ("phi3", {"window"}),
+        ("glm4", set()),
+    ],
+)
+def test_the_models_of_the_matrix_have_the_attention_that_they_stand_for(kind: str, features: set[str]) -> None:
+    packed_attention.register()
+    model = make_model(kind, 0)
+    remember(model)
+    verdict = examine(model, seq_len=512)
+    assert verdict.fault is None
+    assert verdict.features == features

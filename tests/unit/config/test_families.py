@@ -1,0 +1,75 @@
+"""The table of families that are divided over ranks: what a row names, what a refusal says, and the page that shows it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rlrun.config.families import FAMILIES, Family, Kind, divisible, family, problem
+
+PAGE = Path(__file__).parents[3] / "docs" / "parallelism.md"
+
+
+@pytest.mark.parametrize(
+    ("parameter", "named"),
+    [
+        ("self_attn.q_proj.weight", True),
+        ("self_attn.q_proj.bias", True),
+        ("self_attn.q_proj.lora_A", True),
+        ("self_attn.k_norm.weight", True),
+        ("post_feedforward_layernorm.weight", True),
+        ("self_attn.sub_layernorm.weight", False),  # a pattern of the layer's norms says nothing of those inside
+        ("self_attn.sinks", False),
+        ("mlp.act_fn.alpha_p", False),
+        ("conv.weight", False),
+    ],
+)
+def test_a_row_names_a_layers_parameters(parameter: str, named: bool) -> None:
+    assert FAMILIES["llama"].names(parameter) == named
+
+
+def test_no_module_is_two_things() -> None:
+    for kind, row in FAMILIES.items():
+        names = [*row.columns, *row.rows, *row.joined, *row.norms, *row.experts]
+        assert len(names) == len(set(names)), kind
+        assert not any(
+            replace(row, columns=(), rows=(), joined={}, norms=(), experts=()).names(f"{n}.weight") for n in names
+        ), kind
+
+
+def test_what_is_not_divided_so_is_refused_with_the_families_that_are_and_the_fix() -> None:
+    assert problem("mamba", "tp", 1) is None
+    assert problem("qwen2", "tp", 2) is None
+    said = problem("mamba", "tp", 2) or ""
+    assert re.fullmatch(
+        r"is for the model types arcee, .*, the model is of type mamba; set tp: 1 and share it by dpShard", said
+    )
+    assert "gpt_oss" not in said.partition(", the model is")[0]
+    said = problem("gpt_oss", "tp", 2) or ""
+    assert ": its experts have biases and its heads sinks, which are not divided; " in said
+    assert said.endswith("; set tp: 1 and share it by dpShard, or cp")
+    assert (problem("llama", "ep", 2) or "").endswith("set ep: 1 and share it by dpShard")
+    assert family("gpt_oss", "cp") is not None
+
+
+def test_a_row_that_leaves_out_a_kind_says_why() -> None:
+    for kind, row in FAMILIES.items():
+        assert bool(row.reason) == (not {"tp", "cp"} <= row.by), kind
+        assert ("ep" in row.by) == bool(row.experts and "tp" in row.by), kind
+
+
+def test_the_page_has_every_row() -> None:
+    """`python -m tests.trainer.families` prints them, with what it measured."""
+    rows = re.findall(r"^\| `(\w+)` \|((?: (?:yes|no) \|){3})", PAGE.read_text(), re.MULTILINE)
+    shown = {kind: tuple(cell.strip() for cell in cells.split("|")[:3]) for kind, cells in rows}
+    assert len(rows) == len(shown)
+    assert shown == {
+        kind: tuple("yes" if by in row.by else "no" for by in get_args(Kind)) for kind, row in FAMILIES.items()
+    }
+    assert [kind for kind, _ in rows] == sorted(shown)
+    assert set(divisible("tp")) == {kind for kind, cells in shown.items() if cells[0] == "yes"}
+    assert Family().by == {"tp", "cp"}
