@@ -33,11 +33,12 @@ _AS_THEY_COME = (
     "gpt_oss granite_swa granitemoe_swa mimo_v2_flash phi phi3 phimoe olmo olmo2 olmo3 olmoe "
     "flex_olmo starcoder2 gpt2 gpt_bigcode gpt_neox codegen opt biogpt granite granitemoe granitemoeshared cohere cohere2 "
     "glm glm4 glm4_moe deepseek_v3 minimax_m2 smollm3 exaone4 exaone_moe ernie4_5 ernie4_5_moe helium arcee apertus seed_oss nanochat "
-    "diffllama persimmon bitnet jetmoe afmoe"
+    "diffllama persimmon bitnet jetmoe afmoe aria_text axk1 cohere2_moe cwm glm4_moe_lite hy_v3 hyperclovax jais2 laguna mellum "
+    "minimax_m3_vl_text modernbert-decoder solar_open youtu"
 )
 _STATEFUL = (
     "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe jamba falcon_h1 falcon_mamba mamba mamba2 bamba granitemoehybrid recurrent_gemma "
-    "nemotron_h rwkv minimax olmo_hybrid bloom xlnet"
+    "nemotron_h rwkv minimax olmo_hybrid bloom xlnet kimi_linear zaya"
 )
 RIGHT: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in _AS_THEY_COME.split()},
