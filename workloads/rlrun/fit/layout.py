@@ -36,7 +36,9 @@ def layout_problems(spec: RLRunSpec, model: Architecture, reference: Architectur
 
 def _trainer(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
     layout = spec.trainer.parallelism
-    divided: dict[Kind, int] = {"tp": layout.tp, "cp": layout.cp} | ({"ep": layout.ep} if model.experts else {})
+    divided: dict[Kind, int] = {"tp": layout.tp, "cp": layout.cp}
+    if model.experts:
+        divided["ep"] = layout.ep
     for name, size in divided.items():
         if (fault := problem(model.model_type, name, size)) is not None:
             yield ("trainer", "parallelism", name), f"{size} {fault}"
