@@ -151,6 +151,15 @@ def test_a_layer_is_one_graph_with_its_checkpoint_and_its_attention(
     assert not counters["graph_break"]
 
 
+def test_layers_that_ranks_share_are_not_compiled() -> None:
+    model_module.check_compiler(1)
+    with pytest.raises(
+        RoleError,
+        match=r"compile \(true\) does not go with trainer\.parallelism\.tp \(2\): .*; set compile: false or tp: 1",
+    ):
+        model_module.check_compiler(2)
+
+
 def test_compiled_code_that_hides_products_is_told(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:

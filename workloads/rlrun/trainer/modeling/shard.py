@@ -178,7 +178,7 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     _divide(model, layers, group)
     memory = memory or Memory()
     if memory.compile:
-        _check_compiler()
+        check_compiler(dims.tp)
     gradient_accumulation.check_memory(
         model,
         memory.accumulation,
@@ -238,7 +238,22 @@ def _mixed_precision(memory: Memory, device: torch.device) -> MixedPrecisionPoli
     return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
 
 
-def _check_compiler() -> None:
+def check_compiler(tp: int) -> None:
+    """Refuse to compile where the compiler cannot.
+
+    Args:
+        tp: ranks that share every layer's matrices. torch 2.13 recurses without end in the gradient of a linear layer of DTensors
+            when the row's length is a symbol.
+
+    Raises:
+        RoleError: there is no compiler, or the ranks share matrices; names the fix.
+    """
+    if tp > 1:
+        raise RoleError(
+            f"trainer.compile (true) does not go with trainer.parallelism.tp ({tp}): torch compiles no layer that ranks share for rows of "
+            "all lengths; set compile: false or tp: 1",
+            exit_codes.CONFIGURATION,
+        )
     if os.environ.get("CXX") is None and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
         raise RoleError(
             "trainer.compile (true) needs a C++ compiler, and this machine has neither g++ nor clang++; "
