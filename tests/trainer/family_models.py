@@ -104,10 +104,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Changes of the common sizes, by model type."""
 
+WITH_IMAGES = {"gemma3": "gemma3_text"}
+"""Model types of text and images whose text is that of a family."""
+
 
 def layouts_of(kind: str) -> dict[int, list[str]]:
     """Names of the layouts that a family is tried in (`tests.trainer.layouts.LAYOUTS`), by number of ranks."""
-    by = FAMILIES[kind].by
+    by = FAMILIES[WITH_IMAGES.get(kind, kind)].by
     found: dict[int, list[str]] = {2: [], 4: []}
     if "tp" in by:
         found[2] += ["tp2"]
@@ -123,7 +126,17 @@ def layouts_of(kind: str) -> dict[int, list[str]]:
 def make_model(kind: str, seed: int) -> Any:
     """A model of random weights; norms and biases are not neutral, which would hide a gradient that is counted twice."""
     torch.manual_seed(seed)
-    config = CONFIG_MAPPING[kind](**(_COMMON | OPTIONS.get(kind, {})))
+    text = WITH_IMAGES.get(kind, kind)
+    config = CONFIG_MAPPING[text](**(_COMMON | OPTIONS.get(text, {})))
+    if text != kind:
+        small = {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+        }
+        config = CONFIG_MAPPING[kind](text_config=config.to_dict(), vision_config=small, mm_tokens_per_image=4)
     deterministic(config)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

@@ -31,12 +31,12 @@ def check_family(model: PreTrainedModel, layers: nn.ModuleList, by: Kind, size: 
     Raises:
         RoleError: the model is of no family that is divided so, or has parameters that its family's row does not name.
     """
-    kind = model.config.model_type
+    kind = model.config.get_text_config().model_type
     row = family(kind, by)
     if row is None:
         raise RoleError(f"trainer.parallelism.{by} ({size}) {problem(kind, by, size)}", exit_codes.CONFIGURATION)
     if "tp" in row.by:
-        _check_named(model, layers, row, f"{by} ({size})", fix=f"set {by}: 1 and share it by dpShard")
+        _check_named(model, layers, row, kind, f"{by} ({size})", fix=f"set {by}: 1 and share it by dpShard")
     return row
 
 
@@ -70,7 +70,9 @@ def divide_layers(model: PreTrainedModel, layers: nn.ModuleList, mesh: DeviceMes
     getattr(model.get_decoder(), row.last_norm).register_forward_pre_hook(left_layers)
 
 
-def _check_named(model: PreTrainedModel, layers: nn.ModuleList, row: Family, field: str, *, fix: str) -> None:
+def _check_named(
+    model: PreTrainedModel, layers: nn.ModuleList, row: Family, kind: str, field: str, *, fix: str
+) -> None:
     unknown = {name for layer in layers for name, _ in layer.named_parameters() if not row.names(name)}
     decoder = model.get_decoder()
     known = {
@@ -81,14 +83,14 @@ def _check_named(model: PreTrainedModel, layers: nn.ModuleList, row: Family, fie
     unknown |= {name for name, parameter in decoder.named_parameters() if id(parameter) not in known}
     if unknown:
         raise RoleError(
-            f"trainer.parallelism.{field}: the model's type is {model.config.model_type}, but it has {', '.join(sorted(unknown))}, which "
+            f"trainer.parallelism.{field}: the model's type is {kind}, but it has {', '.join(sorted(unknown))}, which "
             f"models of that type are not known to have; {fix}",
             exit_codes.CONFIGURATION,
         )
 
 
 def _check_divisible(model: PreTrainedModel, layers: nn.ModuleList, row: Family, tp: int) -> None:
-    config = model.config
+    config = model.config.get_text_config()
     sizes = [("key-value heads", config.num_key_value_heads), ("attention heads", config.num_attention_heads)]
     for layer in layers:  # a mixture's experts are dealt out instead
         sizes += [
@@ -118,7 +120,7 @@ def _plan(model: PreTrainedModel, layer: nn.Module, row: Family) -> dict[str, Pa
 
 
 def _width(model: PreTrainedModel, module: Any, width: Width) -> int:
-    config = model.config
+    config = model.config.get_text_config()
     head: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     sizes: dict[Width, int] = {
         "queries": config.num_attention_heads * head,
