@@ -32,7 +32,7 @@ CASES = {
         "ep2xreplicate2:local",
     ),
     "qwen2": ("tp2xcp2",),  # biases, windows across the cut
-    "gemma2": ("tp2xcp2",),  # caps
+    "gemma2": ("tp2xcp2:offload",),  # caps; norms after the sum over tensor ranks
     "phi3": ("tp2xcp2", "tp4"),  # joined projections
     "olmo2": ("tp2xcp2",),  # norms over all heads
     "starcoder2": ("tp2xcp2",),  # biases of what is added up

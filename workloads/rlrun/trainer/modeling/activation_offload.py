@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 AHEAD = 2
@@ -259,6 +260,10 @@ class Offload:
         weights = {_local(parameter).untyped_storage().data_ptr() for parameter in layer.parameters()}
 
         def pack(tensor: Tensor) -> Kept | Tensor:
+            if isinstance(
+                tensor, AsyncCollectiveTensor
+            ):  # the sum over tensor ranks, still on its way, has no memory of its own
+                tensor = tensor.wait()
             stays = isinstance(tensor, nn.Parameter | DTensor) or tensor.untyped_storage().data_ptr() in weights
             return tensor if stays or tensor.numel() * tensor.element_size() < SMALLEST else saved.save(tensor)
 

@@ -7,12 +7,16 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.nn.functional import linear
+
+from rlrun.trainer.modeling.parallel.collectives import copy_to
 
 PARAMETERS = ("lora_A", "lora_B")
 """Parameters of a linear layer with an adapter."""
@@ -51,7 +55,7 @@ class Joined(ParallelStyle):  # type: ignore[misc]
     """Division by columns of a layer whose outputs are several parts end to end: each rank computes its share of every part.
 
     The parameters stay what they are in files: whole rows in their order, of which each rank holds one run. Those that a rank computes
-    with are another choice of rows, so that they are gathered for each use, as FSDP gathers them over its ranks.
+    with are another choice of rows, so that they are gathered for each pass, as FSDP gathers them over its ranks, and not kept between.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -74,24 +78,73 @@ class Joined(ParallelStyle):  # type: ignore[misc]
         for width in self.widths:
             shares.append((start + rank * width // size, start + (rank + 1) * width // size))
             start += width
-        module.forward = partial(_joined_forward, module, shares, device_mesh)
+        module.forward = partial(_joined_forward, module, shares, device_mesh.get_group())
         return module
 
 
-def _joined_forward(module: Any, shares: Sequence[tuple[int, int]], mesh: DeviceMesh, input: Tensor) -> Tensor:
+def _joined_forward(module: Any, shares: Sequence[tuple[int, int]], group: dist.ProcessGroup, input: Tensor) -> Tensor:
     """`[..., in]` of all ranks -> `[..., out / ranks]`."""
-
-    def own(parameter: DTensor) -> Tensor:
-        whole = parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-        return torch.cat([whole[first:last] for first, last in shares])
-
-    copied = DTensor.from_local(input, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
-    bias = None if module.bias is None else own(module.bias)
-    output = linear(copied, own(module.weight), bias)
+    bias = None if module.bias is None else module.bias.to_local()
+    output: Tensor = _JoinedLinear.apply(input, module.weight.to_local(), bias, shares, group)
     if not hasattr(module, "lora_A"):
         return output
-    low = linear(copied, module.lora_A.to_local(grad_placements=[Partial()]))
-    return output + linear(low, own(module.lora_B)) * module.scaling
+    low = linear(copy_to(input, group), module.lora_A.to_local(grad_placements=[Partial()]))
+    update: Tensor = _JoinedLinear.apply(low, module.lora_B.to_local(), None, shares, group, False)
+    return output + update * module.scaling
+
+
+class _JoinedLinear(torch.autograd.Function):  # type: ignore[misc]
+    """Linear layer with a rank's rows of a matrix whose rows the ranks hold otherwise; they are gathered again for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        shares: Sequence[tuple[int, int]],
+        group: dist.ProcessGroup,
+        shared_input: bool = True,
+    ) -> Tensor:
+        """`shared_input`: the ranks have the same input, whose gradients are added up."""
+        ctx.save_for_backward(input, weight)
+        ctx.shares, ctx.group, ctx.shared_input = shares, group, shared_input
+        own_bias = None if bias is None else _own(bias, shares, group)
+        output: Tensor = linear(input, _own(weight, shares, group), own_bias)
+        return output
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        gradient = gradients[0].flatten(0, -2)
+        d_input = d_weight = d_bias = None
+        if ctx.needs_input_grad[0]:
+            d_input = (gradient @ _own(weight, ctx.shares, ctx.group)).view(input.shape)
+            if ctx.shared_input:
+                dist.all_reduce(d_input, group=ctx.group)
+        if ctx.needs_input_grad[1]:
+            d_weight = _given_back(gradient.T @ input.flatten(0, -2), ctx.shares, ctx.group)
+        if ctx.needs_input_grad[2]:
+            d_bias = _given_back(gradient.sum(0), ctx.shares, ctx.group)
+        return d_input, d_weight, d_bias, None, None, None
+
+
+def _own(part: Tensor, shares: Sequence[tuple[int, int]], group: dist.ProcessGroup) -> Tensor:
+    """Rows that this rank computes with, out of the runs that the ranks hold."""
+    whole = part.new_empty(part.shape[0] * dist.get_world_size(group), *part.shape[1:])
+    dist.all_gather_single(whole, part.contiguous(), group=group)
+    return torch.cat([whole[first:last] for first, last in shares])
+
+
+def _given_back(gradient: Tensor, shares: Sequence[tuple[int, int]], group: dist.ProcessGroup) -> Tensor:
+    """Gradient of the run that this rank holds; each row's comes from one rank alone."""
+    ranks = dist.get_world_size(group)
+    whole = gradient.new_zeros(gradient.shape[0] * ranks, *gradient.shape[1:])
+    for (first, last), rows in zip(shares, gradient.split([last - first for first, last in shares]), strict=True):
+        whole[first:last] = rows
+    run = gradient.new_empty(gradient.shape)
+    dist.reduce_scatter_single(run, whole, group=group)
+    return run
 
 
 def _take_adapter(module: nn.Module) -> dict[str, nn.Parameter]:
