@@ -123,11 +123,11 @@ def layouts_of(kind: str) -> dict[int, list[str]]:
     return found
 
 
-def make_model(kind: str, seed: int) -> Any:
-    """A model of random weights; norms and biases are not neutral, which would hide a gradient that is counted twice."""
+def make_model(kind: str, seed: int, **sizes: int) -> Any:
+    """A model of random weights, with other `sizes`; norms and biases are not neutral, which would hide a gradient that is counted twice."""
     torch.manual_seed(seed)
     text = WITH_IMAGES.get(kind, kind)
-    config = CONFIG_MAPPING[text](**(_COMMON | OPTIONS.get(text, {})))
+    config = CONFIG_MAPPING[text](**(_COMMON | OPTIONS.get(text, {}) | sizes))
     if text != kind:
         small = {
             "hidden_size": 16,

@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora, packed_attention
 from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
+from rlrun.trainer.modeling.parallel.stages import stage_of
 from rlrun.trainer.modeling.shard import Memory, local_part
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.weights import hf_writer
@@ -65,6 +67,12 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "ep2xtp2": {"ep": 2, "tp": 2},
     "ep2xcp2": {"ep": 2, "cp": 2},
     "ep4xcp2": {"ep": 4, "cp": 2},
+    "pp2xfsdp2": {"pp": 2},
+    "pp2xreplicate2": {"pp": 2, "dp_replicate": 2},
+    "pp2xtp2": {"pp": 2, "tp": 2},
+    "pp2xcp2": {"pp": 2, "cp": 2},
+    "pp2xep2": {"pp": 2, "ep": 2},
+    "pp4": {"pp": 4},
     "tp2": {"tp": 2},
     "cp2": {"cp": 2},
 }
@@ -77,13 +85,14 @@ LORA = LoRAConfig(rank=4, alpha=8)
 LOSS = objective(AlgorithmConfig(), 64)
 OTHER = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))
 """Of every third sample's environment; some ranks have none of them in a row."""
-_KINDS = {"moe": "qwen3_moe"}
-"""Model types of the families that have another name here."""
+_KINDS = {"moe": "qwen3_moe", "deep": "llama"}
+"""Model types of the families that have another name here; the embedding of the deep one is on the first and the last of four stages."""
 
 
 def make_model(family: str, seed: int) -> Any:
     packed_attention.register()
-    model = family_models.make_model(_KINDS.get(family, family), seed)
+    deep = {"num_hidden_layers": 5} if family == "deep" else {}
+    model = family_models.make_model(_KINDS.get(family, family), seed, **deep)
     model.set_attn_implementation(packed_attention.NAME)
     return model
 
@@ -234,7 +243,13 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
         assert parameter.grad is not None, name
         gradient = parameter.grad.detach()
         whole[name] = (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).clone()
-    return whole
+    if (stage := stage_of(model)) is None:
+        return whole
+    stages: list[Any] = [None] * stage.count
+    dist.all_gather_object(stages, whole, group=stage.group)
+    for earlier, later in combinations(stages, 2):  # a tied embedding is on two stages, with the same gradient bit for bit
+        assert all(torch.equal(earlier[name], later[name]) for name in earlier.keys() & later.keys())
+    return {name: gradient for one in stages for name, gradient in one.items()}
 
 
 def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple[dict[str, float], dict[str, Tensor]]:

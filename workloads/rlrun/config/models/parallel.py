@@ -20,7 +20,7 @@ ComputeDType = Literal["auto", "float32", "bfloat16"]
 
 
 class ParallelismConfig(Config):
-    """Division of model and data among the ranks. Does not change the result; ranks = dpReplicate * dpShard * cp * tp."""
+    """Division of model and data among the ranks. Does not change the result; ranks = pp * dpReplicate * dpShard * cp * tp."""
 
     dp_replicate: Annotated[int, Field(ge=1, le=4096)] = 1
     """Copies of the sharded model (HSDP)."""
@@ -32,11 +32,13 @@ class ParallelismConfig(Config):
     """Ranks that share every row's tokens."""
     ep: Annotated[int, Field(ge=1, le=1024)] = 1
     """Ranks among dpShard * cp that share a mixture's experts."""
+    pp: Annotated[int, Field(ge=1, le=64)] = 1
+    """Stages, each of some of the layers, that micro-batches pass through one after the other."""
 
     def problem(self, world_size: int) -> str | None:
         """Reason why `world_size` ranks cannot be divided so: the field, its value and the fix. None when they can."""
-        fixed = self.dp_replicate * (self.dp_shard or 1) * self.cp * self.tp
-        product = "dpReplicate * dpShard * cp * tp"
+        fixed = self.pp * self.dp_replicate * (self.dp_shard or 1) * self.cp * self.tp
+        product = "pp * dpReplicate * dpShard * cp * tp"
         if self.dp_shard is not None and fixed != world_size:
             return (
                 f"parallelism: {product} ({fixed}) must be the number of ranks ({world_size} = replicas * processesPerReplica); "
@@ -44,10 +46,10 @@ class ParallelismConfig(Config):
             )
         if world_size % fixed:
             return (
-                f"parallelism: dpReplicate * cp * tp ({fixed}) must divide the number of ranks "
+                f"parallelism: pp * dpReplicate * cp * tp ({fixed}) must divide the number of ranks "
                 f"({world_size} = replicas * processesPerReplica); lower one of them or raise replicas"
             )
-        sharing = world_size // self.dp_replicate // self.tp
+        sharing = world_size // self.pp // self.dp_replicate // self.tp
         if sharing % self.ep:
             return f"parallelism.ep ({self.ep}) must divide dpShard * cp ({sharing}); lower ep or raise dpShard"
         return None

@@ -28,6 +28,7 @@ from rlrun.trainer.checkpoints import dcp_reader
 from rlrun.trainer.checkpoints.checksum_writer import ChecksumWriter
 from rlrun.trainer.checkpoints.collective_write import agree_among, caught
 from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
+from rlrun.trainer.modeling.parallel.stages import Stage, stage_of
 from rlrun.trainer.ranks.group import Group
 
 
@@ -65,8 +66,18 @@ def snapshot(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
     state: dict[str, object] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
     for name, part in parts.items():
         parameters, moments = get_state_dict(part.module, part.optimizer, options=TRAINED)
+        if (stage := stage_of(part.module)) is not None:
+            moments = moments | {"param_groups": _of_all_stages(moments["param_groups"], stage)}
         state[name] = {"model": parameters, "optimizer": moments}
     return state
+
+
+def _of_all_stages(groups: list[dict[str, Any]], stage: Stage) -> list[dict[str, Any]]:
+    """The optimizer's groups with the names of all stages' parameters, as a whole model has them."""
+    found: list[Any] = [None] * stage.count
+    dist.all_gather_object(found, [group["params"] for group in groups], group=stage.group)
+    whole = [list(dict.fromkeys(name for one in found for name in one[index])) for index in range(len(groups))]
+    return [group | {"params": names} for group, names in zip(groups, whole, strict=True)]
 
 
 def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGroup) -> tuple[FileEntry, ...]:
@@ -129,7 +140,9 @@ def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | 
             if say is not None:
                 say(f"{path.name} has no {name}: it starts anew")
             continue
-        if (problem := _misfit(name, state[name]["model"], stored)) is not None:
+        stage = stage_of(parts[name].module)
+        own = {parameter: tensor.shape for parameter, tensor in state[name]["model"].items()}
+        if (problem := _misfit(name, own if stage is None else stage.shapes, stored)) is not None:
             raise RoleError(f"{path} is a checkpoint of another model: {problem}", exit_codes.DATA)
     dcp_reader.load(state, reader)
     for name, part in parts.items():
@@ -149,8 +162,8 @@ def parameter_key(part: str, parameter: str) -> str:
     return f"{part}.model.{parameter}"
 
 
-def _misfit(part: str, parameters: Mapping[str, Any], stored: Mapping[str, Any]) -> str | None:
-    wanted = {parameter_key(part, name): tuple(tensor.shape) for name, tensor in parameters.items()}
+def _misfit(part: str, shapes: Mapping[str, torch.Size], stored: Mapping[str, Any]) -> str | None:
+    wanted = {parameter_key(part, name): tuple(shape) for name, shape in shapes.items()}
     there = {
         key: tuple(getattr(entry, "size", ()))
         for key, entry in stored.items()

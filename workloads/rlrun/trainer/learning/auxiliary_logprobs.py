@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
-from rlrun.trainer.learning.forward import token_logprobs
+from rlrun.trainer.learning.forward import rows_logprobs
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.shard import fsdp_modules
 
@@ -42,8 +41,7 @@ class ReferenceSource(Protocol):
 
 def logprobs_without_gradient(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
     """Log-probs of the loss tokens of all rows under `model`, `[T]` fp32 each, 0 outside the mask."""
-    with torch.no_grad():
-        found = [token_logprobs(model, row) for row in rows]
+    found = rows_logprobs(model, rows)
     release(model)
     return found
 

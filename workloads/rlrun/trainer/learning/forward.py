@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.distributed as dist
 from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.lm_head import Entropy, Head, find_head, logits_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
-from rlrun.trainer.modeling.parallel.rows import RowPart, join, row_part
+from rlrun.trainer.modeling.parallel.pipeline import run_rows
+from rlrun.trainer.modeling.parallel.rows import RowPart, join, part_tokens, row_part
+from rlrun.trainer.modeling.parallel.stages import stage_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,53 +33,108 @@ class TokenStatistics(NamedTuple):
     """Entropy of the distribution that the token was drawn from, in nats; differentiable only when asked for."""
 
 
-def token_statistics(model: nn.Module, row: MicroBatch, *, entropy_gradient: bool = False) -> TokenStatistics:
+def token_statistics(
+    model: nn.Module, row: MicroBatch, *, entropy_gradient: bool = False, received: Tensor | None = None
+) -> TokenStatistics:
     """Log-probability and entropy of every token in the loss mask, at the temperature it was sampled with.
 
     Only the positions before such a token go through the LM head, and their logits exist for a few tokens at a time
     (`trainer.lm_head`). A row without a loss token sends its first position through, so that every rank runs the same collectives,
-    and uses nothing of it.
+    and uses nothing of it. `received` is what the stage before made of the row, on the last stage of a pipeline.
     """
-    return _statistics(model, row, "gradient" if entropy_gradient else "value")
+    return _statistics(model, row, "gradient" if entropy_gradient else "value", received)
 
 
-def token_logprobs(model: nn.Module, row: MicroBatch) -> Tensor:
+def token_logprobs(model: nn.Module, row: MicroBatch, *, received: Tensor | None = None) -> Tensor:
     """The log-probabilities of `token_statistics` alone, which need fewer passes over the logits."""
-    return _statistics(model, row, "none").logprobs
+    return _statistics(model, row, "none", received).logprobs
 
 
-def weighted_statistics(model: nn.Module, row: MicroBatch, coefficients: Tensor) -> tuple[Tensor, TokenStatistics]:
+def rows_logprobs(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
+    """`token_logprobs` of all rows, without gradients; with a pipeline on the ranks of every stage."""
+    stage = stage_of(model)
+    with torch.no_grad():
+        if stage is None:
+            return [token_logprobs(model, row) for row in rows]
+        found: list[Tensor] = []
+
+        def compute(index: int, received: Tensor | None) -> Tensor:
+            if not stage.last:
+                return stage_output(model, rows[index], received)
+            found.append(token_logprobs(model, rows[index], received=received))
+            return found[-1].sum()
+
+        lengths = [len(row.input_ids) for row in rows]
+        run_rows(model, stage, [part_tokens(model, length) for length in lengths], compute, backward=False)
+        whole = torch.cat(found) if found else rows[0].advantages.new_empty(sum(lengths))
+        dist.broadcast(whole, group=stage.group, group_src=stage.count - 1)
+        return list(whole.split(lengths))
+
+
+def stage_output(model: nn.Module, row: MicroBatch, received: Tensor | None) -> Tensor:
+    """This rank's part of a row after this stage's layers, `[P, D]`, on all stages but the last.
+
+    Args:
+        model: the stage.
+        row: whole.
+        received: `[P, D]` of the stage before; None on the first.
+    """
+    part = row_part(model, row.input_ids, row.position_ids, row.packed, row.predicted)
+    _prepare_once(model)
+    output: Tensor = model.row_hidden(_Wanted(row, part, "none", None, received))
+    return output[0]
+
+
+def weighted_statistics(
+    model: nn.Module, row: MicroBatch, coefficients: Tensor, *, received: Tensor | None = None
+) -> tuple[Tensor, TokenStatistics]:
     """The sum of `coefficients * logprobs` over this rank's targets, differentiable, and the statistics as constants.
 
     What a constant multiplies may be pulled back while the logits exist (`lm_head.weighted_logprobs`). `coefficients` is `[T]` fp32.
     """
-    total, chosen, found, part = _computed(model, row, "value", coefficients)
+    total, chosen, found, part = _computed(model, row, "value", coefficients, received)
     tokens = len(row.input_ids)
     return total, TokenStatistics(join(model, part, chosen.detach(), tokens), join(model, part, found.detach(), tokens))
 
 
-def _statistics(model: nn.Module, row: MicroBatch, entropy: Entropy) -> TokenStatistics:
-    _, chosen, found, part = _computed(model, row, entropy, None)
+def _statistics(model: nn.Module, row: MicroBatch, entropy: Entropy, received: Tensor | None) -> TokenStatistics:
+    _, chosen, found, part = _computed(model, row, entropy, None, received)
     tokens = len(row.input_ids)
     found = found if entropy == "gradient" else found.detach()
     return TokenStatistics(join(model, part, chosen, tokens), join(model, part, found, tokens))
 
 
 def _computed(
-    model: nn.Module, row: MicroBatch, entropy: Entropy, coefficients: Tensor | None
+    model: nn.Module, row: MicroBatch, entropy: Entropy, coefficients: Tensor | None, received: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, RowPart]:
     """The weighted sum, log-probability and entropy of this rank's targets, and its part of the row."""
     part = row_part(model, row.input_ids, row.position_ids, row.packed, row.predicted)
-    if model.__dict__.get("_prepared_for") is not type(model):  # FSDP changes the type when it shards
-        _prepare(model)
+    _prepare_once(model)
     if coefficients is not None:
         coefficients = torch.where(part.counts, coefficients[part.targets], 0)
-    return *model.row_statistics(_Wanted(row, part, entropy, coefficients)), part
+    return *model.row_statistics(_Wanted(row, part, entropy, coefficients, received)), part
+
+
+def _prepare_once(model: nn.Module) -> None:
+    if model.__dict__.get("_prepared_for") is not type(model):  # FSDP changes the type when it shards
+        _prepare(model)
 
 
 def _prepare(model: PreTrainedModel) -> None:
-    """Give the model a second forward method that FSDP gathers parameters for as for the first."""
+    """Give the model forward methods that FSDP gathers parameters for as for its own."""
+    stage = stage_of(model)
+    if stage is not None and not stage.last:
+        model.row_hidden = MethodType(_row_hidden, model)
+        model._prepared_for = type(model)
+        register_fsdp_forward_method(model, "row_hidden")
+        return
     model._head = find_head(model)
+    if model._head is None and stage is not None:
+        raise RoleError(
+            f"trainer.parallelism.pp ({stage.count}) needs a head that is computed apart from the layers, and "
+            f"{type(model).__name__} treats its logits in a way that is not known; set pp: 1",
+            exit_codes.CONFIGURATION,
+        )
     if model._head is None:
         logger.warning(f"{type(model).__name__} treats its logits in a way that is not known: its LM head is not fused")
     model.row_statistics = MethodType(_row_statistics, model)
@@ -84,21 +145,47 @@ def _prepare(model: PreTrainedModel) -> None:
 class _Wanted:
     """A row and this rank's part of it, and no dataclass: FSDP looks into those, and would round temperatures to the compute dtype."""
 
-    def __init__(self, row: MicroBatch, part: RowPart, entropy: Entropy, coefficients: Tensor | None) -> None:
-        self.row, self.part, self.entropy, self.coefficients = row, part, entropy, coefficients
+    def __init__(
+        self,
+        row: MicroBatch,
+        part: RowPart,
+        entropy: Entropy,
+        coefficients: Tensor | None,
+        received: Tensor | None,
+    ) -> None:
+        self.row, self.part, self.entropy, self.coefficients, self.received = (
+            row,
+            part,
+            entropy,
+            coefficients,
+            received,
+        )
+
+    @property
+    def inputs(self) -> dict[str, object]:
+        """Keywords of the decoder."""
+        start = {"input_ids": self.part.input_ids[None]}
+        if self.received is not None:
+            start = {"inputs_embeds": self.received[None]}
+        return start | {"position_ids": self.part.position_ids[None], "packed": self.part.packed}
+
+
+def _row_hidden(model: PreTrainedModel, wanted: _Wanted) -> Tensor:
+    """What a stage that is not the last makes of this rank's part of the row, `[1, P, D]`."""
+    hidden: Tensor = model.get_decoder()(**wanted.inputs, use_cache=False).last_hidden_state
+    return hidden
 
 
 def _row_statistics(model: PreTrainedModel, wanted: _Wanted) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted sum (0 without coefficients), log-probability and entropy of this rank's targets in the row, `[K]` fp32 each."""
     row, part, coefficients = wanted.row, wanted.part, wanted.coefficients
-    inputs = {"input_ids": part.input_ids[None], "position_ids": part.position_ids[None], "packed": part.packed}
     targets, temperatures = row.input_ids[part.targets], row.temperatures[part.targets]
     head: Head | None = model._head
     if head is None:
-        logits = type(model).forward(model, **inputs, logits_to_keep=part.before, use_cache=False).logits[0]
+        logits = type(model).forward(model, **wanted.inputs, logits_to_keep=part.before, use_cache=False).logits[0]
         logprobs, entropy = logits_statistics(logits, targets, temperatures)
     else:
-        hidden = model.get_decoder()(**inputs, use_cache=False).last_hidden_state[0, part.before]
+        hidden = model.get_decoder()(**wanted.inputs, use_cache=False).last_hidden_state[0, part.before]
         if coefficients is not None:
             weighted = head.weighted(hidden, targets, temperatures, coefficients)
             if weighted is not None:

@@ -6,6 +6,7 @@ over micro-batches and ranks: the step is exactly the objective's mean over the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -19,11 +20,14 @@ from rlrun.algorithms.mixture import Divisors
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
-from rlrun.trainer.learning.forward import token_statistics, weighted_statistics
+from rlrun.trainer.learning.forward import stage_output, token_statistics, weighted_statistics
 from rlrun.trainer.learning.gradient_accumulation import prepare_backward
 from rlrun.trainer.learning.optim.stopwatch import Stopwatch
 from rlrun.trainer.learning.optim.update import apply_gradient
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
+from rlrun.trainer.modeling.parallel.pipeline import Compute, run_rows
+from rlrun.trainer.modeling.parallel.rows import part_tokens
+from rlrun.trainer.modeling.parallel.stages import add_shared_gradients, stage_of
 from rlrun.trainer.modeling.shard import counts_here, local_part
 from rlrun.trainer.ranks.group import Group
 
@@ -62,14 +66,24 @@ def train_step(
     _check_versions(batch, loss)
     divisors = _divisors(batch, loss)
     parts: list[dict[str, Tensor]] = []
-    for index, row in enumerate(inputs):
-        agree()
-        prepare_backward(model, last=index == len(rows) - 1)
-        signal = signals[index] if signals is not None else Signals()
-        names = [sample.environment for sample in samples[index]] or [_IDLE]
-        parts.append(_backward(model, row, signal, loss, divisors, environments=names, policy_version=batch.step - 1))
+
+    def compute(index: int, received: Tensor | None = None) -> Tensor:
+        objective, metrics = _objective(
+            model,
+            inputs[index],
+            signals[index] if signals is not None else Signals(),
+            loss,
+            divisors,
+            environments=[sample.environment for sample in samples[index]] or [_IDLE],
+            policy_version=batch.step - 1,
+            received=received,
+        )
+        parts.append(metrics)
+        return objective
+
+    _backward(model, inputs, compute, agree)
     has_reference = signals is not None and signals[0].reference_logprobs is not None
-    merged = loss.merged(parts, reference=has_reference)
+    merged = loss.merged(parts, reference=has_reference) if parts else {}
     watch.mark()
     applied = apply_gradient(model, optimizer, lr=lr, max_grad_norm=max_grad_norm, values=merged)
     watch.mark()
@@ -85,6 +99,27 @@ def train_step(
 
 
 def _backward(
+    model: nn.Module, inputs: Sequence[MicroBatch], objective: Compute, agree: Callable[[], None]
+) -> None:
+    """Add the gradients of all micro-batches; with a pipeline those of the stages, the last of which computes the objective."""
+    stage = stage_of(model)
+    if stage is None:
+        for index in range(len(inputs)):
+            agree()
+            prepare_backward(model, last=index == len(inputs) - 1)
+            objective(index, None).backward()
+        return
+
+    def compute(index: int, received: Tensor | None) -> Tensor:
+        return objective(index, received) if stage.last else stage_output(model, inputs[index], received)
+
+    agree()  # not between rows, which ranks of different stages do not reach together
+    tokens = [part_tokens(model, len(row.input_ids)) for row in inputs]
+    run_rows(model, stage, tokens, compute, backward=True)
+    add_shared_gradients(model)
+
+
+def _objective(
     model: nn.Module,
     inputs: MicroBatch,
     signal: Signals,
@@ -93,8 +128,9 @@ def _backward(
     *,
     environments: Sequence[str],
     policy_version: int,
-) -> dict[str, Tensor]:
-    """Add the gradient of one micro-batch; returns its metrics as sums."""
+    received: Tensor | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What is pulled back for one micro-batch, and its metrics as sums. `received`: see `token_statistics`."""
     bound = partial(
         loss,
         environments=environments,
@@ -110,8 +146,8 @@ def _backward(
         checked=True,  # `read_checked` has looked at every value, on the host
     )
     if loss.is_linear:
-        return _linear_backward(model, inputs, bound)
-    statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy)
+        return _linear_objective(model, inputs, bound, received)
+    statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy, received=received)
     # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
     finite = torch.isfinite(statistics.logprobs).all()
     output = bound(
@@ -120,18 +156,18 @@ def _backward(
         entropy=torch.where(finite, statistics.entropy, 0),
     )
     # Chosen on the device: the host does not wait for it.
-    torch.where(finite, output.loss, statistics.logprobs.sum()).backward()
-    return output.metrics
+    return torch.where(finite, output.loss, statistics.logprobs.sum()), output.metrics
 
 
-def _linear_backward(model: nn.Module, inputs: MicroBatch, loss: Callable[..., LossOutput]) -> dict[str, Tensor]:
+def _linear_objective(
+    model: nn.Module, inputs: MicroBatch, loss: Callable[..., LossOutput], received: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The same for a loss whose gradient on the log-probs is known before they are: they are pulled back as they are made."""
     start = torch.zeros_like(inputs.advantages).requires_grad_()
     (coefficients,) = torch.autograd.grad(loss(start, mask=inputs.mask, entropy=start.detach()).loss, start)
-    total, statistics = weighted_statistics(model, inputs, coefficients)
-    total.backward()  # where the forward pass has overflowed this gradient is not finite
-    finite = torch.isfinite(statistics.logprobs).all()
-    return loss(
+    total, statistics = weighted_statistics(model, inputs, coefficients, received=received)
+    finite = torch.isfinite(statistics.logprobs).all()  # where it has overflowed the gradient is not finite either
+    return total, loss(
         torch.where(finite, statistics.logprobs, 0),
         mask=inputs.mask & finite,
         entropy=torch.where(finite, statistics.entropy, 0),
@@ -153,6 +189,9 @@ def _divisors(batch: Batch, loss: Mixture) -> Divisors:
 
 def _over_ranks(values: Mapping[str, float], group: Group) -> dict[str, float]:
     """Token sums and maxima of this rank -> those of the whole batch."""
+    if group.dims.pp > 1:  # the last stage alone has any
+        names = group.broadcast(list(values), root=group.world_size - 1)
+        values = {name: values.get(name, -math.inf if name.endswith("_max") else 0.0) for name in names}
     sums = group.data_sums({name: value for name, value in values.items() if not name.endswith("_max")})
     return sums | group.maxima({name: value for name, value in values.items() if name.endswith("_max")})
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from rlrun.trainer.modeling.activation_offload import Offload
 from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.modeling.parallel import rows
 from rlrun.trainer.modeling.parallel.experts import divide_experts, experts_of
+from rlrun.trainer.modeling.parallel.stages import Elsewhere, keep_stage, second_copy
 from rlrun.trainer.modeling.parallel.tensor import check_family, divide_layers
 from rlrun.trainer.modeling.small_config import deterministic
 from rlrun.trainer.modeling.tensor_names import remember
@@ -144,7 +145,7 @@ class Memory:
         )
 
 
-def _divide(model: nn.Module, layers: nn.ModuleList, group: Group) -> None:
+def _divide(model: nn.Module, layers: Sequence[nn.Module], group: Group) -> None:
     """Divide layers over tensor ranks, experts over expert ranks and rows over context ranks."""
     dims, meshes = group.dims, group.meshes
     if dims.cp > 1:
@@ -155,7 +156,8 @@ def _divide(model: nn.Module, layers: nn.ModuleList, group: Group) -> None:
         return
     if meshes.tp is not None:
         divide_layers(model, layers, meshes.tp)
-    if meshes.experts is not None:
+    dealt = dims.pp == 1 or any(experts_of(layer) is not None for layer in layers)  # a stage may be of dense layers alone
+    if meshes.experts is not None and dealt:
         divide_experts(layers, meshes.experts, meshes.tp)
     rows.attach(model, meshes)
 
@@ -174,9 +176,13 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         RoleError: the model cannot be divided so; names the field and the model's size.
     """
     remember(model)
-    dims, meshes, layers = group.dims, group.meshes, decoder_layers(model)
-    _divide(model, layers, group)
     memory = memory or Memory()
+    dims, meshes, stack = group.dims, group.meshes, decoder_layers(model)
+    policy = _mixed_precision(memory, group.device)
+    if meshes is not None and dims.pp > 1:
+        keep_stage(model, stack, meshes, group.rank, policy.param_dtype or torch.float32)
+    layers = [layer for layer in stack if not isinstance(layer, Elsewhere)]
+    _divide(model, layers, group)
     if memory.compile:
         check_compiler(dims.tp)
     gradient_accumulation.check_memory(
@@ -187,7 +193,6 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         available=gradient_accumulation.device_memory(group.device),
     )
     gradient_accumulation.attach(model, memory.accumulation)
-    policy = _mixed_precision(memory, group.device)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     inside = _checkpoint_inside(model, mode)
@@ -267,10 +272,12 @@ def counts_here(model: nn.Module, parameter: Tensor) -> bool:
     if not isinstance(parameter, DTensor):
         return not dist.is_initialized() or dist.get_rank() == 0
     mesh = parameter.device_mesh
+    if parameter is second_copy(model):
+        return False
     coordinate = mesh.get_coordinate() or ()
     copies = [at for at, placement in zip(coordinate, parameter.placements, strict=True) if placement.is_replicate()]
     meshes = rows.meshes_of(model)
-    if meshes is not None and meshes.tp is not None and mesh.size() < meshes.dims.world_size:
+    if meshes is not None and meshes.tp is not None and mesh.size() < meshes.dims.stage_size:
         copies.append(meshes.tp.get_local_rank())  # not divided over the tensor ranks: each has the same
     return not any(copies)
 

@@ -59,15 +59,15 @@ class Group:
         """Wait for all ranks."""
         self.sums({})
 
-    def broadcast(self, document: object) -> Any:
-        """Rank 0's JSON document, on every rank; what the others pass is ignored."""
-        content = json.dumps(document).encode() if self.leads else b""
+    def broadcast(self, document: object, *, root: int = 0) -> Any:
+        """The JSON document of one rank, on every rank; what the others pass is ignored."""
+        content = json.dumps(document).encode() if self.rank == root else b""
         size = torch.tensor([len(content)])
-        dist.broadcast(size, 0)
+        dist.broadcast(size, root)
         payload = torch.zeros(int(size), dtype=torch.uint8)
-        if self.leads:
+        if self.rank == root:
             payload = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        dist.broadcast(payload, 0)
+        dist.broadcast(payload, root)
         return json.loads(bytes(payload.numpy()))
 
     def neighbours(self) -> list[int]:
@@ -82,8 +82,8 @@ class Group:
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def data_sums(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums of what was computed from this rank's rows: ranks with the same rows count once."""
-        first = self.rank % (self.dims.cp * self.dims.tp) == 0
+        """Sums of what was computed from this rank's rows: ranks with the same rows count once, the last stage's."""
+        first = self.rank % (self.dims.cp * self.dims.tp) == 0 and self.dims.stage(self.rank) == self.dims.pp - 1
         return self.sums({name: value if first else 0.0 for name, value in values.items()})
 
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
@@ -25,6 +26,7 @@ from rlrun.protocol.files.durable import fsync_path, fsync_tree, make_folder, pu
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
 from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.parallel.stages import second_copy, stage_of
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, parts
 from rlrun.trainer.ranks.group import Group
 
@@ -66,9 +68,12 @@ def _source_config(model: Any, config: ModelConfig, source: str) -> PreTrainedCo
 
 
 def published_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of a version's files, by name: each parameter once (tied ones under their first name) and persistent buffers; no adapters."""
-    state = model.state_dict()
-    first = {name for name, _ in model.named_parameters() if not lora.of_adapter(name)}
+    """Tensors of a version's files, by name: each parameter once (tied ones under their first name) and persistent buffers; no adapters.
+
+    Those of this rank's stage, with a pipeline.
+    """
+    state, copy = model.state_dict(), second_copy(model)
+    first = {name for name, one in model.named_parameters() if not lora.of_adapter(name) and one is not copy}
     buffers = {name for name, _ in model.named_buffers()}
     return {name: tensor for name, tensor in state.items() if name in first or name in buffers}
 
@@ -112,11 +117,49 @@ def write_index(folder: Path, shards: Mapping[str, Sequence[Part]], total_size: 
         shards: what each file holds.
         total_size: bytes of all tensors.
     """
-    index = {
-        "metadata": {"total_size": total_size},
-        "weight_map": {name: file for file, members in shards.items() for part in members for name in part.files},
-    }
+    weight_map = {name: file for file, members in shards.items() for part in members for name in part.files}
+    _write_index(folder, weight_map, total_size)
+
+
+def _write_index(folder: Path, weight_map: Mapping[str, str], total_size: int) -> None:
+    index = {"metadata": {"total_size": total_size}, "weight_map": dict(weight_map)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True))
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Files of a version that all stages write together."""
+
+    mine: Sequence[str]
+    """Names of the files of this rank's stage."""
+    weight_map: Mapping[str, str]
+    """File of each tensor of the whole model."""
+    size: int
+    """Bytes of all tensors."""
+
+
+def _files_of_all(shards: Sequence[Sequence[Part]], size: int, model: nn.Module) -> _Files:
+    """Name the files of all stages; their ranks meet, where there is more than one.
+
+    Args:
+        shards: parts in each file of this stage.
+        size: bytes of its tensors.
+        model: as `shard` left it.
+    """
+    stage = stage_of(model)
+    own = [[name for part in members for name in part.files] for members in shards]
+    everyone: list[Any] = [(own, size)]
+    if stage is not None:
+        everyone = [None] * stage.count
+        dist.all_gather_object(everyone, (own, size), group=stage.group)
+    files = [tensors for one, _ in everyone for tensors in one]
+    names = shard_names(len(files))
+    before = 0 if stage is None else sum(len(one) for one, _ in everyone[: stage.index])
+    return _Files(
+        names[before : before + len(own)],
+        {name: file for file, tensors in zip(names, files, strict=True) for name in tensors},
+        sum(size for _, size in everyone),
+    )
 
 
 def publish(
@@ -133,10 +176,11 @@ def publish(
         number_format: torch.dtype = getattr(torch, dtype)
         tensors, updates = published_tensors(model), lora.updates(model)
         sizes = sizes_of(tensors, number_format)
-        shards = file_shards(model, sizes, shard_bytes=shard_bytes, least=group.world_size)
-        names = shard_names(len(shards))
+        ranks = group.dims.stage_size
+        shards = file_shards(model, sizes, shard_bytes=shard_bytes, least=ranks)
+        files_of_all = _files_of_all(shards, sum(sizes.values()), model)
         for index, members in enumerate(shards):
-            mine = index % group.world_size == group.rank
+            mine = index % ranks == group.rank % ranks
             kept: dict[str, Tensor] = {}
             for part in members:
                 whole = {name: gather(tensors[name], number_format, updates.get(name)) for name in part.names}
@@ -145,11 +189,11 @@ def publish(
                     kept |= {name: values.cpu().contiguous() for name, values in found.items()}
             if mine and together.refused is None:
                 with together.part():
-                    save_file(kept, unfinished / names[index], metadata={"format": "pt"})
-                    fsync_path(unfinished / names[index])
+                    save_file(kept, unfinished / files_of_all.mine[index], metadata={"format": "pt"})
+                    fsync_path(unfinished / files_of_all.mine[index])
         if group.leads and together.refused is None:
             with together.part():
-                write_index(unfinished, dict(zip(names, shards, strict=True)), sum(sizes.values()))
+                _write_index(unfinished, files_of_all.weight_map, files_of_all.size)
                 for name, content in files.contents.items():
                     (unfinished / name).write_bytes(content)
 

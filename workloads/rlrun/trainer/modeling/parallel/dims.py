@@ -14,7 +14,10 @@ from rlrun.runtime import exit_codes
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """Sizes. A rank is `((replicate * dp_shard + shard) * cp + context) * tp + tensor`, so that tensor groups sit on one machine."""
+    """Sizes. A rank is `(((stage * dp_replicate + replicate) * dp_shard + shard) * cp + context) * tp + tensor`.
+
+    So tensor groups sit on one machine, and a stage's ranks are neighbours.
+    """
 
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -22,6 +25,7 @@ class ParallelDims:
     tp: int = 1
     ep: int = 1
     """Divides `dp_shard * cp`; groups of neighbours there."""
+    pp: int = 1
 
     @classmethod
     def of(cls, config: ParallelismConfig, world_size: int) -> ParallelDims:
@@ -33,13 +37,22 @@ class ParallelDims:
         problem = config.problem(world_size)
         if problem is not None:
             raise RoleError(f"trainer.{problem}", exit_codes.CONFIGURATION)
-        rest = world_size // (config.dp_replicate * config.cp * config.tp)
-        return cls(config.dp_replicate, config.dp_shard or rest, config.cp, config.tp, config.ep)
+        rest = world_size // (config.pp * config.dp_replicate * config.cp * config.tp)
+        return cls(config.dp_replicate, config.dp_shard or rest, config.cp, config.tp, config.ep, config.pp)
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
+        return self.pp * self.stage_size
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of one stage; of all without a pipeline."""
         return self.dp_replicate * self.fsdp * self.tp
+
+    def stage(self, rank: int) -> int:
+        """Number of the stage, of `pp`, that a rank belongs to."""
+        return rank // self.stage_size
 
     @property
     def fsdp(self) -> int:
@@ -52,11 +65,12 @@ class ParallelDims:
         return self.dp_replicate * self.dp_shard
 
     def data_rank(self, rank: int) -> int:
-        """Number of the group, of `data_size`, that a rank belongs to."""
-        return rank // (self.cp * self.tp)
+        """Number of the group, of `data_size`, that a rank belongs to; all stages have the rows of all groups."""
+        return rank % self.stage_size // (self.cp * self.tp)
 
     def __str__(self) -> str:
         sizes = {
+            "pp": self.pp,
             "dp_replicate": self.dp_replicate,
             "dp_shard": self.dp_shard,
             "cp": self.cp,
@@ -95,9 +109,14 @@ class Meshes:
             self.cp = self._divided(("dp_shard", dims.dp_shard), ("cp", dims.cp), ("tp", dims.tp))["cp"].get_group()
         if dims.cp * dims.tp > 1:
             self.row = self._divided(("dp_shard", dims.dp_shard), ("row", dims.cp * dims.tp))["row"].get_group()
+        self.pp: dist.ProcessGroup | None = None
+        """The ranks of all stages that have the same rows and the same part of their stage, in order of the stages."""
+        if dims.pp > 1:
+            self.pp = self._divided(("column", dims.fsdp * dims.tp))["pp"].get_group()
 
     def _divided(self, *parts: tuple[str, int]) -> DeviceMesh:
-        names, sizes = zip(*(("dp_replicate", self.dims.dp_replicate), *parts), strict=True)
+        stages = (("pp", self.dims.pp),) if self.dims.pp > 1 else ()
+        names, sizes = zip(*(*stages, ("dp_replicate", self.dims.dp_replicate), *parts), strict=True)
         return self._world._unflatten(0, sizes, names)
 
     def _data_parallel(self, mesh: DeviceMesh, name: str) -> DeviceMesh:

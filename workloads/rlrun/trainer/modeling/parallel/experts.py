@@ -6,6 +6,7 @@ own column of the group, and what comes back is added up over the column.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ def experts_of(layer: nn.Module) -> Any:
     return getattr(getattr(layer, "mlp", None), "experts", None)
 
 
-def divide_experts(layers: nn.ModuleList, mesh: DeviceMesh, tp: DeviceMesh | None) -> None:
+def divide_experts(layers: Iterable[nn.Module], mesh: DeviceMesh, tp: DeviceMesh | None) -> None:
     """Deal every layer's experts over `mesh`, in place: rank r gets run r of equal runs of experts.
 
     Raises:

@@ -75,6 +75,14 @@ def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: 
     return RowPart(input_ids, position_ids, packed, predicted, before, counts)
 
 
+def part_tokens(model: nn.Module, tokens: int) -> int:
+    """P: tokens of a row of T that a rank computes in the layers."""
+    meshes = meshes_of(model)
+    if meshes is None or meshes.cp is None:
+        return tokens
+    return 2 * -(-tokens // (2 * meshes.dims.cp))
+
+
 def join(model: nn.Module, part: RowPart, values: Tensor, tokens: int) -> Tensor:
     """`values [K]` of all ranks' targets in one row `[T]`, 0 elsewhere, the same on every rank of the group; differentiable."""
     meshes = meshes_of(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ def check_family(model: PreTrainedModel, layers: nn.ModuleList, by: Kind, size: 
     return row
 
 
-def divide_layers(model: PreTrainedModel, layers: nn.ModuleList, mesh: DeviceMesh) -> None:
+def divide_layers(model: PreTrainedModel, layers: Iterable[nn.Module], mesh: DeviceMesh) -> None:
     """Divide attention and dense feed-forward of every layer over `mesh`, in place. Parameters become DTensors.
 
     Raises:
@@ -67,7 +68,9 @@ def divide_layers(model: PreTrainedModel, layers: nn.ModuleList, mesh: DeviceMes
         return (copy_to(inputs[0], group), *inputs[1:])
 
     model.get_input_embeddings().register_forward_hook(embedded)
-    getattr(model.get_decoder(), row.last_norm).register_forward_pre_hook(left_layers)
+    last_norm = getattr(model.get_decoder(), row.last_norm)
+    if any(True for _ in last_norm.parameters()):  # or the stage's layers are not the last ones, and no rank has left them
+        last_norm.register_forward_pre_hook(left_layers)
 
 
 def _check_named(

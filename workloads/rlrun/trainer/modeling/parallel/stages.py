@@ -1,0 +1,153 @@
+"""Pipeline parallelism, the division: a rank keeps the layers of its stage, the first also the embedding, the last norm and head.
+
+What another stage has is replaced by a module without parameters, so that all names stay those of the whole model. An embedding that is
+the head as well is on both of these stages: their gradients are added up before the update, which then changes both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlrun.fit.stages import cut
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.trainer.modeling.parallel.dims import Meshes
+from rlrun.trainer.modeling.parallel.tensor import check_family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ATTRIBUTE = "_rlrun_stage"
+
+
+class Elsewhere(nn.Module):
+    """A part of the model that another stage has. As a layer or a norm it hands its input on."""
+
+    def forward(self, hidden: Tensor, *_: object, **__: object) -> Tensor:
+        """`[1, T, D]`, as it is."""
+        return hidden
+
+
+@dataclass(frozen=True)
+class Stage:
+    """This rank's stage of a model."""
+
+    index: int
+    count: int
+    group: dist.ProcessGroup
+    """Ranks of all stages that have the same rows, in order of the stages."""
+    layers: range
+    tied: bool
+    """True if the embedding is the head as well."""
+    shapes: Mapping[str, torch.Size]
+    """Shapes of the whole model's parameters and stored buffers."""
+    dtype: torch.dtype
+    """Number format of what goes from stage to stage."""
+
+    @property
+    def first(self) -> bool:
+        """True if this stage has the embedding."""
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        """True if this stage has norm and head, and computes the loss."""
+        return self.index == self.count - 1
+
+
+def stage_of(model: nn.Module) -> Stage | None:
+    """Stage that a model is on this rank; None: it is whole."""
+    found: Stage | None = getattr(model, _ATTRIBUTE, None)
+    return found
+
+
+def keep_stage(model: PreTrainedModel, layers: nn.ModuleList, meshes: Meshes, rank: int, dtype: torch.dtype) -> None:
+    """Leave this rank's stage of the model, in place, before it is divided further.
+
+    Args:
+        model: whole, on the CPU or on meta.
+        layers: its decoder layers.
+        meshes: of a layout with a pipeline.
+        rank: of this process.
+        dtype: number format of what goes from stage to stage.
+
+    Raises:
+        RoleError: the model's family is not known, or it has fewer layers than stages.
+    """
+    count, index = meshes.dims.pp, meshes.dims.stage(rank)
+    check_family(model, "pp", count)
+    if count > len(layers):
+        raise RoleError(
+            f"trainer.parallelism.pp ({count}) is more than the model's layers ({len(layers)}); lower pp",
+            exit_codes.CONFIGURATION,
+        )
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head.weight is embedding.weight
+    assert meshes.pp is not None
+    costs = [_cost(model, layer) for layer in layers]
+    stage = Stage(
+        index,
+        count,
+        meshes.pp,
+        cut(costs, head.weight.numel(), count)[index],
+        tied,
+        {name: tensor.shape for name, tensor in model.state_dict().items()},
+        dtype,
+    )
+    decoder = model.get_decoder()
+    for number in range(len(layers)):
+        if number not in stage.layers:
+            layers[number] = Elsewhere()
+    if not stage.last:
+        decoder.norm = Elsewhere()
+    if not tied:
+        if not stage.first:
+            model.set_input_embeddings(Elsewhere())
+        if not stage.last:
+            model.set_output_embeddings(Elsewhere())
+    elif not stage.first and not stage.last:
+        model.set_input_embeddings(Elsewhere())
+        model.set_output_embeddings(Elsewhere())
+    object.__setattr__(model, _ATTRIBUTE, stage)
+
+
+def _cost(model: PreTrainedModel, layer: nn.Module) -> float:
+    """Parameters of a layer's matrices that a token visits."""
+    config = model.config
+    experts = getattr(config, "num_experts", None)
+    share = config.num_experts_per_tok / experts if experts else 1.0
+    return sum(p.numel() * (share if "experts." in name else 1.0) for name, p in layer.named_parameters() if p.ndim > 1)
+
+
+def second_copy(model: nn.Module) -> Tensor | None:
+    """The parameter of this stage that another stage has as well and that counts there: the last stage's tied embedding."""
+    stage = stage_of(model)
+    if stage is None or not (stage.tied and stage.last):
+        return None
+    weight: Tensor = model.get_input_embeddings().weight
+    return weight
+
+
+def add_shared_gradients(model: nn.Module) -> None:
+    """Give a tied embedding, on the first and the last stage, the sum of both stages' gradients: the same number on both."""
+    stage = stage_of(model)
+    if stage is None or not stage.tied or not (stage.first or stage.last):
+        return
+    gradient = model.get_input_embeddings().weight.grad
+    if gradient is None:
+        return
+    mine = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    other, peer = torch.empty_like(mine), stage.count - 1 if stage.first else 0
+    operations = [
+        dist.P2POp(dist.isend, mine.clone(), group=stage.group, group_peer=peer),
+        dist.P2POp(dist.irecv, other, group=stage.group, group_peer=peer),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    mine.add_(other)
