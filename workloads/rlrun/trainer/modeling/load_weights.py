@@ -252,9 +252,12 @@ def _materialise(model: PreTrainedModel, ties: list[tuple[str, str]], group: Gro
     offloaded = memory is not None and memory.cpu_offload
     buffers_device = group.device
     model.to_empty(device=torch.device("cpu") if offloaded else group.device)
+    there = dict(model.named_parameters())
     for name, other in ties:  # moving made two of each
+        if name not in there:  # another stage has them
+            continue
         path, _, attribute = other.rpartition(".")
-        model.get_submodule(path).register_parameter(attribute, model.get_parameter(name))
+        model.get_submodule(path).register_parameter(attribute, there[name])
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             module._buffers[name] = buffer.to(buffers_device)
