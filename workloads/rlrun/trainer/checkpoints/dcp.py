@@ -28,7 +28,7 @@ from rlrun.trainer.checkpoints import dcp_reader
 from rlrun.trainer.checkpoints.checksum_writer import ChecksumWriter
 from rlrun.trainer.checkpoints.collective_write import agree_among, caught
 from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
-from rlrun.trainer.modeling.parallel.stages import Stage, stage_of
+from rlrun.trainer.modeling.parallel.stages import of_all_stages, stage_of
 from rlrun.trainer.ranks.group import Group
 
 
@@ -66,16 +66,15 @@ def snapshot(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
     state: dict[str, object] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
     for name, part in parts.items():
         parameters, moments = get_state_dict(part.module, part.optimizer, options=TRAINED)
-        if (stage := stage_of(part.module)) is not None:
-            moments = moments | {"param_groups": _of_all_stages(moments["param_groups"], stage)}
+        if stage_of(part.module) is not None:
+            moments = moments | {"param_groups": _whole_groups(part.module, moments["param_groups"])}
         state[name] = {"model": parameters, "optimizer": moments}
     return state
 
 
-def _of_all_stages(groups: list[dict[str, Any]], stage: Stage) -> list[dict[str, Any]]:
+def _whole_groups(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The optimizer's groups with the names of all stages' parameters, as a whole model has them."""
-    found: list[Any] = [None] * stage.count
-    dist.all_gather_object(found, [group["params"] for group in groups], group=stage.group)
+    found = of_all_stages(module, [group["params"] for group in groups])
     whole = [list(dict.fromkeys(name for one in found for name in one[index])) for index in range(len(groups))]
     return [group | {"params": names} for group, names in zip(groups, whole, strict=True)]
 

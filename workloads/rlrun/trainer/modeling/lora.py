@@ -19,6 +19,7 @@ from torch.nn.functional import dropout, linear
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from rlrun.trainer.modeling.parallel.stages import of_all_stages
 from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.tensor_names import parts
 
@@ -234,9 +235,11 @@ def adapter_config(model: nn.Module, config: LoRAConfig, source: str) -> dict[st
 
 def _short_names(model: nn.Module) -> set[str]:
     """Last parts of the adapted layers' names in files, where they mean these layers and no others; else the whole names."""
-    chosen = _names_in_files(model)
+    of_stages = of_all_stages(model, (_names_in_files(model), [name for name, _ in model.named_modules()]))
+    chosen = {name: stored for found, _ in of_stages for name, stored in found.items()}
+    modules = {name for _, names in of_stages for name in names}
     endings = {name.rsplit(".", 1)[-1] for name in chosen}
-    meant = {name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in endings}
+    meant = {name for name in modules if name.rsplit(".", 1)[-1] in endings}
     return {(name.rsplit(".", 1)[-1] if meant == {*chosen} else name) for name in chosen.values()}
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlrun.config.models.model import DType
-from rlrun.protocol.messages.buckets import Bucket, TensorInfo
+from rlrun.protocol.messages.buckets import Bucket, Slot, TensorInfo
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.parallel.rows import meshes_of
+from rlrun.trainer.modeling.parallel.stages import Stage, of_all_stages, stage_of
 from rlrun.trainer.modeling.tensor_names import file_tensors, parts
 from rlrun.trainer.weights.hf_writer import gather, published_tensors
 
 
 def layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
-    """The tensors of a version's files, in the order in which `gather_buckets` meets them. Looks at shapes alone.
+    """The tensors of a version's files, in the order in which `gather_buckets` meets them: that of the stages. Looks at shapes alone.
 
     Args:
-        model: the policy, sharded or on meta.
+        model: the policy, sharded or on meta; with a pipeline every rank takes part.
         dtype: number format of the files.
     """
     found, tensors = [], published_tensors(model)
@@ -26,15 +30,16 @@ def layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
         first = tensors[part.names[0]]
         name = dtype if first.is_floating_point() else str(first.dtype).removeprefix("torch.")
         found += [TensorInfo(name=file, dtype=name, shape=list(shape)) for file, shape in part.files.items()]
-    return found
+    return [info for one in of_all_stages(model, found) for info in one]
 
 
 def gather_buckets(
-    model: nn.Module, buckets: list[Bucket], *, dtype: DType, root: int | None, pinned: bool
+    model: nn.Module, buckets: list[Bucket], *, dtype: DType, root: int | None, pinned: bool, roots: Sequence[int] = ()
 ) -> dict[int, Tensor]:
     """This rank's buckets of a version as it is now, uint8 in host memory, by index. Every rank takes part.
 
-    One parameter at a time is whole on a rank, besides what it keeps.
+    One parameter at a time is whole on a rank, besides what it keeps. What is for a root of another stage goes to it from the rank of this
+    stage that has the same place in it.
 
     Args:
         model: the sharded policy.
@@ -42,22 +47,76 @@ def gather_buckets(
         dtype: number format of the files.
         root: number of the root that this rank is; None: it keeps nothing.
         pinned: in memory that a GPU reads without the CPU.
+        roots: ranks of all roots; needed with a pipeline.
     """
     kept = {
         bucket.index: torch.empty(bucket.size, dtype=torch.uint8, pin_memory=pinned)
         for bucket in buckets
         if bucket.root == root
     }
-    places = ((bucket.index, slot) for bucket in buckets for slot in bucket.slots)
-    for name, tensor in _whole(model, dtype):
-        index, slot = next(places)
+    places = [(bucket, slot) for bucket in buckets for slot in bucket.slots]
+    stage = stage_of(model)
+    if stage is None:
+        _keep(kept, places, _whole(model, dtype))
+        return kept
+    counts = of_all_stages(model, sum(len(part.files) for part in parts(model, published_tensors(model))))
+    for index, end in enumerate(accumulate(counts)):
+        of_stage = places[end - counts[index] : end]
+        if index == stage.index:
+            _keep(kept, of_stage, _whole(model, dtype), _Away(model, stage, roots))
+        else:
+            _receive(kept, of_stage, stage, index, next(model.parameters()).device)
+    return kept
+
+
+Place = tuple[Bucket, Slot]
+
+
+class _Away:
+    """Roots of other stages, which this rank sends to where it has the same place in its stage."""
+
+    def __init__(self, model: nn.Module, stage: Stage, roots: Sequence[int]) -> None:
+        meshes = meshes_of(model)
+        assert meshes is not None
+        size = meshes.dims.stage_size
+        self._group, own = stage.group, dist.get_rank() % size
+        self._stages = {
+            number: rank // size
+            for number, rank in enumerate(roots)
+            if rank % size == own and rank // size != stage.index
+        }
+
+    def send(self, root: int, values: Tensor) -> None:
+        """Send the bytes of a tensor, if they are this rank's to send."""
+        if root in self._stages:
+            dist.send(values, group=self._group, group_dst=self._stages[root])
+
+
+def _keep(
+    kept: dict[int, Tensor], places: Sequence[Place], whole: Iterator[tuple[str, Tensor]], away: _Away | None = None
+) -> None:
+    """Put this stage's tensors where they belong."""
+    order = iter(places)
+    for name, tensor in whole:
+        bucket, slot = next(order)
         assert name == slot.tensor.name, "the layout is of another model"
-        if index in kept:
+        if bucket.index in kept or away is not None:
             values = tensor.reshape(-1).contiguous().view(torch.uint8)
-            kept[index][slot.offset : slot.end].copy_(values)
+            if bucket.index in kept:
+                kept[bucket.index][slot.offset : slot.end].copy_(values)
+            elif away is not None:
+                away.send(bucket.root, values)
             del values
         del tensor  # or it lives while the next one is gathered
-    return kept
+
+
+def _receive(kept: dict[int, Tensor], places: Sequence[Place], stage: Stage, index: int, device: torch.device) -> None:
+    """Take what is this rank's of another stage's tensors."""
+    for bucket, slot in places:
+        if bucket.index in kept:
+            values = torch.empty(slot.tensor.size, dtype=torch.uint8, device=device)
+            dist.recv(values, group=stage.group, group_src=index)
+            kept[bucket.index][slot.offset : slot.end].copy_(values)
 
 
 def _whole(model: nn.Module, dtype: DType) -> Iterator[tuple[str, Tensor]]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
@@ -26,7 +25,7 @@ from rlrun.protocol.files.durable import fsync_path, fsync_tree, make_folder, pu
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
 from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.parallel.stages import second_copy, stage_of
+from rlrun.trainer.modeling.parallel.stages import of_all_stages, second_copy, stage_of
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, parts
 from rlrun.trainer.ranks.group import Group
 
@@ -148,10 +147,7 @@ def _files_of_all(shards: Sequence[Sequence[Part]], size: int, model: nn.Module)
     """
     stage = stage_of(model)
     own = [[name for part in members for name in part.files] for members in shards]
-    everyone: list[Any] = [(own, size)]
-    if stage is not None:
-        everyone = [None] * stage.count
-        dist.all_gather_object(everyone, (own, size), group=stage.group)
+    everyone = of_all_stages(model, (own, size))
     files = [tensors for one, _ in everyone for tensors in one]
     names = shard_names(len(files))
     before = 0 if stage is None else sum(len(one) for one, _ in everyone[: stage.index])
@@ -216,8 +212,9 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
         kept = {}
         for name, tensor in lora.adapter_tensors(model).items():
             whole = gather(tensor, number_format)
-            if group.leads:
+            if group.rank % group.dims.stage_size == 0:
                 kept[name] = lora.cut(name, whole, config["r"]).cpu().contiguous()
+        kept = {name: tensor for one in of_all_stages(model, kept) for name, tensor in one.items()}
         if group.leads:
             with together.part():
                 save_file(kept, unfinished / ADAPTER_WEIGHTS, metadata={"format": "pt"})

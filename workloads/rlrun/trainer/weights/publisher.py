@@ -135,6 +135,7 @@ class Publisher:
             dtype=self._config.model.dtype,
             root=self._root,
             pinned=self._group.device.type == "cuda",
+            roots=root_ranks(self._group.world_size),
         )
         if self._outbox is not None:
             self._outbox.hold(step, self._layout, kept)

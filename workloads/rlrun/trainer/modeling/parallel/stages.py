@@ -6,9 +6,9 @@ the head as well is on both of these stages: their gradients are added up before
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ATTRIBUTE = "_rlrun_stage"
+Value = TypeVar("Value")
 
 
 class Elsewhere(nn.Module):
@@ -46,7 +47,7 @@ class Stage:
     tied: bool
     """True if the embedding is the head as well."""
     shapes: Mapping[str, torch.Size]
-    """Shapes of the whole model's parameters and stored buffers."""
+    """Shapes of the whole model's trained parameters and stored buffers: what a checkpoint holds."""
     dtype: torch.dtype
     """Number format of what goes from stage to stage."""
 
@@ -64,6 +65,16 @@ class Stage:
 def stage_of(model: nn.Module) -> Stage | None:
     """Stage that a model is on this rank; None: it is whole."""
     found: Stage | None = getattr(model, _ATTRIBUTE, None)
+    return found
+
+
+def of_all_stages(model: nn.Module, value: Value) -> list[Value]:
+    """One object of every stage, in their order, on the ranks of all; of a model that is whole this one."""
+    stage = stage_of(model)
+    if stage is None:
+        return [value]
+    found: list[Any] = [None] * stage.count
+    dist.all_gather_object(found, value, group=stage.group)
     return found
 
 
@@ -91,13 +102,16 @@ def keep_stage(model: PreTrainedModel, layers: nn.ModuleList, meshes: Meshes, ra
     tied = head.weight is embedding.weight
     assert meshes.pp is not None
     costs = [_cost(model, layer) for layer in layers]
+    frozen = {name for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad}
+    runs = cut(costs, head.weight.numel(), count)
+    _check_trained(model, layers, runs)
     stage = Stage(
         index,
         count,
         meshes.pp,
-        cut(costs, head.weight.numel(), count)[index],
+        runs[index],
         tied,
-        {name: tensor.shape for name, tensor in model.state_dict().items()},
+        {name: tensor.shape for name, tensor in model.state_dict().items() if name not in frozen},
         dtype,
     )
     decoder = model.get_decoder()
@@ -115,6 +129,19 @@ def keep_stage(model: PreTrainedModel, layers: nn.ModuleList, meshes: Meshes, ra
         model.set_input_embeddings(Elsewhere())
         model.set_output_embeddings(Elsewhere())
     object.__setattr__(model, _ATTRIBUTE, stage)
+
+
+def _check_trained(model: nn.Module, layers: nn.ModuleList, runs: Sequence[range]) -> None:
+    """Refuse a stage without anything to train beside others that have: gradients pass through every stage."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return
+    for run in runs:
+        if not any(parameter.requires_grad for number in run for parameter in layers[number].parameters()):
+            raise RoleError(
+                f"trainer.parallelism.pp ({len(runs)}) makes a stage of the layers {run.start} to {run.stop - 1}, of which "
+                "lora.targets trains nothing; lower pp, or train a part of every layer",
+                exit_codes.CONFIGURATION,
+            )
 
 
 def _cost(model: PreTrainedModel, layer: nn.Module) -> float:

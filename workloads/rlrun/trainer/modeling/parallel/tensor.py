@@ -20,6 +20,7 @@ from rlrun.config.families import Family, Kind, Width, family, problem
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.collectives import copy_to, scale_gradient
+from rlrun.trainer.modeling.parallel.stages import Elsewhere
 from rlrun.trainer.modeling.parallel.styles import Columns, Joined, Rows
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def divide_layers(model: PreTrainedModel, layers: Iterable[nn.Module], mesh: Dev
 
     model.get_input_embeddings().register_forward_hook(embedded)
     last_norm = getattr(model.get_decoder(), row.last_norm)
-    if any(True for _ in last_norm.parameters()):  # or the stage's layers are not the last ones, and no rank has left them
+    if not isinstance(last_norm, Elsewhere):  # or the stage's layers are not the last ones, and no rank has left them
         last_norm.register_forward_pre_hook(left_layers)
 
 

@@ -1,0 +1,46 @@
+"""What the ranks of a pipeline do besides a step: the passes without gradients, and versions in buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from rlrun.protocol.files.batch import Batch
+from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
+from rlrun.protocol.packing.micro_batches import plan
+from rlrun.trainer.learning.forward import token_logprobs
+from rlrun.trainer.learning.step_buffer import micro_batch
+from rlrun.trainer.learning.validation import validate
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights.bucketing import gather_buckets, layout
+
+
+def validation_error(model: nn.Module, whole: nn.Module, batch: Batch, group: Group) -> float:
+    """Difference of the held-out loss from that of the whole model, which computes all samples at once."""
+    row = micro_batch(batch.samples, torch.device("cpu"))
+    with torch.no_grad():
+        expected = -float((token_logprobs(whole, row) * row.advantages).sum()) / batch.loss_tokens
+    lengths = [len(sample) for sample in batch.samples]
+    rows = plan(lengths, row_tokens=32, ranks=group.data_size).ranks[group.data_rank]
+    return abs(validate(model, batch, rows, group=group)["validation/loss"] - expected)
+
+
+def sent_exact(model: nn.Module, weights: Mapping[str, Tensor], group: Group) -> bool:
+    """True if the roots of all stages together send what the files of the version hold, bit for bit; meaningful on rank 0."""
+    roots = root_ranks(group.world_size)
+    buckets = plan_buckets(layout(model, "float32"), bucket_bytes=20_000, roots=len(roots))
+    mine = roots.index(group.rank)
+    kept = gather_buckets(model, buckets, dtype="float32", root=mine, pinned=False, roots=roots)
+    assert {*kept} == {bucket.index for bucket in buckets if bucket.root == mine}
+    all_ranks: list[Any] = [None] * group.world_size
+    dist.all_gather_object(all_ranks, kept)
+    held = {index: values for one in all_ranks for index, values in one.items()}
+    sent: dict[str, Tensor] = {}
+    for bucket in buckets:
+        sent |= load(bucket.header() + bytes(held[bucket.index].numpy()))
+    return sent.keys() == weights.keys() and all(torch.equal(sent[name], weights[name]) for name in sent)
