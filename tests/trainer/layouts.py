@@ -248,7 +248,9 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
         return whole
     stages: list[Any] = [None] * stage.count
     dist.all_gather_object(stages, whole, group=stage.group)
-    for earlier, later in combinations(stages, 2):  # a tied embedding is on two stages, with the same gradient bit for bit
+    for earlier, later in combinations(
+        stages, 2
+    ):  # a tied embedding is on two stages, with the same gradient bit for bit
         assert all(torch.equal(earlier[name], later[name]) for name in earlier.keys() & later.keys())
     return {name: gradient for one in stages for name, gradient in one.items()}
 

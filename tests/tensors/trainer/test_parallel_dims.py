@@ -35,7 +35,7 @@ def test_what_is_left_is_sharded_and_every_data_rank_has_its_neighbours(
         (
             {"tp": 2, "cp": 2},
             6,
-            r"trainer\.parallelism: dpReplicate \* cp \* tp \(4\) must divide the number of ranks \(6",
+            r"trainer\.parallelism: pp \* dpReplicate \* cp \* tp \(4\) must divide the number of ranks \(6",
         ),
         ({"dp_shard": 2}, 4, r"dpReplicate \* dpShard \* cp \* tp \(2\) must be the number of ranks \(4"),
         ({"ep": 3}, 4, r"trainer\.parallelism\.ep \(3\) must divide dpShard \* cp \(4\)"),

@@ -53,9 +53,8 @@ def notes(text: str) -> list[str]:
             continue
         if part.backend in ("sglang", "megatron", "archon"):
             found.append(f"{part.backend} is read as {'vllm' if whose == 'engines' else 'fsdp'}")
-        if part.p > 1:
-            instead = "tensorParallel has them" if whose == "engines" else "its GPUs are data-parallel"
-            found.append(f"p{part.p} of the {whose}: no pipeline here, {instead}")
+        if part.p > 1 and whose == "engines":
+            found.append(f"p{part.p} of the engines: no pipeline there, tensorParallel has them")
     return found
 
 
@@ -101,7 +100,7 @@ class _Given:
             gpus = self._gpus_per_pod(trainer)
             yield "trainer.replicas", trainer.gpus // gpus
             yield "trainer.gpus_per_replica", gpus
-            for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e)):
+            for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e), ("pp", trainer.p)):
                 if degree > 1 or self.get(f"trainer.parallelism.{name}") is not None:
                     yield f"trainer.parallelism.{name}", degree
         if allocation.engines is None:

@@ -67,8 +67,8 @@ class PodFields(Config):
 
 
 _RANKS = "(self.replicas * (has(self.processesPerReplica) ? self.processesPerReplica : self.gpusPerReplica > 0 ? self.gpusPerReplica : 1))"
-_DIVIDED = "(self.parallelism.dpReplicate * self.parallelism.cp * self.parallelism.tp)"
-_REPLICATED = "(self.parallelism.dpReplicate * self.parallelism.tp)"
+_DIVIDED = "(self.parallelism.pp * self.parallelism.dpReplicate * self.parallelism.cp * self.parallelism.tp)"
+_REPLICATED = "(self.parallelism.pp * self.parallelism.dpReplicate * self.parallelism.tp)"
 
 
 class TrainerBlock(TrainerSpec, PodFields):
@@ -80,13 +80,13 @@ class TrainerBlock(TrainerSpec, PodFields):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!has(self.parallelism.dpShard) || {_DIVIDED} * self.parallelism.dpShard == {_RANKS}",
-            f"parallelism: dpReplicate * dpShard * cp * tp ({{{_DIVIDED} * self.parallelism.dpShard}}) must be the number of ranks "
+            f"parallelism: pp * dpReplicate * dpShard * cp * tp ({{{_DIVIDED} * self.parallelism.dpShard}}) must be the number of ranks "
             f"({{{_RANKS}}} = replicas * processesPerReplica); change one of them, or remove dpShard",
             ".parallelism",
         ),
         Rule(
             f"has(self.parallelism.dpShard) || {_RANKS} % {_DIVIDED} == 0",
-            f"parallelism: dpReplicate * cp * tp ({{{_DIVIDED}}}) must divide the number of ranks "
+            f"parallelism: pp * dpReplicate * cp * tp ({{{_DIVIDED}}}) must divide the number of ranks "
             f"({{{_RANKS}}} = replicas * processesPerReplica); lower one of them or raise replicas",
             ".parallelism",
         ),
@@ -99,6 +99,18 @@ class TrainerBlock(TrainerSpec, PodFields):
             "!self.cpuOffload || self.gpusPerReplica > 0",
             "cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload",
             ".cpuOffload",
+        ),
+        Rule(
+            "!self.cpuOffload || self.parallelism.pp == 1",
+            "cpuOffload (true) keeps gradients in host memory, where the stages of parallelism.pp ({self.parallelism.pp}) do not "
+            "meet; set cpuOffload: false or pp: 1",
+            ".parallelism",
+        ),
+        Rule(
+            "!has(self.lora) || self.lora.slots == 1 || self.parallelism.pp == 1",
+            "lora.slots ({self.lora.slots}) needs ranks that fail together, which the stages of parallelism.pp "
+            "({self.parallelism.pp}) do not; set lora.slots: 1 or pp: 1",
+            ".parallelism",
         ),
         Rule(
             "self.optimizer.moments == 'float32' || self.parallelism.tp == 1",
@@ -130,7 +142,7 @@ class TrainerBlock(TrainerSpec, PodFields):
         Rule(
             "!has(self.sharedWith) || (self.replicas == 1 && !has(self.processesPerReplica) && self.gpusPerReplica == 0 && "
             "self.parallelism.dpReplicate == 1 && !has(self.parallelism.dpShard) && self.parallelism.tp == 1 && "
-            "self.parallelism.cp == 1 && self.parallelism.ep == 1 && self.activationCheckpointing == 'none' && "
+            "self.parallelism.cp == 1 && self.parallelism.ep == 1 && self.parallelism.pp == 1 && self.activationCheckpointing == 'none' && "
             "self.attention == 'auto' && !self.compile && self.computeDtype == 'auto' && !self.cpuOffload && "
             "self.gradientAccumulation == 'reduce' && "
             "(!has(self.lora) || self.lora.slots == 1))",

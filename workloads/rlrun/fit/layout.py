@@ -42,6 +42,16 @@ def _trainer(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
     for name, size in divided.items():
         if (fault := problem(model.model_type, name, size)) is not None:
             yield ("trainer", "parallelism", name), f"{size} {fault}"
+    if layout.pp > model.layers:
+        yield (
+            ("trainer", "parallelism", "pp"),
+            f"{layout.pp} is more than the model's layers ({model.layers}); lower pp",
+        )
+    if layout.pp > 1 and spec.algorithm.critic is not None:
+        yield (
+            ("trainer", "parallelism", "pp"),
+            f"{layout.pp} does not go with algorithm.critic, whose values are computed by a whole model; set pp: 1",
+        )
     sizes = {"key-value heads": model.kv_heads, "attention heads": model.heads}
     if not model.experts:
         sizes["intermediate size"] = model.intermediate

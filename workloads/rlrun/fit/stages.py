@@ -1,10 +1,13 @@
-"""Cut of a model's layers into stages of nearly equal work. Pure."""
+"""Cut of a model's layers into stages of nearly equal work, and what each stage has. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+
+from rlrun.fit.architecture import Architecture
 
 
 def cut(layers: Sequence[float], head: float, stages: int) -> list[range]:
@@ -38,3 +41,65 @@ def cut(layers: Sequence[float], head: float, stages: int) -> list[range]:
 
     ends = best(0, stages)[1]
     return [range(start, end) for start, end in zip((0, *ends), ends, strict=False)]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the ranks of a stage have of a model; without a pipeline all of it."""
+
+    index: int
+    count: int
+    run: range
+    """Its layers."""
+    each: float
+    """Parameters of a layer."""
+    root: int
+    """Parameters of embedding, last norm and head that it has."""
+
+    @property
+    def first(self) -> bool:
+        """True if it has the embedding."""
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        """True if it has norm and head."""
+        return self.index == self.count - 1
+
+    @property
+    def layers(self) -> int:
+        """Number of its layers."""
+        return len(self.run)
+
+    @property
+    def parameters(self) -> int:
+        """All of its parameters."""
+        return self.root + round(self.layers * self.each)
+
+    @property
+    def rows(self) -> int:
+        """Micro-batches whose activations it keeps at a time: those that went on and have not come back."""
+        return self.count - self.index
+
+    @property
+    def links(self) -> int:
+        """Tensors that it receives of every micro-batch: of the stage before it, and of the one behind."""
+        return (not self.first) + (not self.last)
+
+
+def stages_of(model: Architecture, count: int) -> list[Held]:
+    """Stages of a model, in order; more than it has layers are as many as these.
+
+    Args:
+        model: its shape.
+        count: `trainer.parallelism.pp`.
+    """
+    count = min(count, model.layers)
+    visited = model.experts_per_token / model.experts if model.experts else 0.0
+    cost = model.layer_parameters + visited * model.expert_parameters
+    each = (model.parameters - model.root_parameters) / model.layers
+    if count == 1:
+        return [Held(0, 1, range(model.layers), each, model.root_parameters)]
+    roots = [model.table] + [0] * (count - 2) + [model.table + model.hidden]
+    runs = cut([cost] * model.layers, model.table, count)
+    return [Held(index, count, run, each, root) for index, (run, root) in enumerate(zip(runs, roots, strict=True))]

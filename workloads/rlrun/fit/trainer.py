@@ -13,6 +13,7 @@ from rlrun.fit.activations import layer_activations, outside_layers
 from rlrun.fit.architecture import Architecture, Linear
 from rlrun.fit.gpu_products import GIB, gib
 from rlrun.fit.parts import Needs, Part
+from rlrun.fit.stages import Held, stages_of
 from rlrun.protocol.messages.buckets import MAX_ROOTS
 
 MASTER_BYTES = 4
@@ -44,16 +45,18 @@ class _Ranks:
     """Division of the work among ranks."""
 
     shards: int
-    """Ranks that share one copy of parameters and states."""
+    """Ranks that share one copy of parameters and states; with a pipeline, of a stage's."""
     tp: int
     cp: int
     ep: int
+    pp: int
     world: int
 
     @classmethod
     def of(cls, config: TrainerConfig) -> _Ranks:
         layout, world = config.parallelism, config.world_size
-        return cls(world // layout.dp_replicate, layout.tp, layout.cp, layout.ep, world)
+        shards = world // layout.pp // layout.dp_replicate
+        return cls(shards, layout.tp, layout.cp, layout.ep, layout.pp, world)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class ChosenMode:
 def trainer_needs(
     config: TrainerConfig, model: Architecture, reference: Architecture | None, *, memory: int, colocated: bool
 ) -> Needs:
-    """Memory of one GPU of the trainer.
+    """Memory of one GPU of the trainer; with a pipeline of the stage that needs most.
 
     Args:
         config: the trainer's.
@@ -126,15 +129,32 @@ def _needs(
     memory: int,
     colocated: bool,
 ) -> Needs:
+    found = [
+        _needs_of_stage(config, mode, model, reference, held, memory=memory, colocated=colocated)
+        for held in stages_of(model, config.parallelism.pp)
+    ]
+    return max(found, key=lambda one: one.total)
+
+
+def _needs_of_stage(
+    config: TrainerConfig,
+    mode: ActivationMode,
+    model: Architecture,
+    reference: Architecture | None,
+    held: Held,
+    *,
+    memory: int,
+    colocated: bool,
+) -> Needs:
     ranks = _Ranks.of(config)
     c = 4 if config.compute_dtype == "float32" else 2
-    trained = _trained(config, model, ranks)
+    trained = _trained(config, model, held, ranks)
     parts = [
-        *_states(config, model, trained, ranks),
-        *_companions(config, model, reference, ranks),
-        _gathered(model, ranks, c),
-        *_micro_batch(config, mode, model, ranks, c),
-        _logits(config, model, trained, ranks, c),
+        *_states(config, held, trained, ranks),
+        *_companions(config, model, reference, held, ranks),
+        _gathered(model, held, ranks, c),
+        *_micro_batch(config, mode, model, held, c),
+        *([_logits(config, model, trained, ranks, c)] if held.last else []),
         Part("gradients of one layer", trained.layer * (c + 4), "whole, before they are summed over the ranks"),
         Part("CUDA and its libraries", LIBRARIES_BYTES + (COMMUNICATORS_BYTES if ranks.world > 1 else 0)),
     ]
@@ -147,16 +167,16 @@ def _needs(
         [*parts, _hand_over(config, model, parts)],
         limit,
         f"{1 - FRAGMENTS:.0%} of {gib(memory)}",
-        _remarks(config, mode, model, ranks, trained),
+        _remarks(config, mode, model, held, trained),
     )
 
 
-def _states(config: TrainerConfig, model: Architecture, trained: _Trained, ranks: _Ranks) -> list[Part]:
+def _states(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks) -> list[Part]:
     """Masters, gradients and moments of the policy."""
     on_gpu = not config.cpu_offload
     slots = config.lora.slots if config.lora is not None else 1
     of_adapters = trained.all if config.lora is not None else 0
-    masters = MASTER_BYTES * (model.parameters + slots * of_adapters) / ranks.shards
+    masters = MASTER_BYTES * (held.parameters + slots * of_adapters) / ranks.shards
     shared = f"float32, over {ranks.shards} ranks" if ranks.shards > 1 else "float32"
     if config.gradient_accumulation == "local":
         gradients, summed = (
@@ -182,12 +202,13 @@ def _moments(config: TrainerConfig) -> float:
 
 
 def _companions(
-    config: TrainerConfig, model: Architecture, reference: Architecture | None, ranks: _Ranks
+    config: TrainerConfig, model: Architecture, reference: Architecture | None, held: Held, ranks: _Ranks
 ) -> list[Part]:
     """Models beside the policy."""
     found = []
     if reference is not None:
-        size = REFERENCE_BYTES * reference.parameters / ranks.shards
+        its = stages_of(reference, held.count)
+        size = REFERENCE_BYTES * its[min(held.index, len(its) - 1)].parameters / ranks.shards
         found.append(Part("reference", size, "frozen, bfloat16"))
     if config.algorithm.critic is not None:
         body = model.parameters - (0 if model.tied else model.table) + model.hidden
@@ -197,20 +218,26 @@ def _companions(
     return found
 
 
-def _gathered(model: Architecture, ranks: _Ranks, c: int) -> Part:
+def _gathered(model: Architecture, held: Held, ranks: _Ranks, c: int) -> Part:
     layer = model.layer_parameters / ranks.tp + model.expert_parameters / (ranks.ep * ranks.tp)
-    return Part("gathered parameters", c * (model.root_parameters + 2 * layer), "two layers, embedding and head")
+    return Part("gathered parameters", c * (held.root + 2 * layer), "two layers, embedding and head")
 
 
-def _micro_batch(config: TrainerConfig, mode: ActivationMode, model: Architecture, ranks: _Ranks, c: int) -> list[Part]:
-    tokens = _row(config) / ranks.cp
-    each = layer_activations(model, mode, number_bytes=c, tp=ranks.tp, compiled=config.compile)
-    kept = tokens * (model.layers * each.kept + outside_layers(model, c))
-    of = f"activationCheckpointing: {mode}, {tokens:,.0f} tokens"
-    return [
+def _micro_batch(config: TrainerConfig, mode: ActivationMode, model: Architecture, held: Held, c: int) -> list[Part]:
+    layout = config.parallelism
+    tokens = _row(config) / layout.cp
+    each = layer_activations(model, mode, number_bytes=c, tp=layout.tp, compiled=config.compile)
+    kept = held.rows * tokens * (held.layers * each.kept + outside_layers(model, c))
+    of = f"activationCheckpointing: {mode}, {tokens:,.0f} tokens" + (f" x {held.rows} rows" if held.rows > 1 else "")
+    parts = [
         Part("activations", kept, of),
         Part("one layer's backward pass", tokens * each.working),
     ]
+    if held.count > 1:
+        one = held.links * tokens * model.hidden * c
+        why = f"received of {held.count} rows; each further row of a step {gib(one)}"
+        parts.append(Part("between stages", held.count * one, why))
+    return parts
 
 
 def _logits(config: TrainerConfig, model: Architecture, trained: _Trained, ranks: _Ranks, c: int) -> Part:
@@ -232,17 +259,18 @@ def _hand_over(config: TrainerConfig, model: Architecture, step: list[Part]) -> 
     )
 
 
-def _trained(config: TrainerConfig, model: Architecture, ranks: _Ranks) -> _Trained:
+def _trained(config: TrainerConfig, model: Architecture, held: Held, ranks: _Ranks) -> _Trained:
     if config.lora is None:
         inside = model.layer_parameters + model.expert_parameters
         gathered = model.layer_parameters / ranks.tp + model.expert_parameters / (ranks.ep * ranks.tp)
-        return _Trained(model.parameters, model.layers * inside, gathered, head=True)
+        return _Trained(held.parameters, held.layers * inside, gathered, head=True)
     adapters = sum(config.lora.rank * (one.inputs + one.outputs) for one in adapted(config.lora, model).values())
     whole = {name: one.weights for name, one in model.linears.items() if _named(name, config.lora.modules_to_save)}
     layer = adapters + sum(whole.values())
-    tables = [name for name in ("lm_head", "embed_tokens") if _named(name, config.lora.modules_to_save)]
+    there = {"lm_head": held.last or model.tied, "embed_tokens": held.first or (model.tied and held.last)}
+    tables = [name for name, has in there.items() if has and _named(name, config.lora.modules_to_save)]
     outside = model.table * (1 if model.tied and tables else len(tables))
-    return _Trained(model.layers * layer + outside, model.layers * layer, layer, head=bool(tables))
+    return _Trained(held.layers * layer + outside, held.layers * layer, layer, head=bool(tables))
 
 
 def adapted(lora: LoRAConfig, model: Architecture) -> Mapping[str, Linear]:
@@ -259,16 +287,21 @@ def _row(config: TrainerConfig) -> int:
 
 
 def _remarks(
-    config: TrainerConfig, mode: ActivationMode, model: Architecture, ranks: _Ranks, trained: _Trained
+    config: TrainerConfig, mode: ActivationMode, model: Architecture, held: Held, trained: _Trained
 ) -> list[str]:
-    found = []
+    found, ranks = [], _Ranks.of(config)
+    if held.count > 1:
+        found.append(
+            f"parallelism.pp: of {held.count} stages number {held.index + 1} needs most, with {held.layers} layers; of a step of M rows "
+            "a rank waits for (pp - 1) / (M + pp - 1) of the time"
+        )
     if config.cpu_offload:
         numbers = 2 + _moments(config)
-        size = MASTER_BYTES * (model.parameters + (numbers - 1) * trained.all) / ranks.shards
+        size = MASTER_BYTES * (held.parameters + (numbers - 1) * trained.all) / ranks.shards
         found.append(f"cpuOffload: {gib(size * config.ranks_per_replica)} of host memory for each replica")
     if mode == "offload":
         each = layer_activations(model, "none", number_bytes=2, tp=ranks.tp, compiled=config.compile)
-        size = _row(config) / ranks.cp * model.layers * each.kept
+        size = held.rows * _row(config) / ranks.cp * held.layers * each.kept
         found.append(
             f"activationCheckpointing: offload keeps {gib(size * config.ranks_per_replica)} of activations in host memory"
         )

@@ -40,7 +40,7 @@ def allocation(spec: RLRunSpec) -> Iterator[Finding]:
     trainer, engines, parts = spec.trainer, spec.inference, []
     parallel = trainer.parallelism
     if trainer.gpus_per_replica:
-        degrees = "".join(f", {name} {n}" for name in ("tp", "cp", "ep") if (n := getattr(parallel, name)) > 1)
+        degrees = "".join(f", {name} {n}" for name in ("tp", "cp", "ep", "pp") if (n := getattr(parallel, name)) > 1)
         parts.append(f"trainer: {trainer.replicas} x {trainer.gpus_per_replica} GPUs{degrees}")
     if engines.gpus_per_replica:
         number = trainer.replicas if spec.placement.colocate else engines.replicas

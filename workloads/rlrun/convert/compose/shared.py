@@ -127,7 +127,7 @@ def put_trainer(draft: Draft, trainer: Part, node: int, *causes: str) -> int:
 
     Args:
         draft: the manifest.
-        trainer: its degrees; pipeline ranks become data-parallel.
+        trainer: its degrees.
         node: GPUs of a node.
         causes: keys of the allocation.
     """
@@ -138,11 +138,9 @@ def put_trainer(draft: Draft, trainer: Part, node: int, *causes: str) -> int:
         )
     draft.put("trainer.replicas", pods, *causes)
     draft.put("trainer.gpusPerReplica", trainer.gpus // pods, *causes)
-    for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e)):
+    for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e), ("pp", trainer.p)):
         if degree > 1:
             draft.put(f"trainer.parallelism.{name}", degree, causes[0])
-    if trainer.p > 1:
-        draft.notices.append(f"{causes[0]}: p{trainer.p}: no pipeline here; its GPUs are data-parallel (FSDP)")
     return pods
 
 

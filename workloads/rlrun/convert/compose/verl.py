@@ -111,6 +111,7 @@ def _parallelism(draft: Draft, ranks: int) -> None:
     degrees = {"cp": _A + "ulysses_sequence_parallel_size"}
     if megatron:
         degrees = {
+            "pp": _A + "megatron.pipeline_model_parallel_size",
             "tp": _A + "megatron.tensor_model_parallel_size",
             "cp": _A + "megatron.context_parallel_size",
             "ep": _A + "megatron.expert_model_parallel_size",

@@ -69,7 +69,7 @@ ROWS: tuple[Row, ...] = (
     ),
     drop("optim.*", "the schedule runs over maxSteps, and the optimizer is trainer.optimizer.name"),
     joined("ulysses_sequence_parallel_size", "trainer.parallelism.cp", "one rank per row"),
-    drop("engine*", "FSDP2 trains, with tensor, context and expert parallelism"),
+    drop("engine*", "FSDP2 trains, with tensor, context, expert and pipeline parallelism"),
     drop("use_remove_padding", "rows are always packed without padding"),
     joined("trainer.total_epochs", "data.epochs, maxSteps"),
     joined("trainer.total_training_steps", "maxSteps", "total_epochs decides"),

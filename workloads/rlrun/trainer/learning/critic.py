@@ -72,6 +72,7 @@ def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, gr
     Raises:
         RoleError: it cannot be loaded or divided.
     """
+    check_layout(trainer)
     module = load_sharded(
         trainer.model,
         source,
@@ -90,6 +91,16 @@ def critic_around(module: Any, config: CriticConfig, trainer: TrainerConfig, *, 
     fill(head, torch.zeros(head.shape))  # it had no memory when it was made
     optimizer = make_optimizer(module, trainer.optimizer.model_copy(update={"lr": config.lr}), group.device)
     return Critic(module, optimizer, config.value_clip, trainer.optimizer.max_grad_norm)
+
+
+def check_layout(trainer: TrainerConfig) -> None:
+    """Raises `RoleError` when the run divides the model into stages."""
+    if trainer.parallelism.pp > 1:
+        raise RoleError(
+            f"algorithm.critic does not go with parallelism.pp ({trainer.parallelism.pp}): its values are computed by a whole model; "
+            "set pp: 1",
+            exit_codes.CONFIGURATION,
+        )
 
 
 def to_critic(model: nn.Module) -> nn.Module:

@@ -98,9 +98,7 @@ def train_step(
     }
 
 
-def _backward(
-    model: nn.Module, inputs: Sequence[MicroBatch], objective: Compute, agree: Callable[[], None]
-) -> None:
+def _backward(model: nn.Module, inputs: Sequence[MicroBatch], objective: Compute, agree: Callable[[], None]) -> None:
     """Add the gradients of all micro-batches; with a pipeline those of the stages, the last of which computes the objective."""
     stage = stage_of(model)
     if stage is None:

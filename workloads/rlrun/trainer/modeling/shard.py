@@ -156,7 +156,9 @@ def _divide(model: nn.Module, layers: Sequence[nn.Module], group: Group) -> None
         return
     if meshes.tp is not None:
         divide_layers(model, layers, meshes.tp)
-    dealt = dims.pp == 1 or any(experts_of(layer) is not None for layer in layers)  # a stage may be of dense layers alone
+    dealt = dims.pp == 1 or any(
+        experts_of(layer) is not None for layer in layers
+    )  # a stage may be of dense layers alone
     if meshes.experts is not None and dealt:
         divide_experts(layers, meshes.experts, meshes.tp)
     rows.attach(model, meshes)

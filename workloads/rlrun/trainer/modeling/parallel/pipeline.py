@@ -82,6 +82,4 @@ class _Stage(PipelineStage):  # type: ignore[misc]  # torch is not type-checked
     ) -> None:
         """See torch."""
         prepare_backward(self._model, last=last_backward)
-        super().backward_one_chunk(
-            bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
-        )
+        super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
