@@ -19,8 +19,20 @@ PADDING = 1.3
 """Bytes of a gradient between micro-batches, over those of a rank's parameters: small tensors do not divide evenly."""
 SECONDS = 900.0
 CASES = {
-    "llama": ("fsdp4", "tp4:full", "cp2xfsdp2:offload", "fsdp4:local"),
-    "qwen3": ("hsdp2x2", "hsdp2x2:local", "tp2xfsdp2", "cp4", "tp4", "cp2xreplicate2", "tp2xcp2", "tp2xreplicate2"),
+    "llama": ("fsdp4", "tp4:full", "cp2xfsdp2:offload", "fsdp4:local", "pp2xfsdp2"),
+    "deep": ("pp4:full", "fsdp4", "pp2xreplicate2:local"),
+    "qwen3": (
+        "hsdp2x2",
+        "hsdp2x2:local",
+        "tp2xfsdp2",
+        "cp4",
+        "tp4",
+        "cp2xreplicate2",
+        "tp2xcp2",
+        "tp2xreplicate2",
+        "pp2xtp2",
+        "pp2xcp2",
+    ),
     "moe": (
         "ep2xtp2:full",
         "ep4:selective",
@@ -30,6 +42,7 @@ CASES = {
         "ep2xreplicate2",
         "ep4xcp2",
         "ep2xreplicate2:local",
+        "pp2xep2",
     ),
     "qwen2": ("tp2xcp2",),  # biases, windows across the cut
     "gemma2": ("tp2xcp2:offload",),  # caps; norms after the sum over tensor ranks
@@ -38,9 +51,9 @@ CASES = {
     "starcoder2": ("tp2xcp2",),  # biases of what is added up
     "gpt_oss": ("cp4",),  # sinks
     "glm4+lora": ("tp2xfsdp2",),
-    "qwen3+lora": ("hsdp2x2", "tp2xfsdp2", "cp4"),
+    "qwen3+lora": ("hsdp2x2", "tp2xfsdp2", "cp4", "pp2xfsdp2"),
     "moe+lora": ("ep2xfsdp2", "ep2xtp2", "ep2xcp2"),
-    "qwen3+muon": ("tp2xfsdp2", "tp4"),
+    "qwen3+muon": ("tp2xfsdp2", "tp4", "pp2xfsdp2"),
     "moe+muon": ("ep2xtp2", "ep4"),
 }
 CRITICS = {"qwen3+critic": ("tp2xcp2", "cp2xfsdp2"), "gemma2+critic": ("tp2xfsdp2",)}
@@ -66,9 +79,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_layout_gives_the_numbers_of_one_rank(found: dict[str, Any], family: str, layout: str) -> None:
     case = found[f"{family}:{layout}"]
     assert case["checksum_exact"]
-    assert case["logprob_error"] < LOGPROB_TOLERANCE
+    assert case.get("logprob_error", 0) < LOGPROB_TOLERANCE
     assert case["entries_exact"]
     assert (1 <= case["held"] < PADDING) == ("local" not in layout)
+    assert ("validation_error" in case) == ("pp" in layout) != ("logprob_error" in case)
+    assert case.get("validation_error", 0) < TOLERANCE
+    assert case.get("sent_exact", True)
     steps = [case]
     if layout != CASES[family][0]:  # goes on from what the layout before it saved
         assert case["resumed"]["step"] == 1

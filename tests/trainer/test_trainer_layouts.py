@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlrun.cli.main import main
 from rlrun.config.models.checkpoint import ResumeConfig
+from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.protocol.files.attempts import Origin, read_attempt
 from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.protocol.files.paths import RunPaths
@@ -21,8 +22,8 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.trainer.conftest import STEPS, make_batch
 
-RANKS = (1, 2, 4, 1, 4, 2, 1)
-"""One attempt each: every pair of these numbers follows on each other, in both orders."""
+RANKS = ((1, 1), (2, 2), (4, 1), (1, 1), (4, 2), (2, 1), (1, 1))
+"""Ranks and stages, one attempt each: every pair of these numbers of ranks follows on each other, in both orders."""
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -58,9 +59,11 @@ def test_any_number_of_ranks_continues_any_other(
 ) -> None:
     expected = make_run("undisturbed").train(ranks=1, replay=recorded, model=uneven)
     run = make_run("run")
-    for attempt, ranks in enumerate(RANKS, start=1):
-        last = min(attempt, STEPS)
-        found = run.train(attempt=attempt, ranks=ranks, replay=recorded, model=uneven, max_steps=last)
+    for attempt, (ranks, stages) in enumerate(RANKS, start=1):
+        last, layout = min(attempt, STEPS), ParallelismConfig(pp=stages)
+        found = run.train(
+            attempt=attempt, ranks=ranks, replay=recorded, model=uneven, max_steps=last, parallelism=layout
+        )
         assert [line["step"] for line in found] == list(range(1, last + 1))
         if attempt > 1:
             assert read_attempt(run.paths.attempt_file(attempt)).base_step == attempt - 1

@@ -12,8 +12,6 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 
-from rlrun.protocol.files.failures import RoleError
-from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.lm_head import Entropy, Head, find_head, logits_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.parallel.pipeline import run_rows
@@ -129,12 +127,6 @@ def _prepare(model: PreTrainedModel) -> None:
         register_fsdp_forward_method(model, "row_hidden")
         return
     model._head = find_head(model)
-    if model._head is None and stage is not None:
-        raise RoleError(
-            f"trainer.parallelism.pp ({stage.count}) needs a head that is computed apart from the layers, and "
-            f"{type(model).__name__} treats its logits in a way that is not known; set pp: 1",
-            exit_codes.CONFIGURATION,
-        )
     if model._head is None:
         logger.warning(f"{type(model).__name__} treats its logits in a way that is not known: its LM head is not fused")
     model.row_statistics = MethodType(_row_statistics, model)

@@ -23,6 +23,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.architecture_check import check_architecture, find_fault
 from rlrun.trainer.modeling.attention.select import needs_of, select
+from rlrun.trainer.modeling.parallel.stage_check import check_stages
 from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard
 from rlrun.trainer.modeling.small_config import deterministic
 from rlrun.trainer.modeling.tensor_names import Part, parts, remember
@@ -68,6 +69,7 @@ def load_sharded(
         names = stored_names(source, options)
     remember(model, names)
     features = check_architecture(model, source, group, seq_len=seq_len)
+    check_stages(model, group, seq_len=seq_len)
     compute_dtype = None if memory is None else memory.compute_dtype
     needs = needs_of(model.config, features)
     chosen = select(kernel, type(model).__name__, needs, group, compute_dtype=compute_dtype)

@@ -182,7 +182,8 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     dims, meshes, stack = group.dims, group.meshes, decoder_layers(model)
     policy = _mixed_precision(memory, group.device)
     if meshes is not None and dims.pp > 1:
-        keep_stage(model, stack, meshes, group.rank, policy.param_dtype or torch.float32)
+        stage, dtype = dims.stage(group.rank), policy.param_dtype or torch.float32
+        keep_stage(model, stack, stage, dims.pp, group=meshes.pp, dtype=dtype)
     layers = [layer for layer in stack if not isinstance(layer, Elsewhere)]
     _divide(model, layers, group)
     if memory.compile:

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from rlrun.fit.stages import cut
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.parallel.dims import Meshes
-from rlrun.trainer.modeling.parallel.tensor import check_family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,8 +39,8 @@ class Stage:
 
     index: int
     count: int
-    group: dist.ProcessGroup
-    """Ranks of all stages that have the same rows, in order of the stages."""
+    group: dist.ProcessGroup | None
+    """Ranks of all stages that have the same rows, in order of the stages; None: no rows pass through."""
     layers: range
     tied: bool
     """True if the embedding is the head as well."""
@@ -78,29 +76,30 @@ def of_all_stages(model: nn.Module, value: Value) -> list[Value]:
     return found
 
 
-def keep_stage(model: PreTrainedModel, layers: nn.ModuleList, meshes: Meshes, rank: int, dtype: torch.dtype) -> None:
-    """Leave this rank's stage of the model, in place, before it is divided further.
+def keep_stage(
+    model: PreTrainedModel,
+    layers: nn.ModuleList,
+    index: int,
+    count: int,
+    *,
+    group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Leave one stage of the model, in place, before it is divided further.
 
     Args:
-        model: whole, on the CPU or on meta.
-        layers: its decoder layers.
-        meshes: of a layout with a pipeline.
-        rank: of this process.
+        model: whole, on the CPU or on meta; `stage_check` has seen one of its kind.
+        layers: its decoder layers, at least as many as stages.
+        index: of the stage.
+        count: number of stages.
+        group: ranks that rows pass through; None where none do.
         dtype: number format of what goes from stage to stage.
 
     Raises:
-        RoleError: the model's family is not known, or it has fewer layers than stages.
+        RoleError: adapters leave a stage nothing to train.
     """
-    count, index = meshes.dims.pp, meshes.dims.stage(rank)
-    check_family(model, "pp", count)
-    if count > len(layers):
-        raise RoleError(
-            f"trainer.parallelism.pp ({count}) is more than the model's layers ({len(layers)}); lower pp",
-            exit_codes.CONFIGURATION,
-        )
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head.weight is embedding.weight
-    assert meshes.pp is not None
     costs = [_cost(model, layer) for layer in layers]
     frozen = {name for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad}
     runs = cut(costs, head.weight.numel(), count)
@@ -108,7 +107,7 @@ def keep_stage(model: PreTrainedModel, layers: nn.ModuleList, meshes: Meshes, ra
     stage = Stage(
         index,
         count,
-        meshes.pp,
+        group,
         runs[index],
         tied,
         {name: tensor.shape for name, tensor in model.state_dict().items() if name not in frozen},

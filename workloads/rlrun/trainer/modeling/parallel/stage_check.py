@@ -1,0 +1,83 @@
+"""Proof at start that an architecture can be cut into stages: two stages of a small model of it give what it gives whole.
+
+An architecture's code may do something to what enters the layers, or share a state between them, which a stage in the middle would do again
+or not have.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.trainer.learning.lm_head import find_head
+from rlrun.trainer.modeling.parallel.stages import keep_stage
+from rlrun.trainer.modeling.shard import decoder_layers
+from rlrun.trainer.modeling.small_model import quiet, small_model
+from rlrun.trainer.ranks.group import Group
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_TOKENS = 11
+_LIMIT = 1e-4
+"""Largest difference of a hidden state, of about 1. Architectures that can be cut reach 0."""
+
+
+def check_stages(model: PreTrainedModel, group: Group, *, seq_len: int) -> None:
+    """Refuse a pipeline for a model that cannot be cut, before its weights are read. Every rank takes part; rank 0 computes.
+
+    Args:
+        model: at full size; only class and configuration count.
+        group: says the layout.
+        seq_len: longest sequence of the run, in tokens.
+
+    Raises:
+        RoleError: on every rank; names the architecture.
+    """
+    count, layers = group.dims.pp, len(decoder_layers(model))
+    if count == 1:
+        return
+    if count > layers:
+        raise RoleError(
+            f"trainer.parallelism.pp ({count}) is more than the model's layers ({layers}); lower pp",
+            exit_codes.CONFIGURATION,
+        )
+    fault = group.broadcast(fault_of_stages(model, seq_len=seq_len) if group.leads else None)
+    if fault is not None:
+        raise RoleError(
+            f"trainer.parallelism.pp ({count}): {type(model).__name__} cannot be cut into stages: {fault}; set pp: 1",
+            exit_codes.CONFIGURATION,
+        )
+
+
+def fault_of_stages(model: PreTrainedModel, *, seq_len: int) -> str | None:
+    """Reason why a model like this one cannot be cut into stages, for a person; None: it can. Arguments as of `check_stages`."""
+    try:
+        with torch.no_grad(), quiet():
+            whole = small_model(type(model), model.config, attention="eager", seq_len=seq_len, seed=0).eval()
+            ids = torch.arange(3, 3 + _TOKENS)[None] % len(whole.get_input_embeddings().weight)
+            expected, found = _hidden(whole, ids, None), None
+            for index in range(2):
+                stage = copy.deepcopy(whole)
+                keep_stage(stage, decoder_layers(stage), index, 2)
+                found = _hidden(stage, ids, found)
+            if find_head(stage) is None:
+                return "it treats its logits in a way that is not known"
+            error = float((found - expected).abs().max())
+    except Exception as caught:  # of the architecture's own code, whatever it is
+        lines = str(caught).strip().splitlines() or ["no message"]
+        return f"{type(caught).__name__}: {lines[0]}"
+    return None if error < _LIMIT else f"what leaves the last layer differs by {error:.1g}"
+
+
+def _hidden(model: PreTrainedModel, ids: Tensor, received: Tensor | None) -> Tensor:
+    start = {"input_ids": ids} if received is None else {"inputs_embeds": received}
+    hidden: Tensor = model.get_decoder()(
+        **start, position_ids=torch.arange(ids.shape[1])[None], use_cache=False
+    ).last_hidden_state
+    return hidden
