@@ -101,6 +101,16 @@ def test_every_conflict_has_its_line_and_a_manifest_its_layout() -> None:
     assert layout(read) == (4, 4, 1, 4, 2, 2, 1), "as the operator reads it"
 
 
+def test_a_pipeline_of_the_trainer_is_its_field_and_one_of_the_engines_is_in_tensor_parallel() -> None:
+    run = spec("vllm:d2p2+megatron:d2p4t2")
+    assert (run.trainer.parallelism.pp, run.trainer.parallelism.tp) == (4, 2)
+    assert run.trainer.replicas * run.trainer.gpus_per_replica == 16
+    (notice,) = allocation(run)
+    assert "tp 2, pp 4" in notice.message
+    assert "p2 of the engines: no pipeline there, tensorParallel has them" in notice.message
+    assert "of the trainer" not in notice.message
+
+
 def test_advice_about_memory_changes_the_fields() -> None:
     run = changed(spec("vllm:d4+fsdp:d8"), {"spec.trainer.gpusPerReplica": 4})
     assert (run.allocation, run.trainer.gpus_per_replica, run.inference.replicas) == (None, 4, 4)

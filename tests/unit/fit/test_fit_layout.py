@@ -39,6 +39,13 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
         ),
         (dataclasses.replace(QWEN2, model_type="mamba"), trainer(2, cp=2), "cp", "set cp: 1 and share it by dpShard"),
         (dataclasses.replace(MIXTURE, model_type="afmoe"), trainer(2, ep=2), "ep", "is for the model types .*olmoe"),
+        (QWEN3, trainer(32, pp=32), "pp", r"32 is more than the model's layers \(28\); lower pp"),
+        (
+            QWEN3,
+            trainer(2, pp=2) | {"algorithm": {"preset": "ppo", "critic": {}}},
+            "pp",
+            r"2 does not go with algorithm\.critic, .*set pp: 1",
+        ),
         (QWEN3, trainer(2, ep=2), "ep", "2: the model has no experts; set ep: 1"),
         (MIXTURE, trainer(24, ep=3), "ep", r"3 times tp \(1\) must divide the model's experts \(128\)"),
         (
@@ -58,6 +65,7 @@ def test_a_layout_that_cannot_be(model: Architecture, blocks: dict[str, Any], ke
 def test_a_layout_that_can_be() -> None:
     assert not [*layout_problems(spec(**trainer(8, tp=2, cp=2)), QWEN3, QWEN3)]
     assert not [*layout_problems(spec(**trainer(8, ep=8)), MIXTURE, None)]
+    assert not [*layout_problems(spec(**trainer(8, pp=2)), QWEN2, None)]
 
 
 def test_a_teacher_has_the_policys_vocabulary() -> None:

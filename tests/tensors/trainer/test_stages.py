@@ -1,0 +1,106 @@
+"""A model cut into stages: what each keeps, and the architectures and runs that are refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.companions import CriticConfig
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.trainer.learning.critic import check_layout
+from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.parallel.stage_check import fault_of_stages
+from rlrun.trainer.modeling.parallel.stages import keep_stage, second_copy, stage_of
+from rlrun.trainer.modeling.shard import decoder_layers
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def on_meta(kind: str, **options: Any) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SIZES, **options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("qwen2", {}), ("mistral", {"sliding_window": 8}), ("gemma2", {"head_dim": 8}), ("qwen3", {"head_dim": 8})],
+)
+def test_an_architecture_that_stages_compute(kind: str, options: dict[str, Any]) -> None:
+    assert fault_of_stages(on_meta(kind, **options), seq_len=64) is None
+
+
+def test_an_architecture_that_changes_what_enters_the_layers_is_refused() -> None:
+    found = fault_of_stages(on_meta("granite", embedding_multiplier=3.0), seq_len=64)
+    assert found is not None
+    assert found.startswith("what leaves the last layer differs by")
+
+
+def test_a_head_that_is_not_known_is_refused() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt2"](n_layer=2, n_embd=32, n_head=2))
+    assert fault_of_stages(model, seq_len=64) is not None
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_have_every_name_of_the_model_once(make_model: Callable[..., nn.Module], tied: bool) -> None:
+    whole = make_model("qwen3", tied=tied)
+    found: list[str] = []
+    for index in range(2):
+        stage = copy.deepcopy(whole)
+        keep_stage(stage, decoder_layers(stage), index, 2)
+        copied = second_copy(stage)
+        found += [name for name, parameter in stage.named_parameters() if parameter is not copied]
+        kept = stage_of(stage)
+        assert kept is not None
+        assert (kept.first, kept.last, kept.layers) == (index == 0, index == 1, range(index, index + 1))
+        assert kept.shapes == {name: tensor.shape for name, tensor in whole.state_dict().items()}
+    assert sorted(found) == sorted(name for name, _ in whole.named_parameters())
+
+
+def test_adapters_have_to_be_in_every_stage(make_model: Callable[..., nn.Module]) -> None:
+    model = make_model("qwen3")
+    lora.inject(model, LoRAConfig(rank=4, targets=["layers.1.*"]))
+    with pytest.raises(RoleError, match=r"pp \(2\) makes a stage of the layers 0 to 0, of which lora\.targets trains"):
+        keep_stage(model, decoder_layers(model), 1, 2)
+
+
+def test_a_critic_needs_whole_models(tmp_path: Path) -> None:
+    config = TrainerConfig(
+        name="x",
+        uid="u",
+        output_dir=str(tmp_path),
+        model=ModelConfig(path="m"),
+        max_steps=1,
+        seq_len=32,
+        seed=0,
+        checkpoint=CheckpointConfig(),
+        processes_per_replica=2,
+        parallelism=ParallelismConfig(pp=2),
+        algorithm=AlgorithmConfig(preset="ppo", critic=CriticConfig()),
+    )
+    with pytest.raises(RoleError, match=r"algorithm\.critic does not go with parallelism\.pp \(2\)"):
+        check_layout(config)
