@@ -42,6 +42,7 @@ from rlrun.trainer.modeling.architecture_check import examine
 from rlrun.trainer.modeling.attention.select import needs_of, select
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
 from rlrun.trainer.modeling.packed_attention import kernel_of, set_kernel
+from rlrun.trainer.modeling.parallel.stage_check import check_stages
 from rlrun.trainer.modeling.shard import Memory, load_model, shard
 from rlrun.trainer.ranks.group import Group, process_group
 
@@ -204,6 +205,7 @@ def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str, group
     torch.manual_seed(config.seed)
     model: Any = load_model(chosen, source, with_weights=False)
     features = examine(model, seq_len=config.seq_len).features
+    check_stages(model, group, seq_len=config.seq_len)
     needs = needs_of(model.config, features)
     dtype = Memory.of(config).compute_dtype
     kernel = select(config.attention, type(model).__name__, needs, group, compute_dtype=dtype)
