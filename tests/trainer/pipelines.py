@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
 from rlrun.protocol.packing.micro_batches import plan
+from rlrun.trainer.learning.auxiliary_logprobs import release
 from rlrun.trainer.learning.forward import token_logprobs
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.validation import validate
@@ -27,7 +28,9 @@ def validation_error(model: nn.Module, whole: nn.Module, batch: Batch, group: Gr
         expected = -float((token_logprobs(whole, row) * row.advantages).sum()) / batch.loss_tokens
     lengths = [len(sample) for sample in batch.samples]
     rows = plan(lengths, row_tokens=32, ranks=group.data_size).ranks[group.data_rank]
-    return abs(validate(model, batch, rows, group=group)["validation/loss"] - expected)
+    found = validate(model, batch, rows, group=group)["validation/loss"]
+    release(model)  # or the root's whole parameters count as this rank's part
+    return abs(found - expected)
 
 
 def sent_exact(model: nn.Module, weights: Mapping[str, Tensor], group: Group) -> bool:

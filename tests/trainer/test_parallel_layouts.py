@@ -19,8 +19,8 @@ PADDING = 1.3
 """Bytes of a gradient between micro-batches, over those of a rank's parameters: small tensors do not divide evenly."""
 SECONDS = 900.0
 CASES = {
-    "llama": ("fsdp4", "tp4:full", "cp2xfsdp2:offload", "fsdp4:local", "pp2xfsdp2"),
-    "deep": ("pp4:full", "fsdp4", "pp2xreplicate2:local"),
+    "llama": ("fsdp4", "tp4:full", "cp2xfsdp2:offload", "fsdp4:local", "pp2xreplicate2"),
+    "deep": ("pp4:full", "fsdp4", "pp2xfsdp2:local"),
     "qwen3": (
         "hsdp2x2",
         "hsdp2x2:local",
