@@ -308,6 +308,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     logprobs = None
     if group.dims.pp > 1:
         found["validation_error"] = pipelines.validation_error(model, whole, make_batch(1), group)
+        found["linear_error"] = pipelines.linear_error(model, make_batch(1), group)
     else:
         with torch.no_grad():
             logprobs = token_statistics(model, micro_batch(make_batch(1).samples, world.device)).logprobs

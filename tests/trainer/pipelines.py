@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from rlrun.algorithms import Mixture, Objective
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.learning.auxiliary_logprobs import release
 from rlrun.trainer.learning.forward import token_logprobs
 from rlrun.trainer.learning.step_buffer import micro_batch
+from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.learning.validation import validate
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights.bucketing import gather_buckets, layout
@@ -31,6 +34,25 @@ def validation_error(model: nn.Module, whole: nn.Module, batch: Batch, group: Gr
     found = validate(model, batch, rows, group=group)["validation/loss"]
     release(model)  # or the root's whole parameters count as this rank's part
     return abs(found - expected)
+
+
+def linear_error(model: nn.Module, batch: Batch, group: Group) -> float:
+    """Difference that it makes to pull a linear loss back as its log-probabilities are made; no weight changes.
+
+    There are fewer rows than stages.
+    """
+    lengths = [len(sample) for sample in batch.samples]
+    rows = plan(lengths, row_tokens=256, ranks=group.data_size).ranks[group.data_rank]
+    assert len(rows) < group.dims.pp
+    supervised = Mixture(Objective("sft"))
+    found = []
+    for linear in (True, False):
+        optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.0)
+        with patch.object(Mixture, "is_linear", linear):
+            found.append(
+                train_step(model, optimizer, batch, rows, group=group, loss=supervised, lr=0.0, max_grad_norm=None)
+            )
+    return max(abs(found[0][name] - found[1][name]) for name in ("loss", "grad_norm"))
 
 
 def sent_exact(model: nn.Module, weights: Mapping[str, Tensor], group: Group) -> bool:

@@ -84,6 +84,7 @@ def test_a_layout_gives_the_numbers_of_one_rank(found: dict[str, Any], family: s
     assert (1 <= case["held"] < PADDING) == ("local" not in layout)
     assert ("validation_error" in case) == ("pp" in layout) != ("logprob_error" in case)
     assert case.get("validation_error", 0) < TOLERANCE
+    assert case.get("linear_error", 0) < TOLERANCE
     assert case.get("sent_exact", True)
     steps = [case]
     if layout != CASES[family][0]:  # goes on from what the layout before it saved

@@ -17,16 +17,19 @@ from rlrun.trainer.modeling.parallel.rows import _runs
 SIZES = st.integers(1, 4)
 
 
-@given(replicate=SIZES, shard=SIZES, cp=SIZES, tp=SIZES)
+@given(replicate=SIZES, shard=SIZES, cp=SIZES, tp=SIZES, pp=SIZES)
 def test_what_is_left_is_sharded_and_every_data_rank_has_its_neighbours(
-    replicate: int, shard: int, cp: int, tp: int
+    replicate: int, shard: int, cp: int, tp: int, pp: int
 ) -> None:
-    world = replicate * shard * cp * tp
-    dims = ParallelDims.of(ParallelismConfig(dp_replicate=replicate, cp=cp, tp=tp), world)
+    world = pp * replicate * shard * cp * tp
+    dims = ParallelDims.of(ParallelismConfig(dp_replicate=replicate, cp=cp, tp=tp, pp=pp), world)
     assert (dims.dp_shard, dims.world_size, dims.data_size) == (shard, world, replicate * shard)
-    ranks = [dims.data_rank(rank) for rank in range(world)]
-    assert ranks == sorted(ranks)
-    assert all(ranks.count(data) == cp * tp for data in range(dims.data_size))
+    stages = [[rank for rank in range(world) if dims.stage(rank) == stage] for stage in range(pp)]
+    assert [rank for stage in stages for rank in stage] == [*range(world)]
+    for stage in stages:
+        ranks = [dims.data_rank(rank) for rank in stage]
+        assert ranks == sorted(ranks)
+        assert all(ranks.count(data) == cp * tp for data in range(dims.data_size))
 
 
 @pytest.mark.parametrize(

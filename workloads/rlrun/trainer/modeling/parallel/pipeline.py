@@ -55,7 +55,7 @@ def _loss(output: Tensor, target: Tensor) -> Tensor:
     return output
 
 
-class _Rows(nn.Module):
+class _Rows(nn.Module):  # type: ignore[misc]  # torch is not type-checked
     """Module that torch's stage calls, row by row in order. The model is not registered in it: its gradients are not torch's to handle."""
 
     def __init__(self, stage: Stage, tokens: Sequence[int], longest: int, compute: Compute) -> None:
@@ -70,7 +70,7 @@ class _Rows(nn.Module):
         return made if self._stage.last else pad(made, (0, 0, 0, self._longest - tokens))
 
 
-class _Stage(PipelineStage):  # type: ignore[misc]  # torch is not type-checked
+class _Stage(PipelineStage):  # type: ignore[misc]
     """torch's stage, which tells FSDP before each backward pass what to reduce after it."""
 
     def __init__(self, model: nn.Module, *arguments: Any, **options: Any) -> None:

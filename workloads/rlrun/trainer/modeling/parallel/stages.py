@@ -25,7 +25,7 @@ _ATTRIBUTE = "_rlrun_stage"
 Value = TypeVar("Value")
 
 
-class Elsewhere(nn.Module):
+class Elsewhere(nn.Module):  # type: ignore[misc]  # torch is not type-checked
     """A part of the model that another stage has. As a layer or a norm it hands its input on."""
 
     def forward(self, hidden: Tensor, *_: object, **__: object) -> Tensor:
@@ -148,7 +148,8 @@ def _cost(model: PreTrainedModel, layer: nn.Module) -> float:
     config = model.config
     experts = getattr(config, "num_experts", None)
     share = config.num_experts_per_tok / experts if experts else 1.0
-    return sum(p.numel() * (share if "experts." in name else 1.0) for name, p in layer.named_parameters() if p.ndim > 1)
+    matrices = {name: int(one.numel()) for name, one in layer.named_parameters() if one.ndim > 1}
+    return sum(size * (share if "experts." in name else 1.0) for name, size in matrices.items())
 
 
 def second_copy(model: nn.Module) -> Tensor | None:
