@@ -124,7 +124,7 @@ def layouts_of(kind: str) -> dict[int, list[str]]:
 
 
 def make_model(kind: str, seed: int, **sizes: int) -> Any:
-    """A model of random weights, with other `sizes`; norms and biases are not neutral, which would hide a gradient that is counted twice."""
+    """A model of random weights, with other `sizes`; no norm or bias is neutral, which would hide a gradient that is counted twice."""
     torch.manual_seed(seed)
     text = WITH_IMAGES.get(kind, kind)
     config = CONFIG_MAPPING[text](**(_COMMON | OPTIONS.get(text, {}) | sizes))

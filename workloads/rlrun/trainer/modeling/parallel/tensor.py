@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_family(model: PreTrainedModel, layers: nn.ModuleList, by: Kind, size: int) -> Family:
+def check_family(model: PreTrainedModel, layers: Sequence[nn.Module], by: Kind, size: int) -> Family:
     """The family's row; refuses what was never checked against one rank.
 
     Raises:
@@ -42,7 +42,7 @@ def check_family(model: PreTrainedModel, layers: nn.ModuleList, by: Kind, size: 
     return row
 
 
-def divide_layers(model: PreTrainedModel, layers: Iterable[nn.Module], mesh: DeviceMesh) -> None:
+def divide_layers(model: PreTrainedModel, layers: Sequence[nn.Module], mesh: DeviceMesh) -> None:
     """Divide attention and dense feed-forward of every layer over `mesh`, in place. Parameters become DTensors.
 
     Raises:
@@ -75,13 +75,13 @@ def divide_layers(model: PreTrainedModel, layers: Iterable[nn.Module], mesh: Dev
 
 
 def _check_named(
-    model: PreTrainedModel, layers: nn.ModuleList, row: Family, kind: str, field: str, *, fix: str
+    model: PreTrainedModel, layers: Sequence[nn.Module], row: Family, kind: str, field: str, *, fix: str
 ) -> None:
     unknown = {name for layer in layers for name, _ in layer.named_parameters() if not row.names(name)}
     decoder = model.get_decoder()
     known = {
         id(one)
-        for part in (layers, model.get_input_embeddings(), getattr(decoder, row.last_norm))
+        for part in (*layers, model.get_input_embeddings(), getattr(decoder, row.last_norm))
         for one in part.parameters()
     }
     unknown |= {name for name, parameter in decoder.named_parameters() if id(parameter) not in known}
@@ -93,7 +93,7 @@ def _check_named(
         )
 
 
-def _check_divisible(model: PreTrainedModel, layers: nn.ModuleList, row: Family, tp: int) -> None:
+def _check_divisible(model: PreTrainedModel, layers: Sequence[nn.Module], row: Family, tp: int) -> None:
     config = model.config.get_text_config()
     sizes = [("key-value heads", config.num_key_value_heads), ("attention heads", config.num_attention_heads)]
     for layer in layers:  # a mixture's experts are dealt out instead
