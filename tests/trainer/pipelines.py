@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline do besides a step: the passes without gradients, and versions in buckets."""
+"""Work of a pipeline's ranks besides the steps of the grid: passes without gradients, linear losses, versions in buckets."""
 
 from __future__ import annotations
 

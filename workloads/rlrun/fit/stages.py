@@ -45,7 +45,7 @@ def cut(layers: Sequence[float], head: float, stages: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Held:
-    """What the ranks of a stage have of a model; without a pipeline all of it."""
+    """Part of a model that the ranks of a stage have; without a pipeline all of it."""
 
     index: int
     count: int

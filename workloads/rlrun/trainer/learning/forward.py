@@ -70,7 +70,7 @@ def rows_logprobs(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
 
 
 def stage_output(model: nn.Module, row: MicroBatch, received: Tensor | None) -> Tensor:
-    """This rank's part of a row after this stage's layers, `[P, D]`, on all stages but the last.
+    """Hidden states of this rank's part of a row after this stage's layers, `[P, D]`, on all stages but the last.
 
     Args:
         model: the stage.
@@ -163,7 +163,7 @@ class _Wanted:
 
 
 def _row_hidden(model: PreTrainedModel, wanted: _Wanted) -> Tensor:
-    """What a stage that is not the last makes of this rank's part of the row, `[1, P, D]`."""
+    """Hidden states of this rank's part of the row after a stage that is not the last, `[1, P, D]`."""
     hidden: Tensor = model.get_decoder()(**wanted.inputs, use_cache=False).last_hidden_state
     return hidden
 

@@ -52,7 +52,7 @@ def train_step(
     """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
 
     `loss` is the run's objective, with those of environments that have their own. `signals` are what passes before the update found, one
-    for each row; `inputs` the rows on the device, where they are there already. Before each row all ranks call `agree` together; when it
+    for each row; `inputs` the rows on the device, where they are there already. Before each row (with a pipeline before the first) all ranks call `agree` together; when it
     raises, on all of them, the step is abandoned and nothing is updated. The host looks at the device once, at the end.
 
     Returns:
@@ -128,7 +128,7 @@ def _objective(
     policy_version: int,
     received: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What is pulled back for one micro-batch, and its metrics as sums. `received`: see `token_statistics`."""
+    """Scalar that is pulled back for one micro-batch, and its metrics as sums. `received`: see `token_statistics`."""
     bound = partial(
         loss,
         environments=environments,

@@ -35,7 +35,7 @@ class Elsewhere(nn.Module):  # type: ignore[misc]  # torch is not type-checked
 
 @dataclass(frozen=True)
 class Stage:
-    """This rank's stage of a model."""
+    """Stage of a model that this rank has."""
 
     index: int
     count: int
