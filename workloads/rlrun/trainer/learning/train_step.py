@@ -52,8 +52,9 @@ def train_step(
     """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
 
     `loss` is the run's objective, with those of environments that have their own. `signals` are what passes before the update found, one
-    for each row; `inputs` the rows on the device, where they are there already. Before each row (with a pipeline before the first) all ranks call `agree` together; when it
-    raises, on all of them, the step is abandoned and nothing is updated. The host looks at the device once, at the end.
+    for each row; `inputs` the rows on the device, where they are there already. Before each row (with a pipeline before the first) all
+    ranks call `agree` together; when it raises, on all of them, the step is abandoned and nothing is updated. The host looks at the
+    device once, at the end.
 
     Returns:
         The step's metrics, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens`
