@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from rlrun.config.families import FAMILIES, Kind
 from rlrun.local.preflight import free_port
-from tests.trainer.family_models import WITH_IMAGES, layouts_of
+from tests.trainer.family_models import layouts_of
 from tests.trainer.layouts import fork_ranks, rank_main
 
 KINDS = get_args(Kind)
@@ -49,7 +49,7 @@ def tried(kind: str, folder: Path) -> dict[str, Any]:
 def rows(table: dict[str, Any]) -> list[str]:
     """Rows of the page's table: model type, fields that divide it, largest errors."""
     return [
-        f"| `{kind}` | {' | '.join('yes' if by in FAMILIES[WITH_IMAGES.get(kind, kind)].by else 'no' for by in KINDS)} | "
+        f"| `{kind}` | {' | '.join('yes' if by in FAMILIES[kind].by else 'no' for by in KINDS)} | "
         + " | ".join(f"{row[name]:.0e}".replace("e-0", "e-") for name in ERRORS)
         + " |"
         for kind, row in sorted(table.items())
@@ -58,7 +58,7 @@ def rows(table: dict[str, Any]) -> list[str]:
 
 def main(folder: Path, families: list[str]) -> int:
     table: dict[str, Any] = {}
-    for kind in families or [*FAMILIES, *WITH_IMAGES]:
+    for kind in families or [*FAMILIES]:
         table[kind] = tried(kind, folder)
         print(kind, table[kind], flush=True)
         (folder / "matrix.json").write_text(json.dumps(table, indent=1))

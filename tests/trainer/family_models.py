@@ -104,13 +104,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Changes of the common sizes, by model type."""
 
-WITH_IMAGES = {"gemma3": "gemma3_text"}
-"""Model types of text and images whose text is that of a family."""
-
 
 def layouts_of(kind: str) -> dict[int, list[str]]:
     """Names of the layouts that a family is tried in (`tests.trainer.layouts.LAYOUTS`), by number of ranks."""
-    by = FAMILIES[WITH_IMAGES.get(kind, kind)].by
+    by = FAMILIES[kind].by
     found: dict[int, list[str]] = {2: [], 4: []}
     if "tp" in by:
         found[2] += ["tp2"]
@@ -126,17 +123,7 @@ def layouts_of(kind: str) -> dict[int, list[str]]:
 def make_model(kind: str, seed: int, **sizes: int) -> Any:
     """A model of random weights, with other `sizes`; no norm or bias is neutral, which would hide a gradient that is counted twice."""
     torch.manual_seed(seed)
-    text = WITH_IMAGES.get(kind, kind)
-    config = CONFIG_MAPPING[text](**(_COMMON | OPTIONS.get(text, {}) | sizes))
-    if text != kind:
-        small = {
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 28,
-        }
-        config = CONFIG_MAPPING[kind](text_config=config.to_dict(), vision_config=small, mm_tokens_per_image=4)
+    config = CONFIG_MAPPING[kind](**(_COMMON | OPTIONS.get(kind, {}) | sizes))
     deterministic(config)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

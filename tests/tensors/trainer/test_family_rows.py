@@ -16,15 +16,15 @@ from rlrun.trainer.modeling.architecture_check import examine
 from rlrun.trainer.modeling.parallel.tensor import check_family
 from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.tensor_names import remember
-from tests.trainer.family_models import WITH_IMAGES, make_model
+from tests.trainer.family_models import make_model
 
 
-@pytest.mark.parametrize("kind", [*FAMILIES, *WITH_IMAGES])
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_a_row_names_every_parameter_of_its_familys_layers(kind: str) -> None:
     with torch.device("meta"):
         model = make_model(kind, 0)
     layers = decoder_layers(model)
-    row = FAMILIES[WITH_IMAGES.get(kind, kind)]
+    row = FAMILIES[kind]
     for by in sorted(row.by):
         assert check_family(model, layers, by, 2) is row
 

@@ -33,7 +33,7 @@ def check_family(model: PreTrainedModel, layers: Sequence[nn.Module], by: Kind, 
     Raises:
         RoleError: the model is of no family that is divided so, or has parameters that its family's row does not name.
     """
-    kind = model.config.get_text_config().model_type
+    kind = model.config.model_type
     row = family(kind, by)
     if row is None:
         raise RoleError(f"trainer.parallelism.{by} ({size}) {problem(kind, by, size)}", exit_codes.CONFIGURATION)
