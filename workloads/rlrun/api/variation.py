@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.config.dialects.complete import complete
 from rlrun.config.dialects.prime_rl import PRIME_RL
+from rlrun.config.dialects.rows import Dialect
 from rlrun.config.dialects.translate import Translator
 from rlrun.config.loading.arguments import (
     COMMAND_LINE,
@@ -18,6 +19,7 @@ from rlrun.config.loading.arguments import (
     Arguments,
     parse_arguments,
     parse_environment,
+    value_words,
 )
 from rlrun.config.loading.layers import Layer, assign, merge
 from rlrun.config.loading.schema import find_field, snake, spelled
@@ -26,38 +28,47 @@ _ALIASES = {"ckpt": "checkpoint"}
 _SPEC = ("spec",)
 
 
-def take_variation(argv: Sequence[str], own: Collection[str] = ()) -> tuple[list[str], list[str]]:
+def take_variation(
+    argv: Sequence[str], own: Collection[str] = (), model: type[RLRunSpec] = RLRunSpec, dialect: Dialect = PRIME_RL
+) -> tuple[list[str], list[str]]:
     """Take the options that are fields of a specification out of a command line, each with its value.
 
-    A value stands behind its option, so that files come before the options.
+    A list takes all words behind its option up to the next option or file, a flag none but `true` and `false`, and everything else one.
 
     Args:
         argv: the command line without the program's name.
         own: options of the command itself, which are left alone.
+        model: the specification, perhaps with more beside it.
+        dialect: another project's names, which are taken too.
     """
+    others = _translator(COMMAND_LINE, model, dialect)
     rest: list[str] = []
     taken: list[str] = []
     words = list(argv)
     while words:
         word = words.pop(0)
-        if word.partition("=")[0] in own or not is_field(word):
+        if word.partition("=")[0] in own or not _is_field(word, others):
             rest.append(word)
             continue
-        taken.append(word)
-        if "=" not in word and words and not words[0].startswith("--"):
-            taken.append(words.pop(0))
+        count = value_words(model, word, words, aliases=_ALIASES, others=others)
+        taken += [word, *words[:count]]
+        del words[:count]
     return rest, taken
 
 
 def is_field(word: str) -> bool:
     """True for an option that begins with the name of a field, or with one that other projects have for it."""
+    return _is_field(word, _translator(COMMAND_LINE))
+
+
+def _is_field(word: str, others: Translator) -> bool:
     name = word.partition("=")[0].removeprefix("--")
     if not word.startswith("--") or not name:
         return False
     first = snake(name.partition(".")[0])
     positive = first.removeprefix("no_")
-    known = find_field(RLRunSpec, _ALIASES.get(positive, positive)) is not None
-    return known or _translator(COMMAND_LINE).knows(name.split("."))
+    known = find_field(others.model, _ALIASES.get(positive, positive)) is not None
+    return known or others.knows(name.split("."))
 
 
 def field_options() -> list[str]:
@@ -65,8 +76,8 @@ def field_options() -> list[str]:
     return [f"--{spelled(RLRunSpec, name, 'kebab')}" for name in RLRunSpec.model_fields]
 
 
-def _translator(source: str) -> Translator:
-    return Translator(PRIME_RL, RLRunSpec, source, aliases=_ALIASES, fallback="trainer")
+def _translator(source: str, model: type[RLRunSpec] = RLRunSpec, dialect: Dialect = PRIME_RL) -> Translator:
+    return Translator(dialect, model, source, aliases=_ALIASES, fallback="trainer")
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,22 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from rlrun.api.variation import Variation, take_variation
-from rlrun.cli.common import arguments, piped
+from rlrun.cli.common import arguments, piped, report
 from rlrun.config.loading.arguments import parse_value
 from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.parser import Parser, number, own_options, whole, wholes
+from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import Shape, expected, fields
 from rlrun.config.models.rollout import EvaluationSamplingConfig
+from rlrun.runtime import exit_codes
 
 if TYPE_CHECKING:
+    from rlrun.cli.served import Served
     from rlrun.evaluate.job import Request
+    from rlrun.evaluate.served.job import ServedRequest
 
 
-def eval_parser() -> argparse.ArgumentParser:
+def eval_parser() -> Parser:
     """The command line of `eval`."""
     p = Parser(
         "eval",
@@ -57,7 +61,7 @@ def eval_parser() -> argparse.ArgumentParser:
     return p
 
 
-def synthesize_parser() -> argparse.ArgumentParser:
+def synthesize_parser() -> Parser:
     """The command line of `synthesize`."""
     p = Parser(
         "synthesize",
@@ -85,7 +89,7 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _add_common(p: argparse.ArgumentParser) -> None:
-    p.add_argument("manifest", type=Path, metavar="RUN.yaml", help="an RLRun manifest")
+    p.add_argument("manifest", type=Path, metavar="RUN.yaml", help="an RLRun manifest, or files as @ FILE")
     p.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (default: runs/<name>)")
     p.add_argument(
         "--weights-dir",
@@ -155,6 +159,12 @@ def synthesize_main(argv: Sequence[str] | None = None) -> int:
 
 def run_eval(argv: Sequence[str]) -> int:
     """Run `eval`: of a manifest, or of files and options (`eval @ FILE`) as `rl` takes them; returns the exit code."""
+    if (served := _served(argv, eval_parser())) is not None:
+        if isinstance(served, int):
+            return served
+        from rlrun.evaluate.main import evaluate
+
+        return evaluate(_served_request(served, work=served.options.output, split="eval", training_sampling=False))
     if "@" in argv or _describes(argv):
         from rlrun.cli.rl import start
         from rlrun.cli.sources.run_config import EvalConfig
@@ -178,6 +188,8 @@ def _describes(argv: Sequence[str]) -> bool:
 
 def run_synthesize(argv: Sequence[str]) -> int:
     """Run `synthesize`; returns the exit code."""
+    if (served := _served(argv, synthesize_parser())) is not None:
+        return served if isinstance(served, int) else _synthesize_served(served)
     p = synthesize_parser()
     rest, varied = take_variation(argv, own_options(p))
     options = p.parse_args(rest)
@@ -194,6 +206,52 @@ def run_synthesize(argv: Sequence[str]) -> int:
     return synthesize(request, output, min_reward=options.min_reward)
 
 
+def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
+    """The command line against servers; an exit code if it ends there, None if it names no server."""
+    from rlrun.cli.served import asks_servers, read_served
+
+    if "--help" in argv or "-h" in argv or not asks_servers(argv, os.environ):
+        return None
+    for action in parser._actions:
+        if action.dest == "manifest":
+            action.nargs = "?"
+    parser.add_argument("--dry-run", action="store_true", help="print what would be asked, and end")
+    try:
+        served = read_served(argv, parser)
+    except ConfigError as error:
+        return report(error)
+    if served.dry_run:
+        shown = served.run.model_dump(mode="json") | {"model": {"name": served.model}}
+        print(json.dumps(shown | {"client": served.client.model_dump(mode="json")}, indent=2))
+        return exit_codes.OK
+    return served
+
+
+def _synthesize_served(served: Served) -> int:
+    from rlrun.evaluate.main import synthesize
+
+    options = served.options
+    output: Path = options.output.absolute()
+    work = output.with_name(f"{output.name}.parts")
+    request = _served_request(served, work=work, split=options.split, training_sampling=True)
+    return synthesize(request, output, min_reward=options.min_reward)
+
+
+def _served_request(served: Served, *, work: Path | None, split: str, training_sampling: bool) -> ServedRequest:
+    from rlrun.evaluate.served.job import ServedRequest
+
+    folder = served.run.output_dir
+    return ServedRequest(
+        name=served.run.name,
+        spec=served.spec,
+        model=served.model,
+        client=served.client,
+        env=os.environ,
+        work=work or (Path(folder) if folder else None),
+        **_asked(served.options, split, training_sampling=training_sampling),
+    )
+
+
 def _request(
     options: argparse.Namespace, *, work: Path | None, steps: Sequence[int] | None, newest: bool, split: str
 ) -> Request:
@@ -208,20 +266,27 @@ def _request(
         steps=steps,
         newest=newest,
         base=options.base,
-        environment_ids=options.environment_ids,
-        split="train" if split == "train" else "eval",
-        samples_per_task=options.samples_per_task,
-        max_tasks=options.max_tasks,
-        training_sampling=newest,
         engine_urls=options.engine_url,
         gpu_ids=options.inference_gpu_ids,
         share_gpus=options.share_gpus,
-        sampling={
+        **_asked(options, split, training_sampling=newest),
+    )
+
+
+def _asked(options: argparse.Namespace, split: str, *, training_sampling: bool) -> dict[str, Any]:
+    """Fields of `Asked` that options say."""
+    return {
+        "environment_ids": options.environment_ids,
+        "split": "train" if split == "train" else "eval",
+        "samples_per_task": options.samples_per_task,
+        "max_tasks": options.max_tasks,
+        "training_sampling": training_sampling,
+        "sampling": {
             name: value
             for name in EvaluationSamplingConfig.model_fields
             if (value := getattr(options, name)) is not None
         },
-    )
+    }
 
 
 def _words(text: str) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from rlrun.environments.chat_server import ChatServer, ServerError, chat_body
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.protocol import Message, ModelClient, Reply, Split, Tool
@@ -14,7 +14,8 @@ from rlrun.environments.stage import Played, TaskRef
 from rlrun.runtime import exit_codes
 
 _PRINTED_LINES = 20
-_ERROR_CHARACTERS = 300
+_REPLY_SECONDS = 3600.0
+"""Longest wait for a reply; the episode's deadline is the one that counts."""
 
 
 class TryError(Exception):
@@ -93,8 +94,7 @@ class ServedModel:
     """
 
     def __init__(self, base_url: str, model: str, *, api_key: str, temperature: float, max_tokens: int) -> None:
-        self._url, self._model = f"{base_url.rstrip('/')}/chat/completions", model
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._url, self._model, self._key = base_url, model, api_key
         self._temperature, self._max_tokens = temperature, max_tokens
 
     async def complete(
@@ -110,52 +110,21 @@ class ServedModel:
         Raises:
             TryError: the server refuses, or answers something else.
         """
-        import aiohttp
-
-        body: dict[str, object] = {
-            "model": self._model,
-            "messages": list(messages),
-            "max_tokens": max_tokens or self._max_tokens,
-            "temperature": self._temperature,
-        }
-        body |= {"stop": list(stop)} if stop else {}
-        body |= {"tools": list(tools)} if tools else {}
+        body = chat_body(
+            self._model,
+            messages,
+            max_tokens=max_tokens or self._max_tokens,
+            temperature=self._temperature,
+            stop=list(stop),
+            tools=list(tools or ()),
+        )
+        server = ChatServer(self._url, api_key=self._key, timeout_seconds=_REPLY_SECONDS)
         try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.post(self._url, json=body, headers=self._headers) as response,
-            ):
-                if response.status != 200:
-                    said = (await response.text())[:_ERROR_CHARACTERS]
-                    raise TryError(
-                        f"--base-url: {self._url} answers status {response.status}: {said}", exit_codes.UNAVAILABLE
-                    )
-                document = await response.json(content_type=None)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise TryError(f"--base-url: {self._url} cannot be asked: {error}", exit_codes.UNAVAILABLE) from error
-        return _reply(document, self._url)
-
-
-def _reply(document: Any, url: str) -> Reply:
-    try:
-        choice = document["choices"][0]
-        message, reason = choice["message"], choice.get("finish_reason") or "stop"
-        usage = document.get("usage") or {}
-        text, calls = message.get("content") or "", tuple(message.get("tool_calls") or ())
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise TryError(
-            f"--base-url: the answer of {url} is no chat completion: {str(document)[:_ERROR_CHARACTERS]}",
-            exit_codes.UNAVAILABLE,
-        ) from None
-    return Reply(
-        text=text,
-        finish_reason=str(reason),
-        truncated=reason == "length",
-        tool_calls=calls,
-        content=text if calls else None,
-        prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        completion_tokens=int(usage.get("completion_tokens") or 0),
-    )
+            return await server.chat(body)
+        except ServerError as error:
+            raise TryError(f"--base-url: {error}", exit_codes.UNAVAILABLE) from error
+        finally:
+            await server.close()
 
 
 async def play_once(command: Command, task: TaskRef, model: ModelClient, *, deadlines: Deadlines) -> Tried:

@@ -97,8 +97,7 @@ class AnswerFile:
         cls, folder: Path, policy: Policy, environment: EnvironmentConfig, digest: str, attempt: int | None = None
     ) -> Self:
         """The file in a folder of answers; that of an attempt, if a number is given, with the answers of all of them."""
-        label = re.sub(r"[^A-Za-z0-9._-]+", "_", environment.label)
-        place, name = folder / policy.name.replace(" ", "_"), f"{label}.{digest}"
+        place, name = folder / _file_name(policy.name), f"{_file_name(environment.label)}.{digest}"
         if attempt is None:
             return cls(place / f"{name}.jsonl")
         own = place / f"{name}.a{attempt:04d}.jsonl"
@@ -158,6 +157,12 @@ class AnswerFile:
     def first_error(self) -> str | None:
         """Reason of the first failed answer, if there is one."""
         return next((str(line["error"]) for line in self._lines.values() if "error" in line), None)
+
+
+def _file_name(text: str) -> str:
+    """A name as a part of a path: of names that become the same the digests differ."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", text)
+    return plain if plain.strip(".") else f"_{plain}"
 
 
 def keep(entries: Iterable[Entry]) -> None:

@@ -44,29 +44,35 @@ ALL_TASKS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """Options of the command line; None: not given."""
+class Asked:
+    """Options that say what is asked; None: not given."""
 
-    manifest: Path
     work: Path | None
     """Folder for answers, logs and what engines load."""
-    run_dir: Path | None
-    weights_dir: Path | None
-    steps: Sequence[int] | None
-    newest: bool
-    """Choose the newest policy alone, where neither steps nor the base model are named."""
-    base: bool
     environment_ids: Sequence[str] | None
     split: Split
     samples_per_task: int | None
     max_tasks: int | None
     training_sampling: bool
     """Sample as in training, whatever `spec.evaluation.sampling` says, but for `sampling`; by default all tasks once."""
+    sampling: Fields
+    """Fields of `EvaluationSamplingConfig`, over those of the manifest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Asked):
+    """Options of the command line; None: not given."""
+
+    manifest: Path
+    run_dir: Path | None
+    weights_dir: Path | None
+    steps: Sequence[int] | None
+    newest: bool
+    """Choose the newest policy alone, where neither steps nor the base model are named."""
+    base: bool
     engine_urls: Sequence[str] | None
     gpu_ids: Sequence[GpuId] | None
     share_gpus: bool = False
-    sampling: Fields
-    """Fields of `EvaluationSamplingConfig`, over those of the manifest."""
     variation: Variation = field(default_factory=Variation)
     """Options and variables that change the manifest."""
 
@@ -100,8 +106,8 @@ def prepare(request: Request, console: Console) -> Job:
     run = RunPaths((request.run_dir or Path("runs") / name).absolute())
     if request.run_dir is not None and not run.run_json.is_file():
         raise RoleError(f"--run-dir: {run.root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
-    environments = _environments(spec, request.environment_ids)
-    evaluation = _evaluation(spec, request, environments)
+    environments = chosen_environments(spec, request.environment_ids)
+    evaluation = asked_evaluation(spec, request, environments)
     folder = request.weights_dir.absolute() if request.weights_dir is not None else None
     available = policies.of_run(run.root) if folder is None else policies.in_folder(folder)
     where = str(folder or run.root)
@@ -166,7 +172,12 @@ def _manifest(request: Request) -> RLRun:
     return judged.run
 
 
-def _environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[EnvironmentConfig]:
+def chosen_environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[EnvironmentConfig]:
+    """The environments that are asked; None: all.
+
+    Raises:
+        RoleError: there are none, or one has no such name.
+    """
     if not spec.environments:
         raise RoleError(
             f"spec.environments is empty (task {spec.task}), so nothing can be asked; take a manifest with environments, and name the "
@@ -186,7 +197,12 @@ def _environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[Environmen
     return [e for e in spec.environments if e.label in ids or e.id in ids]
 
 
-def _evaluation(spec: RLRunSpec, request: Request, environments: Sequence[EnvironmentConfig]) -> EvaluationConfig:
+def asked_evaluation(spec: RLRunSpec, request: Asked, environments: Sequence[EnvironmentConfig]) -> EvaluationConfig:
+    """How much is asked, and how tokens are drawn: the options over the specification.
+
+    Raises:
+        RoleError: a number does not fit.
+    """
     told = spec.evaluation or EvaluationConfig()
     if request.training_sampling:
         told = EvaluationConfig(num_tasks=ALL_TASKS)

@@ -16,8 +16,11 @@ from rich.progress import MofNCompleteColumn, Progress, TaskID
 
 from rlrun.config.loading.problems import ConfigError
 from rlrun.evaluate import dataset, report
-from rlrun.evaluate.job import Job, Request, prepare
-from rlrun.evaluate.play import Part, run
+from rlrun.evaluate.job import Request, prepare
+from rlrun.evaluate.plan import Plan
+from rlrun.evaluate.play import Part, run, until_signalled
+from rlrun.evaluate.served.job import ServedJob, ServedRequest, prepare_served
+from rlrun.evaluate.served.play import ask_servers
 from rlrun.local.measures import table
 from rlrun.orchestrator.failures import first_cause
 from rlrun.protocol.files.durable import write_json
@@ -29,10 +32,10 @@ _WIDTH = 160
 """Columns of a table that is written into a file or pipe."""
 
 
-def evaluate(request: Request) -> int:
+def evaluate(request: Request | ServedRequest) -> int:
     """Run `eval`; returns the exit code."""
 
-    def finish(job: Job, parts: list[Part], console: Console) -> int:
+    def finish(job: Plan, parts: list[Part], console: Console) -> int:
         document = report.results(job, parts)
         path = report.write_path(job.work)
         with storage_errors(job.work):
@@ -44,10 +47,10 @@ def evaluate(request: Request) -> int:
     return _command("eval", request, finish)
 
 
-def synthesize(request: Request, output: Path, *, min_reward: float | None) -> int:
+def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: float | None) -> int:
     """Run `synthesize`; returns the exit code."""
 
-    def finish(job: Job, parts: list[Part], console: Console) -> int:
+    def finish(job: Plan, parts: list[Part], console: Console) -> int:
         selected = dataset.select(parts, min_reward=min_reward)
         left_out = [
             f"{count} left out because {why}"
@@ -82,16 +85,16 @@ def synthesize(request: Request, output: Path, *, min_reward: float | None) -> i
     return _command("synthesize", request, finish)
 
 
-def _command(name: str, request: Request, finish: Callable[[Job, list[Part], Console], int]) -> int:
+def _command(name: str, request: Request | ServedRequest, finish: Callable[[Plan, list[Part], Console], int]) -> int:
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=_WIDTH)
     told = Console(stderr=True)
     try:
-        job = prepare(request, told)
+        job = prepare_served(request) if isinstance(request, ServedRequest) else prepare(request, told)
         with _alone(job.work):
             role_log.configure_log(job.work / f"{name}.log", "{time:YYYY-MM-DD HH:mm:ss} | {level: <7} | {message}")
             with Shown(told) as shown:
-                parts = run(job, shown)
+                parts = until_signalled(ask_servers(job, shown)) if isinstance(job, ServedJob) else run(job, shown)
             return finish(job, parts, console)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -107,7 +110,7 @@ def _command(name: str, request: Request, finish: Callable[[Job, list[Part], Con
             print(f"{name}: {cause}", file=sys.stderr)
             return cause.code
         if isinstance(cause, OSError):
-            print(f"{name}: {cause.filename or request.manifest}: {cause.strerror}", file=sys.stderr)
+            print(f"{name}: {cause.filename or 'volume'}: {cause.strerror}", file=sys.stderr)
             return exit_codes.STORAGE
         raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,15 +76,24 @@ def run(job: Job, watcher: Watcher) -> list[Part]:
         RoleError: why it cannot go on; possibly inside an exception group.
         KeyboardInterrupt: a signal came.
     """
-    parts = asyncio.run(_until_signalled(job, watcher))
+    return until_signalled(_run(job, watcher))
+
+
+def until_signalled(asking: Coroutine[object, object, list[Part]]) -> list[Part]:
+    """Result of what asks, to its end.
+
+    Raises:
+        KeyboardInterrupt: a signal came before.
+    """
+    parts = asyncio.run(_until_signalled(asking))
     if parts is None:
         raise KeyboardInterrupt
     return parts
 
 
-async def _until_signalled(job: Job, watcher: Watcher) -> list[Part] | None:
+async def _until_signalled(asking: Coroutine[object, object, list[Part]]) -> list[Part] | None:
     """None: a signal came before the end."""
-    work = asyncio.ensure_future(_run(job, watcher))
+    work = asyncio.ensure_future(asking)
     stopped = False
 
     def stop() -> None:

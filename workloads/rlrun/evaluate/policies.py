@@ -34,11 +34,13 @@ class Policy:
     path: Path | None
     identity: str
     """Distinguishes it from another policy of the same step: answers are only kept for as long as this stays."""
+    served_name: str = ""
+    """Name at a server that is no engine of ours; empty: engines load it."""
 
     @property
     def name(self) -> str:
         """Name of the policy in tables and files."""
-        return "base" if self.step is None else f"step {self.step}"
+        return self.served_name or ("base" if self.step is None else f"step {self.step}")
 
 
 def base_policy(model: ModelConfig, folder: Path | None) -> Policy:

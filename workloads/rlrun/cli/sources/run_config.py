@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from rlrun.api.resource import RLRunSpec, check_name
 from rlrun.config.models.roles import Task
+from rlrun.evaluate.served.client import ClientConfig
 
 ALIASES = {"ckpt": "checkpoint"}
 """Other names of our own fields."""
@@ -47,3 +48,5 @@ class EvalConfig(RlConfig):
     """Name of the run."""
     task: Task = "Eval"
     """Always Eval here, unless a file says otherwise."""
+    client: ClientConfig | None = None
+    """OpenAI-style servers that answer in place of engines; default: none."""

@@ -203,14 +203,30 @@ def policy_steps(value: object, target: str) -> Iterator[Effect]:
 
 
 def own_server(value: object, _target: str) -> Iterator[Effect]:
-    """Address of an engine: one of this machine is started here instead, another one has to be named by an option."""
+    """Address of an engine in training: engines are started here, or named by an option; a hosted API is none."""
     urls = value if isinstance(value, list) else [value]
-    if all(isinstance(url, str) and re.match(r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0)\b", url) for url in urls):
-        yield Note("ignored: engines are started here, or named by the option --engine-url")
-    elif not is_nothing(value):
+    hosted = [url for url in urls if isinstance(url, str) and url.startswith("https://")]
+    if hosted:
         yield Refuse(
-            f"got {shown(value)}; name an engine that runs already by the option --engine-url; models behind other APIs are not measured"
+            f"got {shown(hosted[0])}; training needs token ids, log-probs and weights that can be changed, which other servers do not "
+            "have: engines are started here, or named by the option --engine-url (eval and synthesize ask any server)"
         )
+    else:
+        yield Note("ignored: engines are started here, or named by the option --engine-url")
+
+
+def listed(value: object, target: str) -> Iterator[Effect]:
+    """A list; a single text is a list of one."""
+    if not is_nothing(value):
+        yield Set(target, [value] if isinstance(value, str) else value)
+
+
+def of_chat(value: object, _target: str) -> Iterator[Effect]:
+    """Kind of a server's API."""
+    if isinstance(value, str) and value.startswith(("openai_chat", "vllm", "openai")) and value != "openai_completions":
+        yield Note("ignored: requests are OpenAI's chat completions")
+    else:
+        yield Refuse(f"got {shown(value)}; there is none: requests are OpenAI's chat completions")
 
 
 def taskset(value: object, target: str) -> Iterator[Effect]:

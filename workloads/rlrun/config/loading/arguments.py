@@ -120,6 +120,30 @@ def parse_arguments(
     return result
 
 
+def value_words(
+    model: type[BaseModel],
+    option: str,
+    rest: Sequence[str],
+    *,
+    aliases: Mapping[str, str] | None = None,
+    others: OtherNames | None = None,
+) -> int:
+    """Number of the words behind an option that are its value, as `parse_arguments` takes them.
+
+    Args:
+        model: what the options are fields of.
+        option: with its dashes; one that has its value behind `=` takes none.
+        rest: the words after it.
+        aliases: as for `parse_arguments`, and so is `others`.
+    """
+    if "=" in option:
+        return 0
+    reader = Reader(model, COMMAND_LINE, style="kebab", aliases=aliases or {})
+    result, left = Arguments(others=others), list(rest)
+    _option(option, left, reader, result)
+    return len(rest) - len(left)
+
+
 def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others: OtherNames | None = None) -> Arguments:
     """Variables that name a field.
 

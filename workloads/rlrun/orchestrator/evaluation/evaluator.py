@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Required, TypedDict
@@ -23,7 +24,7 @@ from rlrun.orchestrator.rollouts.conversation import RolloutError
 from rlrun.orchestrator.rollouts.dispatcher import MAX_LOST
 from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.orchestrator.rollouts.environment_pool import Arena
-from rlrun.orchestrator.rollouts.player import Player
+from rlrun.orchestrator.rollouts.player import Player, compare
 from rlrun.orchestrator.types import Rollout
 
 MAX_TRIES = 3
@@ -140,37 +141,17 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-class Evaluator:
-    """Evaluates one version at a time.
+class Asker(ABC):
+    """Asks questions, all at once as far as whoever answers allows, and keeps together what is compared.
 
     Args:
         config: the role's configuration.
-        arenas: the environments.
-        player: plays episodes.
-        pool: the engines.
-        chat: for the tokens that end a reply.
     """
 
-    def __init__(
-        self, config: OrchestratorConfig, arenas: Sequence[Arena], player: Player, pool: EnginePool, chat: ChatTokens
-    ) -> None:
-        self._config, self._arenas, self._player, self._pool, self._chat = config, arenas, player, pool, chat
-        self._own_metrics = OwnMetrics()
+    def __init__(self, config: OrchestratorConfig) -> None:
+        self._config = config
         self.answered = 0
         """Answers so far, of all versions."""
-
-    async def evaluate(self, version: int) -> list[Answer]:
-        """The answers of a version, at which the caller holds the engines; those that the deadline cuts off are `late`."""
-        assert self._config.evaluation is not None
-        settings = self._config.evaluation
-        wanted = questions(
-            self._arenas, "eval", num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task
-        )
-        return await self.ask(wanted, version, seconds=settings.timeout_seconds)
-
-    def metrics(self, answers: Sequence[Answered]) -> dict[str, float]:
-        """Metrics of the answers of one version, see `evaluation_metrics`."""
-        return evaluation_metrics(answers, solved_rewards(self._config.environments), self._own_metrics)
 
     async def ask(
         self,
@@ -223,11 +204,51 @@ class Evaluator:
         if not played:
             return given
         try:
-            compared = iter(await self._player.compare(first.arena, first.task, played))
+            compared = iter(await compare(first.arena, first.task, played))
         except EpisodeError as error:
             logger.debug(f"evaluation of task {first.task}: {error}")
             return [replace(answer, rollout=None, error=answer.error or str(error)) for answer in given]
         return [answer if answer.rollout is None else replace(answer, rollout=next(compared)) for answer in given]
+
+    @abstractmethod
+    async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
+        """The answer to one question."""
+
+    def _sampling(self, arena: Arena) -> CompleteSampling:
+        assert self._config.evaluation is not None
+        return self._config.evaluation.sampling_over(arena.config.sampling or self._config.sampling)
+
+
+class Evaluator(Asker):
+    """Evaluates one version at a time.
+
+    Args:
+        config: the role's configuration.
+        arenas: the environments.
+        player: plays episodes.
+        pool: the engines.
+        chat: for the tokens that end a reply.
+    """
+
+    def __init__(
+        self, config: OrchestratorConfig, arenas: Sequence[Arena], player: Player, pool: EnginePool, chat: ChatTokens
+    ) -> None:
+        super().__init__(config)
+        self._arenas, self._player, self._pool, self._chat = arenas, player, pool, chat
+        self._own_metrics = OwnMetrics()
+
+    async def evaluate(self, version: int) -> list[Answer]:
+        """The answers of a version, at which the caller holds the engines; those that the deadline cuts off are `late`."""
+        assert self._config.evaluation is not None
+        settings = self._config.evaluation
+        wanted = questions(
+            self._arenas, "eval", num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task
+        )
+        return await self.ask(wanted, version, seconds=settings.timeout_seconds)
+
+    def metrics(self, answers: Sequence[Answered]) -> dict[str, float]:
+        """Metrics of the answers of one version, see `evaluation_metrics`."""
+        return evaluation_metrics(answers, solved_rewards(self._config.environments), self._own_metrics)
 
     async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
         sampling, reason = self._sampling(arena), ""
@@ -250,10 +271,6 @@ class Evaluator:
             failures += 1
             reason = "the weights were changed while it answered"
         return Answer(arena.config.label, str(task), sample, None, reason)
-
-    def _sampling(self, arena: Arena) -> CompleteSampling:
-        assert self._config.evaluation is not None
-        return self._config.evaluation.sampling_over(arena.config.sampling or self._config.sampling)
 
 
 def _together(asked: Sequence[Question]) -> list[list[int]]:

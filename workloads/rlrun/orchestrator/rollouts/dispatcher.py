@@ -19,7 +19,7 @@ from rlrun.orchestrator.rollouts.conversation import RolloutError
 from rlrun.orchestrator.rollouts.engine_session import Affinity, Opening, Session, derived_seed
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
-from rlrun.orchestrator.rollouts.player import Player
+from rlrun.orchestrator.rollouts.player import Player, compare
 from rlrun.orchestrator.staleness import capacity
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.failures import RoleError
@@ -125,7 +125,7 @@ class Dispatcher:
         if arena.environment.compares:
             # Not journaled: what a restart finds are the members, and it compares them again.
             task = arena.tasks[draw.task]
-            rollouts = await self._tried(arena, task, partial(self._player.compare, arena, task, rollouts))
+            rollouts = await self._tried(arena, task, partial(compare, arena, task, rollouts))
         return FinishedGroup(
             number=flight.number,
             environment=arena.config.label,

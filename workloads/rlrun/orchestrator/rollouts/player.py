@@ -78,25 +78,26 @@ class Player:
                 tools=conversation.tools,
             )
 
-    async def compare(self, arena: Arena, task: TaskRef, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
-        """The rollouts of one group with the rewards that their comparison gives.
 
-        Raises:
-            EpisodeError: it fails.
-        """
-        scores = await arena.environment.compare(
-            task,
-            [
-                Played(r.task_id, Episode(list(r.messages), max(1, len(r.texts))), Score(r.reward, dict(r.metrics)))
-                for r in rollouts
-            ],
-            timeout_seconds=arena.config.timeout_seconds,
-            reward_seconds=arena.config.reward_timeout_seconds,
-        )
-        return tuple(
-            replace(rollout, reward=score.reward, metrics=score.metrics)
-            for rollout, score in zip(rollouts, scores, strict=True)
-        )
+async def compare(arena: Arena, task: TaskRef, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
+    """The rollouts of one group with the rewards that their comparison gives.
+
+    Raises:
+        EpisodeError: it fails.
+    """
+    scores = await arena.environment.compare(
+        task,
+        [
+            Played(r.task_id, Episode(list(r.messages), max(1, len(r.texts))), Score(r.reward, dict(r.metrics)))
+            for r in rollouts
+        ],
+        timeout_seconds=arena.config.timeout_seconds,
+        reward_seconds=arena.config.reward_timeout_seconds,
+    )
+    return tuple(
+        replace(rollout, reward=score.reward, metrics=score.metrics)
+        for rollout, score in zip(rollouts, scores, strict=True)
+    )
 
 
 def _of_tokens(error: EpisodeError) -> Exception | None:

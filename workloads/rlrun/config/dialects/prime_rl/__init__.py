@@ -7,6 +7,6 @@ from rlrun.config.dialects.rows import Dialect
 
 PRIME_RL = Dialect("PRIME-RL", (*run.ROWS, *trainer.ROWS, *orchestrator.ROWS, *inference.ROWS, *data.ROWS))
 """Files of `rl`, `sft`, `trainer`, `orchestrator` and `inference`."""
-_OWN = {row.path for row in evaluation.ROWS}
+_OWN = {"client", *(row.path for row in evaluation.ROWS)}
 PRIME_RL_EVAL = Dialect("PRIME-RL", (*evaluation.ROWS, *(row for row in run.ROWS if row.path not in _OWN)))
 """Files of `eval`."""

@@ -6,22 +6,33 @@ from rlrun.config.dialects.conversions import (
     all_or,
     environment_ids,
     later,
+    listed,
+    of_chat,
     optional,
-    own_server,
     place,
     policy_steps,
 )
 from rlrun.config.dialects.prime_rl.orchestrator import of_environment, of_sampling
-from rlrun.config.dialects.rows import Row, ignored, refused, to
+from rlrun.config.dialects.rows import Row, ignored, refused, same, to
 
-_SERVER = "engines are started here, or named by the option --engine-url"
 _KEPT = "answers and results are kept in the run's folder"
 
 ROWS: tuple[Row, ...] = (
     to("model", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
-    ignored("client", _SERVER),
-    ignored("client.*", _SERVER),
-    ignored("client.base_url", _SERVER, own_server),
+    to("client.base_url", "client.base_url", by=listed, text="one URL is a list of one"),
+    same("client.api_key_var"),
+    same("client.headers"),
+    same("client.timeout"),
+    same("client.skip_model_check"),
+    same("client.max_retries"),
+    ignored("client.connect_timeout", "client.timeout bounds a request with its connection"),
+    ignored("client.wait_for_ready_timeout", "a server that does not answer is named at once"),
+    ignored("client.admin_base_url", "the weights of such servers are their own"),
+    ignored("client.dp_rank_count", "the server divides requests among its ranks"),
+    ignored("client.type", "requests are OpenAI's chat completions", of_chat),
+    ignored("client.server_type", "requests are OpenAI's chat completions", of_chat),
+    ignored("reasoning_field", "messages hold what the server gives as content"),
+    refused("client.elastic", "there is none: name each server in client.base_url", "client.base_url"),
     to("environment_ids", "environments", by=environment_ids, text="verifiers:<name>, without owner and version"),
     to("num_examples", "evaluation.num_tasks", by=all_or),
     to("select.limit", "evaluation.num_tasks", by=all_or),

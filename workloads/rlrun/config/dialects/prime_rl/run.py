@@ -163,6 +163,10 @@ def of_loss(table: str) -> tuple[Row, ...]:
 
 
 ROWS: tuple[Row, ...] = (
+    refused(
+        "client",
+        "eval and synthesize take it: training needs token ids, log-probs and weights that can be changed, which other servers do not have",
+    ),
     *of_role(""),
     to("model.name", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
     same("output_dir"),

@@ -1,0 +1,310 @@
+"""Evaluation and synthesis against any OpenAI-style server: what is asked, what each failure says, and that nothing finished is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlrun.cli.main import main
+from rlrun.evaluate.served import servers as served
+from rlrun.evaluate.served.client import ClientConfig
+from rlrun.evaluate.served.servers import RefusedError, Servers
+from rlrun.protocol.files.failures import RoleError
+from tests.support.chat_api import Answer, ChatApi, backwards, cut, never, status, text
+
+ROOT = Path(__file__).parents[3]
+BODY = {"model": "m", "messages": [{"role": "user", "content": "<abc>"}], "max_tokens": 8}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(served, "LONGEST_BACKOFF_SECONDS", 0.002)
+    for name in ("VLLM_API_KEY", "OPENAI_API_KEY", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+async def ask(api: ChatApi, env: dict[str, str] | None = None, **client: Any) -> str:
+    """The reply to one request, or what is said instead."""
+    async with api.running():
+        servers = Servers(ClientConfig(base_url=[api.url], **client), env or {})
+        try:
+            await servers.model("m")
+            return (await servers.ask(BODY)).text
+        except (RoleError, RefusedError) as error:
+            return f"{type(error).__name__}: {error}".replace(api.url, "URL")
+        finally:
+            await servers.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (status(500, "out of memory"), "cba"),
+        (status(502), "cba"),
+        (status(429, "slow down", **{"Retry-After": "0"}), "cba"),
+        (status(429, "slow down", **{"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), "cba"),
+        (cut, "cba"),
+        (text('{"choices": [{"message": {"role"'), "cba"),
+        (status(400, "'max_tokens' is not supported; use 'max_completion_tokens'"), "cba"),
+        (status(400, "maximum context length is 8"), "RefusedError: URL/chat/completions answers status 400: maximum"),
+        (status(422, "top_k: extra"), "RefusedError: URL/chat/completions answers status 422: top_k: extra"),
+        (
+            status(429, "quota", **{"Retry-After": "90000"}),
+            "RoleError: client.base_url: URL/chat/completions answers status 429: quota; it asks to come back in 90000 s; what was",
+        ),
+        (status(403, "no"), "RoleError: client.api_key_var: no key is set: put it into VLLM_API_KEY or OPENAI_API_KEY"),
+        (status(402, "pay"), "RoleError: client.base_url: URL/chat/completions answers status 402: pay; what was answered is"),
+        (status(404, "gone"), "RoleError: client.base_url: URL/chat/completions answers status 404: gone; what was"),
+        (status(307, **{"Location": "https://x"}), "RefusedError: URL/chat/completions answers status 307: it redirects to https://x"),
+        (text("<html>login</html>", "text/html"), "RefusedError: URL/chat/completions answers with no JSON: <html>login</html>"),
+        (text('{"choices": []}'), 'RefusedError: the answer of URL/chat/completions is no chat completion: {"choices": []}'),
+        (text('{"choices": [{"message": {"content": 3}}]}'), "RefusedError: the answer of URL/chat/completions is no"),
+        (text("[1]"), "RefusedError: the answer of URL/chat/completions is no chat completion: [1]"),
+        (text("NaN"), "RefusedError: the answer of URL/chat/completions is no chat completion: NaN"),
+    ],
+)  # fmt: skip
+async def test_each_failure_of_a_server_is_tried_again_or_says_why_not(answer: Answer, said: str) -> None:
+    assert (await ask(ChatApi(answers=[answer, backwards]))).startswith(said)
+
+
+@pytest.mark.parametrize("answer", [never, cut, status(503, "loading")])
+async def test_tries_are_bounded(answer: Answer) -> None:
+    api = ChatApi(answers=[answer])
+    said = await ask(api, max_retries=2, timeout=0.2)
+    assert said.startswith("RefusedError: 3 tries failed, the last one: URL/chat/completions ")
+    assert len(api.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("api", "env", "client", "said"),
+    [
+        (ChatApi(models=["a", "b"]), {}, {}, "RoleError: model.name: URL has no model 'm'; its models are: a, b"),
+        (ChatApi(models=["a"]), {}, {"skip_model_check": True}, "cba"),
+        (ChatApi(models=None), {}, {}, "cba"),
+        (ChatApi(key="right-key"), {"OPENAI_API_KEY": "right-key"}, {}, "cba"),
+        (ChatApi(key="right-key"), {"OPENAI_API_KEY": "no", "VLLM_API_KEY": "right-key"}, {}, "cba"),
+        (ChatApi(key="right-key"), {"K": "right-key"}, {"api_key_var": "K"}, "cba"),
+        (
+            ChatApi(key="right-key"),
+            {"OPENAI_API_KEY": "wrong-key"},
+            {},
+            "RoleError: client.api_key_var: the key in VLLM_API_KEY or OPENAI_API_KEY is refused, or name another variable with "
+            "--client.api-key-var (URL/models answers status 401: Incorrect API key provided: ***.)",
+        ),
+        (
+            ChatApi(key="right-key"),
+            {},
+            {"api_key_var": "K"},
+            "RoleError: client.api_key_var: no key is set: put it into K (URL/models answers status 401: Incorrect",
+        ),
+    ],
+)
+async def test_the_model_and_the_key_are_checked_before_anything_is_asked(
+    api: ChatApi, env: dict[str, str], client: dict[str, Any], said: str
+) -> None:
+    answered = await ask(api, env, **client)
+    assert answered.startswith(said)
+    assert len(api.asked) == (answered == "cba")
+    assert "wrong-key" not in answered
+
+
+async def test_of_several_servers_one_may_fail() -> None:
+    bad, good = ChatApi(answers=[status(500)]), ChatApi()
+    async with bad.running(), good.running():
+        servers = Servers(
+            ClientConfig(base_url=[bad.url, "http://127.0.0.1:9/v1", good.url], headers={"X-Org": "o"}), {}
+        )
+        assert await servers.model("m") == "m"
+        for _ in range(4):
+            assert (await servers.ask(BODY)).text == "cba"
+        await servers.close()
+    assert good.headers[0]["X-Org"] == "o"
+    assert len(good.asked) == 4
+
+
+async def test_questions_that_fail_one_after_the_other_end_the_command() -> None:
+    async with ChatApi(answers=[status(400, "top_k is unknown")]).running() as api:
+        servers = Servers(ClientConfig(base_url=[api.url]), {})
+        for _ in range(served.FAILED_IN_A_ROW - 1):
+            with pytest.raises(RefusedError):
+                await servers.ask(BODY)
+        with pytest.raises(RoleError, match=r"questions in a row were not answered, the last one: .*top_k is unknown"):
+            await servers.ask(BODY)
+        await servers.close()
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        ({"base_url": ["localhost:8000"]}, "got 'localhost:8000', expected a URL such as"),
+        ({"base_url": ["ftp://x/v1"]}, "expected a URL such as"),
+        ({"base_url": ["http://x:99999/v1"]}, "expected a URL such as"),
+        ({"base_url": ["http://x/v1/chat/completions"]}, "up to /chat/completions, which is added"),
+        ({"base_url": ["http://x/v1?key=3"]}, "without"),
+        ({"base_url": ["http://x/v1", "http://x/v1"]}, "names a URL twice"),
+        ({"base_url": []}, "at least 1 item"),
+        ({"headers": {"X Y": "a"}}, "expected the name of a header"),
+        ({"headers": {"X": "a\nb"}}, "has a character that no header holds"),
+        ({"headers": {"Content-Length": "3"}}, "is set by the request itself"),
+        ({"timeout": 0}, "greater than 0"),
+        ({"timeout": float("nan")}, "finite"),
+        ({"api_key_var": "AWS_*"}, "expected the name of one variable"),
+    ],
+)
+def test_a_client_that_is_none_is_refused(client: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClientConfig(**client)
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatApi]:
+    """A server beside the test, in a thread of its own."""
+    import asyncio
+
+    monkeypatch.chdir(tmp_path)
+    served_here, ready, end = ChatApi(), threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with served_here.running():
+            ready.set()
+            await end.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert ready.wait(30)
+    yield served_here
+    loop.call_soon_threadsafe(end.set)
+    thread.join()
+    loop.close()
+
+
+def manifest(path: Path, **changes: Any) -> str:
+    spec = {
+        "model": {"tiny": {}},
+        "maxSteps": 3,
+        "environments": [{"id": "reverse-text"}],
+        "sampling": {"maxTokens": 8},
+    }
+    whole = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "r"}, "spec": spec | changes}
+    path.write_text(yaml.safe_dump(whole))
+    return str(path)
+
+
+def test_eval_of_a_manifest_asks_a_server_once(
+    api: ChatApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = manifest(tmp_path / "run.yaml", evaluation={"sampling": {"topK": 5, "seed": 1, "stop": ["\n"]}})
+    words = [
+        "eval",
+        run,
+        "--client.base-url",
+        api.url,
+        "--model.name",
+        "m",
+        "--max-tasks",
+        "2",
+        "--samples-per-task",
+        "2",
+    ]
+    api.answers = [status(503), backwards]
+    assert main(words) == 0, capsys.readouterr().err
+    (result,) = json.loads((tmp_path / "evaluations/r/results.json").read_text())["results"]
+    assert (result["policy"], result["answers"], result["metrics"]["reward/mean"]) == ("m", 4, 1.0)
+    assert result["metrics"]["completion_length/mean"] == 3
+    assert len(api.asked) == 5
+    assert {key: value for key, value in api.asked[-1].items() if key not in ("messages", "seed")} == {
+        "model": "m", "max_tokens": 8, "temperature": 1.0, "top_k": 5, "stop": ["\n"],
+    }  # fmt: skip
+    assert {one["seed"] for one in api.asked} == {1, 2}
+    api.answers = [never]
+    assert main(words) == 0
+    assert len(api.asked) == 5, "what is answered is not asked again"
+
+
+def test_synthesize_of_files_writes_messages(api: ChatApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.yaml").write_text(
+        yaml.safe_dump({"environments": [{"id": "reverse-text"}], "client": {"base_url": api.url}, "max_concurrent": 1})
+    )
+    api.answers = [status(400, "too long"), backwards]
+    words = ["synthesize", "@", "s.yaml", "--output", "d.jsonl", "--max-tasks", "3", "--client.headers.X-Org", "o"]
+    assert main(words) == 0
+    assert "1 of 3 answers failed; the first: " in capsys.readouterr().err
+    rows = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
+    assert [row["policy"] for row in rows] == ["m", "m"], "the only model that the server has"
+    assert rows[0]["messages"][0]["content"].strip("<>")[::-1] == rows[0]["messages"][1]["content"].strip("<>")
+    assert api.headers[0]["X-Org"] == "o"
+    Path("d.jsonl").unlink()
+    assert main(words) == 0
+    assert len(api.asked) == 4, "the failed one alone is asked again"
+
+
+def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path) -> None:
+    run = manifest(tmp_path / "run.yaml", orchestrator={"maxConcurrency": 1})
+    api.answers = [backwards, backwards, never]
+    words = [sys.executable, "-m", "rlrun.cli.main", "eval", run, "--client.base-url", api.url, "--max-tasks", "4"]
+    process = subprocess.Popen(
+        words, env=os.environ | {"PYTHONPATH": f"{ROOT}/workloads:{ROOT}"}, start_new_session=True
+    )
+    try:
+        for _ in range(6000):
+            if len(api.asked) == 3 or process.poll() is not None:
+                break
+            time.sleep(0.01)
+        assert len(api.asked) == 3
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    api.answers = [backwards]
+    assert main(words[3:]) == 0
+    assert len(api.asked) == 3 + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "3"], "eval: --steps is of engines and a run's policies, and client names servers"),
+        (["--engine-url", "http://x"], "eval: --engine-url is of engines"),
+        (["--inference-gpu-ids", "0"], "eval: --inference-gpu-ids is of engines"),
+        (["--client.base-rl", "x"], "--client.base-rl: unknown option (did you mean --client.base-url?)"),
+        (["--client.timeout", "soon"], '--client.timeout: got "soon" (a string), expected a number greater'),
+        (
+            ["--client.elastic.hostname", "x"],
+            "--client.elastic.hostname: there is none: name each server in client.base_url",
+        ),
+        (["--client.type", "anthropic_messages"], "there is none: requests are OpenAI's chat completions"),
+        (["--model.name", ""], "--model.name: got '', expected the model's name at the server"),
+    ],
+)
+def test_a_mistake_in_a_served_evaluation_is_one_line(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = manifest(tmp_path / "run.yaml")
+    assert main(["eval", run, "--client.base-url", "http://127.0.0.1:9/v1", *options]) in (64, 78)
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"], "nothing is made"
+
+
+def test_training_refuses_such_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = manifest(tmp_path / "run.yaml")
+    assert main(["local", run, "--client.base-url", "https://api.openai.com/v1"]) == 64
+    assert "training needs token ids, log-probs and weights that can be changed" in capsys.readouterr().err

@@ -1,0 +1,168 @@
+"""`eval` and `synthesize` against servers that are no engines: of a manifest, of files (`@ FILE`), or of options alone.
+
+What the command's own options do not say is a field of the run's description, as for `rl`, and `client` beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlrun.api.manifest import is_manifest
+from rlrun.api.resource import RLRunSpec
+from rlrun.api.variation import take_variation
+from rlrun.cli.common import notices
+from rlrun.cli.sources.run_config import EvalConfig
+from rlrun.cli.sources.run_layers import Given, read_layer, take_files
+from rlrun.config.dialects.prime_rl import PRIME_RL_EVAL
+from rlrun.config.loading.arguments import COMMAND_LINE, PREFIXES
+from rlrun.config.loading.examine import validate
+from rlrun.config.loading.files import FORMATS, read_document
+from rlrun.config.loading.layers import Layer
+from rlrun.config.loading.parser import Parser, own_options
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.yaml_text import Key
+from rlrun.evaluate.served.client import ClientConfig
+
+if TYPE_CHECKING:
+    from rlrun.config.models.rollout import EnvironmentConfig
+
+_OF_ENGINES = ("run_dir", "weights_dir", "steps", "step", "engine_url", "inference_gpu_ids", "share_gpus")
+"""Options that only mean something for engines."""
+_NAME_MAX = 253
+_SEQ_LEN = 1_048_576
+"""Length of a conversation where none is set: the server has a bound of its own."""
+_UNREAD: tuple[Key, ...] = (("model",), ("algorithm",), ("data",), ("trainer",), ("inference",), ("tracking",))
+"""Fields of a run's description that no server reads."""
+
+
+def asks_servers(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """True for a command line whose options, files or variables name servers."""
+    if any(word.partition("=")[0].partition(".")[0] == "--client" for word in argv):
+        return True
+    if any(name.startswith(tuple(f"{prefix}CLIENT__" for prefix in PREFIXES)) for name in env):
+        return True
+    return any(_names_servers(Path(word)) for before, word in pairwise(argv) if before == "@")
+
+
+def _names_servers(path: Path) -> bool:
+    try:
+        document = read_document(path).value
+    except ConfigError:
+        return False  # whoever reads it says why
+    return not is_manifest(document) and "client" in document
+
+
+@dataclass(frozen=True)
+class Served:
+    """A command line against servers."""
+
+    options: argparse.Namespace
+    """The command's own options."""
+    run: EvalConfig
+    client: ClientConfig
+    model: str | None
+    """The model's name at the servers."""
+    dry_run: bool
+
+    @property
+    def spec(self) -> RLRunSpec:
+        """The run's description; its model is not read."""
+        return self.run.spec()
+
+
+def read_served(argv: Sequence[str], parser: Parser, env: Mapping[str, str] = os.environ) -> Served:
+    """The command line with all its files.
+
+    Args:
+        argv: the command line without the program's name.
+        parser: of the command's own options, with a manifest that may be left out.
+        env: the environment.
+
+    Raises:
+        ConfigError: every problem of every source.
+        SystemExit: the command's own options are wrong.
+    """
+    rest, files = take_files(argv)
+    if any(role is not None for role, _ in files):
+        role, path = next(one for one in files if one[0] is not None)
+        raise ConfigError(
+            [Problem(COMMAND_LINE, f"--{role} @", f"got {path}; no role is started: give it as @ {path}")]
+        )
+    described = [word for word in rest if Path(word).suffix in FORMATS and not word.startswith("-")]
+    own = {*own_options(parser)} - (set() if described else {"--environment-ids"})
+    rest, fields = take_variation(rest, own, EvalConfig, PRIME_RL_EVAL)
+    options = parser.parse_args(rest)
+    _refuse_engines(parser, options)
+    sources = [*([options.manifest] if options.manifest is not None else []), *(path for _, path in files)]
+    words = [word for path in sources for word in ("@", str(path))]
+    given = read_layer([*words, *fields], env, EvalConfig, also=own)
+    if any(is_manifest(read_document(path).value) for path in sources):
+        given.layer.values.setdefault("task", "RL")  # a manifest's default, of which rollouts alone are asked
+    given.layer.values.setdefault("seq_len", _SEQ_LEN)
+    model = _take_model(given.layer)
+    run = _judged(given, options.environment_ids)
+    return Served(options, run, run.client or ClientConfig(), model, given.dry_run or options.dry_run)
+
+
+def _refuse_engines(parser: Parser, options: argparse.Namespace) -> None:
+    for name in _OF_ENGINES:
+        if getattr(options, name, None) not in (None, False):
+            option = "--" + name.replace("_", "-")
+            parser.error(
+                f"{option} is of engines and a run's policies, and client names servers; leave one of them out"
+            )
+
+
+def _take_model(layer: Layer) -> str | None:
+    """Take the model's name at the servers out of a layer; a manifest's folder or tiny model is none.
+
+    Raises:
+        ConfigError: it is no name.
+    """
+    written, origin = layer.values.get("model"), layer.origin(("model", "name"))
+    layer.values["model"] = {"name": "served"}
+    layer.origins = {key: one for key, one in layer.origins.items() if key[:1] != ("model",)}
+    is_default = any(one.path == "model.name" for one in layer.notices)
+    layer.notices = [one for one in layer.notices if one.path != "model.name"]
+    if not isinstance(written, dict) or is_default:
+        return None
+    name = written["name"] if "name" in written else written.get("path") if "tiny" not in written else None
+    if name is None:
+        return None
+    if not (isinstance(name, str) and name.strip() and name.isprintable() and len(name) <= _NAME_MAX):
+        message = f"got {name!r:.80}, expected the model's name at the server, of at most {_NAME_MAX} characters"
+        raise ConfigError([Problem(origin.source, origin.path or "model.name", message, origin.line)])
+    return name
+
+
+def _judged(given: Given, ids: Sequence[str] | None) -> EvalConfig:
+    """The valid run, once the code of its environments is loaded.
+
+    Raises:
+        ConfigError: every problem.
+    """
+    from rlrun.local.judge import judge_layer
+
+    def unread(spec: RLRunSpec) -> Collection[Key]:
+        return [*_UNREAD, *(key for i, one in enumerate(spec.environments) for key in _unread_of(i, one, ids))]
+
+    layer = given.layer
+    if given.dry_run:
+        return validate(EvalConfig, layer)
+    judged = judge_layer(EvalConfig, layer, leave_out=unread)
+    notices(judged.notices)
+    if judged.problems or judged.run is None:
+        raise ConfigError(judged.problems)
+    return judged.run
+
+
+def _unread_of(index: int, environment: EnvironmentConfig, ids: Sequence[str] | None) -> list[Key]:
+    if ids is not None and not {environment.label, environment.id} & {*ids}:
+        return [("environments", index)]
+    return [("environments", index, "algorithm"), ("environments", index, "group_size")]

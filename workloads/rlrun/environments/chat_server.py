@@ -1,0 +1,214 @@
+"""Requests to any server with OpenAI's chat API, as it is hosted or as vLLM, SGLang or llama.cpp serve it: messages in, a message out.
+
+Such a server gives neither token ids nor log-probs, and its weights are its own: what it answers can be measured and kept as messages,
+never trained on as rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from rlrun.environments.protocol import Reply
+
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+"""Statuses after which the same request may be answered."""
+_BYTES_MAX = 64 * 1024**2
+_CHARACTERS = 300
+"""Characters of a server's own words in a message."""
+_KEPT_KEY = "***"
+
+
+class ServerError(Exception):
+    """Failure of one request.
+
+    Args:
+        message: names the URL and what happened, without the key.
+        status: of the answer; None: there was none, or none that can be read.
+        passing: whether the same request may be answered later.
+        retry_after: seconds to wait first, as the server asks; None: it does not say.
+        said: the server's own words.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        passing: bool = False,
+        retry_after: float | None = None,
+        said: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.status, self.passing, self.retry_after, self.said = status, passing, retry_after, said
+
+
+class ChatServer:
+    """One server.
+
+    Args:
+        base_url: such as `https://api.openai.com/v1`.
+        api_key: sent as a bearer token; empty: none.
+        headers: of every request.
+        timeout_seconds: of one request with its connection.
+    """
+
+    def __init__(
+        self, base_url: str, *, api_key: str = "", headers: Mapping[str, str] | None = None, timeout_seconds: float
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._key, self._timeout = api_key, timeout_seconds
+        self._headers = ({"Authorization": f"Bearer {api_key}"} if api_key else {}) | dict(headers or {})
+        self._secrets = [value for value in (api_key, *(headers or {}).values()) if len(value) >= 8]
+        self._session: Any = None
+
+    async def models(self) -> list[str] | None:
+        """Names of the models that it serves; None: it does not say.
+
+        Raises:
+            ServerError: it cannot be asked, or refuses the key.
+        """
+        try:
+            document = await self._request("GET", "models", None)
+            return [str(one["id"]) for one in document["data"]]
+        except (KeyError, TypeError):
+            return None
+        except ServerError as error:
+            if error.status in (400, 404, 405, 501):
+                return None
+            raise
+
+    async def chat(self, body: Mapping[str, object]) -> Reply:
+        """Reply to a request of `/chat/completions`.
+
+        Raises:
+            ServerError: there is none.
+        """
+        document = await self._request("POST", "chat/completions", body)
+        try:
+            return _reply(document)
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+            said = self._short(json.dumps(document))
+            raise ServerError(f"the answer of {self._url('chat/completions')} is no chat completion: {said}") from None
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _url(self, path: str) -> str:
+        return f"{self.base_url}/{path}"
+
+    async def _request(self, method: str, path: str, body: Mapping[str, object] | None) -> Any:
+        import aiohttp
+
+        if self._session is None:
+            # A proxy of the environment is used as by other programs: hosted servers are often reached through one.
+            unlimited = aiohttp.TCPConnector(limit=0)
+            never = aiohttp.ClientTimeout(total=None)
+            self._session = aiohttp.ClientSession(trust_env=True, connector=unlimited, timeout=never)
+        url = self._url(path)
+        try:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._session.request(method, url, json=body, headers=self._headers, allow_redirects=False) as response,
+            ):
+                data = bytearray()
+                async for chunk in response.content.iter_any():
+                    data += chunk
+                    if len(data) > _BYTES_MAX:
+                        raise ServerError(f"{url} answers with more than {_BYTES_MAX // 1024**2} MiB")
+        except TimeoutError:
+            raise ServerError(f"{url} gave no answer within {self._timeout:g} s", passing=True) from None
+        except aiohttp.InvalidURL:
+            raise ServerError(f"{url} is no URL") from None
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionResetError) as error:
+            raise ServerError(f"{url} broke off its answer ({type(error).__name__})", passing=True) from None
+        except aiohttp.ClientSSLError as error:
+            raise ServerError(f"{url} has no certificate that is trusted here: {self._short(str(error))}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            why = str(error).replace(" ssl:default", "")
+            raise ServerError(f"{url} cannot be reached: {self._short(why)}", passing=True) from None
+        except ValueError as error:  # a header that is none
+            raise ServerError(f"{url} cannot be asked: {self._short(str(error))}") from None
+        if response.status != 200:
+            raise self._refused(url, response, bytes(data))
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            text = data.decode(errors="replace")
+            if text.lstrip().startswith("{"):
+                raise ServerError(f"{url} broke off its answer after {len(data)} bytes", passing=True) from None
+            raise ServerError(f"{url} answers with no JSON: {self._short(text)}") from None
+
+    def _refused(self, url: str, response: Any, data: bytes) -> ServerError:
+        said, status = self._short(_words(data)), response.status
+        if status in (301, 302, 303, 307, 308):
+            said = f"it redirects to {response.headers.get('Location', 'nowhere')}"
+        return ServerError(
+            f"{url} answers status {status}{f': {said}' if said else ''}",
+            status=status,
+            passing=status in PASSING or status >= 500,
+            retry_after=_seconds(response.headers.get("Retry-After")),
+            said=said,
+        )
+
+    def _short(self, text: str) -> str:
+        """A server's words in one line, without the key, which some servers repeat."""
+        for secret in self._secrets:
+            text = text.replace(secret, _KEPT_KEY)
+        return " ".join(text.split())[:_CHARACTERS]
+
+
+def chat_body(model: str, messages: Sequence[object], **fields: object) -> dict[str, object]:
+    """Body of a request; fields without a value are left out."""
+    given = {name: value for name, value in fields.items() if value is not None and value != [] and value != {}}
+    return {"model": model, "messages": list(messages), **given}
+
+
+def _reply(document: Any) -> Reply:
+    choice = document["choices"][0]
+    message, reason = choice["message"], choice.get("finish_reason") or "stop"
+    usage = document.get("usage") or {}
+    text, calls = message.get("content") or "", tuple(message.get("tool_calls") or ())
+    if not isinstance(text, str) or not all(isinstance(call, dict) for call in calls):
+        raise TypeError
+    return Reply(
+        text=text,
+        finish_reason=str(reason),
+        truncated=reason == "length",
+        tool_calls=calls,
+        content=text if calls else None,
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+    )
+
+
+def _words(data: bytes) -> str:
+    """Message of an error's body, in any of the forms that servers have."""
+    text = data.decode(errors="replace")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    found: Any = document
+    for name in ("error", "message", "detail"):
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+    return found if isinstance(found, str) else json.dumps(found)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Seconds of a `Retry-After` header, which is a number or a date."""
+    if not text:
+        return None
+    if text.strip().replace(".", "", 1).isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,94 @@
+"""Plan of a command that asks servers: nothing is loaded, so a specification and the model's name there are all that is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.models.model import ModelConfig
+from rlrun.evaluate.job import Asked, asked_evaluation, chosen_environments
+from rlrun.evaluate.plan import Plan
+from rlrun.evaluate.policies import Policy
+from rlrun.evaluate.served.client import ClientConfig
+from rlrun.evaluate.served.servers import Servers
+
+_UID = "evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedRequest(Asked):
+    """What a command line and its files say; None: not given."""
+
+    name: str
+    """Name of the run."""
+    spec: RLRunSpec
+    """Valid but for its model, which is not read."""
+    model: str | None
+    """The model's name at the servers; None: the only one that they have."""
+    client: ClientConfig
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables, for the key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedJob(Plan):
+    """A command's plan, and whom it asks."""
+
+    client: ClientConfig
+    env: Mapping[str, str]
+    model: str
+
+    def servers(self) -> Servers:
+        """The servers, not asked yet."""
+        return Servers(self.client, self.env)
+
+
+def prepare_served(request: ServedRequest) -> ServedJob:
+    """Decide everything; a server is asked only where the model has no name.
+
+    Raises:
+        RoleError: names the field or option, its value and what to do.
+        OSError: the folder for answers cannot be written.
+    """
+    spec = request.spec
+    environments = chosen_environments(spec, request.environment_ids)
+    evaluation = asked_evaluation(spec, request, environments)
+    model = request.model if request.model is not None else asyncio.run(_only_model(request))
+    work = (request.work or Path("evaluations") / request.name).absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    changes = {
+        "task": "RL",  # of which nothing but rollouts is asked
+        "model": ModelConfig(name="served"),  # its tokenizer and weights are the servers' own
+        "environments": environments,
+        "trainer": type(spec.trainer)(),
+        "evaluation": evaluation,
+        "policies": None,
+    }
+    config = resolve(spec.model_copy(update=changes), name=request.name, uid=_UID, output_dir=str(work))
+    where = " ".join(sorted(request.client.base_url))
+    return ServedJob(
+        work=work,
+        orchestrator=config.orchestrator,
+        policies=[Policy(None, "base", None, f"{model} of {where}", served_name=model)],
+        split=request.split,
+        export=_no_export,
+        client=request.client,
+        env=request.env,
+        model=model,
+    )
+
+
+async def _only_model(request: ServedRequest) -> str:
+    servers = Servers(request.client, request.env)
+    try:
+        return await servers.model(None)
+    finally:
+        await servers.close()
+
+
+def _no_export(policy: Policy, _folder: Path) -> None:
+    raise AssertionError(f"{policy.name} is served, not loaded")

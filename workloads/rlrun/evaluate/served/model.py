@@ -1,0 +1,84 @@
+"""A served model as one episode sees it: messages in, a message out, and the server's own counts of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlrun.config.models.rollout import CompleteSampling
+from rlrun.environments.chat_server import chat_body
+from rlrun.environments.protocol import Message, Reply, Tool
+from rlrun.evaluate.served.servers import Servers
+from rlrun.orchestrator.rollouts.engine_session import derived_seed
+from rlrun.orchestrator.types import Rollout
+
+
+@dataclass(frozen=True)
+class ServedRollout(Rollout):
+    """An episode that a server has answered: without tokens, so of no use for training."""
+
+    prompt_tokens: int = 0
+    """Tokens of the last prompt, as the server counts them; 0: it does not."""
+    completion_tokens: int = 0
+    """Tokens of all replies, likewise."""
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, prompts included."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def loss_tokens(self) -> int:
+        """Tokens that the model sampled."""
+        return self.completion_tokens
+
+
+class ServedModel:
+    """One episode's `ModelClient`.
+
+    Args:
+        servers: who answers.
+        name: the model's name there.
+        sampling: how tokens are drawn.
+        sample: number of the task's sample, from which its seed follows.
+    """
+
+    def __init__(self, servers: Servers, name: str, sampling: CompleteSampling, sample: int) -> None:
+        self._servers, self._name, self._sampling = servers, name, sampling
+        self._seed = sampling.seed_of(sample)
+        self.replies: list[Reply] = []
+        self.tools: tuple[Tool, ...] = ()
+        """Tools that the model was offered last."""
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
+    ) -> Reply:
+        """See `ModelClient.complete`.
+
+        Raises:
+            RefusedError: this question is not answered.
+            RoleError: no other one would be.
+        """
+        sampling = self._sampling
+        self.tools = tuple(tools or ()) or self.tools
+        own = sampling.engine_parameters(self._next_seed())
+        longest = sampling.max_tokens if max_tokens is None else min(max_tokens, sampling.max_tokens)
+        fields = own | {
+            "max_tokens": longest,
+            "temperature": sampling.temperature,
+            "stop": [*sampling.stop, *stop],
+            "tools": list(tools or ()),
+            "chat_template_kwargs": dict(sampling.chat_template_arguments),
+        }
+        reply = await self._servers.ask(chat_body(self._name, messages, **fields))
+        self.replies.append(reply)
+        return reply
+
+    def _next_seed(self) -> int | None:
+        number = len(self.replies)
+        return self._seed if self._seed is None or not number else derived_seed(self._seed, number)
