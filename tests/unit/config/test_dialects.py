@@ -45,7 +45,7 @@ def test_no_path_stands_twice() -> None:
 def test_every_row_leads_to_fields_that_exist_and_says_why(dialect: Dialect) -> None:
     for row in dialect.rows:
         for target in row.targets:
-            assert shape_at(RlConfig, key_of(target)) is not None, (row.path, target)
+            assert shape_at(EvalConfig, key_of(target)) is not None, (row.path, target)
         assert row.targets or row.fate in ("ignored", "refused"), row.path
         assert row.text or row.fate in ("same", "mapped"), row.path
 
@@ -55,7 +55,7 @@ def test_no_text_recommends_a_field_that_is_not_there_or_what_was_written() -> N
         for name in FIELD.findall(row.text):
             if name in NOT_FIELDS or name.startswith("bench."):
                 continue
-            assert shape_at(RlConfig, key_of(name)) is not None or PRIME_RL.find(name) is not None, (row.path, name)
+            assert shape_at(EvalConfig, key_of(name)) is not None or PRIME_RL.find(name) is not None, (row.path, name)
         if row.fate == "refused":
             assert row.path not in row.targets
 
@@ -110,13 +110,14 @@ def test_every_key_of_every_file_is_accounted_for() -> None:
     for file in files():
         dialect = PRIME_RL_EVAL if file.command == "eval" else PRIME_RL
         role = file.command if file.command in ("trainer", "orchestrator", "inference") else ""
-        translation = Translator(dialect, RlConfig, file.path, aliases=ALIASES, fallback="trainer").read(
+        model = EvalConfig if file.command == "eval" else RlConfig
+        translation = Translator(dialect, model, file.path, aliases=ALIASES, fallback="trainer").read(
             file.document, role
         )
         unknown = [str(problem) for problem in translation.layer.problems if "unknown field" in problem.message]
         assert unknown == [], file.path
         for read in translation.reads:
-            assert read.row is not None or shape_at(RlConfig, key_of(read.path)) is not None, (file.path, read.path)
+            assert read.row is not None or shape_at(model, key_of(read.path)) is not None, (file.path, read.path)
 
 
 @pytest.fixture
@@ -200,7 +201,11 @@ def evaluated(*argv: str) -> EvalConfig:
 
 def test_an_evaluation_by_options_alone() -> None:
     options = ("--model.name", "a/b", "--environment-ids", "math500,owner/aime2025@1")
-    run = evaluated(*options, "--client.base-url", "http://localhost:8000/v1")
+    run = evaluated(
+        *options, "--client.base-url", "http://a:8000/v1", "http://b:8000/v1", "--client.headers.X-Org", "o"
+    )
+    assert run.client is not None
+    assert (run.client.base_url, run.client.headers) == (["http://a:8000/v1", "http://b:8000/v1"], {"X-Org": "o"})
     assert [one.id for one in run.environments] == ["verifiers:math500", "verifiers:aime2025"]
     run = evaluated(*options, "--weights-dir", "out/weights", "--steps", "10,20", "--no-eval-base")
     assert run.policies is not None
@@ -209,7 +214,8 @@ def test_an_evaluation_by_options_alone() -> None:
     assert beside is not None
     assert beside.base
     for more, expected in (
-        (("--client.base-url", "https://api.example.com/v1"), "models behind other APIs are not measured"),
+        (("--client.base-url", "api.example.com/v1"), "expected a URL such as"),
+        (("--client.elastic.hostname", "x"), "name each server in client.base_url"),
         (("--no-eval-base",), "nothing would be measured"),
         (("--environment-ids", "3"), "expected ids of environments"),
     ):

@@ -15,7 +15,6 @@ REFUSED = {
     "--data-parallel-address": "inference.replicas are engines of one node each",
     "--api-key": "RLRUN_API_KEY",
     "--bench": "the option --bench of trainer, sft and rl",
-    "--client.base-url": "--engine-url",
     "trainer.loss.type": "algorithm.loss.name takes package.module:function",
     "model.vlm": "models of text alone",
     "inference.deployment.type": "set inference.replicas",

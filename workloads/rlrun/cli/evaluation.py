@@ -35,7 +35,8 @@ def eval_parser() -> Parser:
     p = Parser(
         "eval",
         "Measure the base model and the policies of a run on its environments' held-out tasks: avg@k and unbiased pass@k. "
-        "Without --steps and --base: the base model and every step that is there.",
+        "Without --steps and --base: the base model and every step that is there. --client.base-url URL --model.name X asks "
+        "any OpenAI-style server instead.",
     )
     _add_common(p)
     p.add_argument("--steps", type=wholes(0, such_as="10,20"), metavar="10,20", help="policies to measure, by step")
@@ -65,7 +66,8 @@ def synthesize_parser() -> Parser:
     """The command line of `synthesize`."""
     p = Parser(
         "synthesize",
-        "Write a policy's rollouts as a data set of chats, which `sft` reads (data.sources: [{path: data.jsonl}]).",
+        "Write a policy's rollouts as a data set of chats, which `sft` reads (data.sources: [{path: data.jsonl}]). "
+        "--client.base-url URL --model.name X asks any OpenAI-style server instead.",
     )
     _add_common(p)
     p.add_argument("--output", type=Path, required=True, metavar="FILE", help="data.jsonl or data.parquet; a new file")

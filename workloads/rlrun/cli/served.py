@@ -18,7 +18,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import take_variation
 from rlrun.cli.common import notices
 from rlrun.cli.sources.run_config import EvalConfig
-from rlrun.cli.sources.run_layers import Given, read_layer, take_files
+from rlrun.cli.sources.run_layers import read_layer, take_files
 from rlrun.config.dialects.prime_rl import PRIME_RL_EVAL
 from rlrun.config.loading.arguments import COMMAND_LINE, PREFIXES
 from rlrun.config.loading.examine import validate
@@ -106,8 +106,8 @@ def read_served(argv: Sequence[str], parser: Parser, env: Mapping[str, str] = os
         given.layer.values.setdefault("task", "RL")  # a manifest's default, of which rollouts alone are asked
     given.layer.values.setdefault("seq_len", _SEQ_LEN)
     model = _take_model(given.layer)
-    run = _judged(given, options.environment_ids)
-    return Served(options, run, run.client or ClientConfig(), model, given.dry_run or options.dry_run)
+    run = validate(EvalConfig, given.layer) if options.dry_run else _judged(given.layer, options.environment_ids)
+    return Served(options, run, run.client or ClientConfig(), model, options.dry_run)
 
 
 def _refuse_engines(parser: Parser, options: argparse.Namespace) -> None:
@@ -141,7 +141,7 @@ def _take_model(layer: Layer) -> str | None:
     return name
 
 
-def _judged(given: Given, ids: Sequence[str] | None) -> EvalConfig:
+def _judged(layer: Layer, ids: Sequence[str] | None) -> EvalConfig:
     """The valid run, once the code of its environments is loaded.
 
     Raises:
@@ -152,9 +152,6 @@ def _judged(given: Given, ids: Sequence[str] | None) -> EvalConfig:
     def unread(spec: RLRunSpec) -> Collection[Key]:
         return [*_UNREAD, *(key for i, one in enumerate(spec.environments) for key in _unread_of(i, one, ids))]
 
-    layer = given.layer
-    if given.dry_run:
-        return validate(EvalConfig, layer)
     judged = judge_layer(EvalConfig, layer, leave_out=unread)
     notices(judged.notices)
     if judged.problems or judged.run is None:

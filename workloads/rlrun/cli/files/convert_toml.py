@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import get_args
 
@@ -39,6 +40,11 @@ _Documents = Sequence[tuple[Role | None, Path, Document]]
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.-]*=")
 _TRAINER = "PRIME-RL"
 _FOLDER = "the run's folder is <storage.mountPath>/<name>"
+_CLIENT = (
+    "a manifest's run starts its engines; the command asks other servers: rlrun eval run.yaml --client.base-url URL"
+)
+_OF_COMMANDS = ("name", "output_dir", "client")
+"""Fields of a run on this machine that a manifest's specification has not."""
 
 
 def has_toml(words: Iterable[str]) -> bool:
@@ -147,9 +153,10 @@ def _of_options(words: Sequence[str]) -> Iterator[tuple[str, Read]]:
     left = list(words)
     while left:
         name, equals, value = left.pop(0).partition("=")
-        if not equals and left and not left[0].startswith("--"):
-            value = left.pop(0)
-        yield COMMAND_LINE, Read(name.removeprefix("--"), name, value or True, None, None)
+        several = [] if equals else list(takewhile(lambda word: not word.startswith("--"), left))
+        del left[: len(several)]
+        given: object = several if len(several) > 1 else several[0] if several else value or True
+        yield COMMAND_LINE, Read(name.removeprefix("--"), name, given, None, None)
 
 
 def _leaves(read: Read) -> Iterator[Read]:
@@ -182,7 +189,7 @@ class _Account:
             for fate, (_, read) in zip(fates, self.reads, strict=True)
         }
         draft = Draft(_TRAINER, settings, (), {})
-        values = {name: value for name, value in self.layer.values.items() if name not in ("name", "output_dir")}
+        values = {name: value for name, value in self.layer.values.items() if name not in _OF_COMMANDS}
         for path, value, key in self._fields(values, Shape("model", model=self.model), (), ""):
             draft.fields[path] = self._field(value, key)
         given = self.layer.values.get("name")
@@ -244,6 +251,8 @@ class _Account:
         notes = [one.message for one in self.layer.notices if (one.source, one.path) == (source, read.shown)]
         if to == ("output_dir",):
             return Fate(setting, "dropped", (), _FOLDER)
+        if to and all(one.partition(".")[0] == "client" for one in to):
+            return Fate(setting, "dropped", (), _CLIENT)
         if to:
             kept = read.row is None or (read.row.fate == "same" and read.row.convert is None)
             return Fate(setting, "taken" if kept else "mapped", to, "; ".join(notes))

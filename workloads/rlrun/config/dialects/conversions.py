@@ -215,12 +215,6 @@ def own_server(value: object, _target: str) -> Iterator[Effect]:
         yield Note("ignored: engines are started here, or named by the option --engine-url")
 
 
-def listed(value: object, target: str) -> Iterator[Effect]:
-    """A list; a single text is a list of one."""
-    if not is_nothing(value):
-        yield Set(target, [value] if isinstance(value, str) else value)
-
-
 def of_chat(value: object, _target: str) -> Iterator[Effect]:
     """Kind of a server's API."""
     if isinstance(value, str) and value.startswith(("openai_chat", "vllm", "openai")) and value != "openai_completions":

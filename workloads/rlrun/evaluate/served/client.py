@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.formats import VariableName
@@ -32,6 +32,12 @@ class ClientConfig(Config):
     """Further tries of a request after an error that passes: 429, 5xx, a broken or slow connection, an answer that breaks off."""
     skip_model_check: bool = False
     """Ask a server that lists its models without the model's name among them."""
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _one(cls, given: object) -> object:
+        """One URL is a list of one, as in PRIME-RL's files."""
+        return [given] if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _urls(self) -> Self:

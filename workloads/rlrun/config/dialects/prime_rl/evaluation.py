@@ -6,25 +6,18 @@ from rlrun.config.dialects.conversions import (
     all_or,
     environment_ids,
     later,
-    listed,
     of_chat,
     optional,
     place,
     policy_steps,
 )
 from rlrun.config.dialects.prime_rl.orchestrator import of_environment, of_sampling
-from rlrun.config.dialects.rows import Row, ignored, refused, same, to
+from rlrun.config.dialects.rows import Row, ignored, refused, to
 
 _KEPT = "answers and results are kept in the run's folder"
 
 ROWS: tuple[Row, ...] = (
     to("model", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
-    to("client.base_url", "client.base_url", by=listed, text="one URL is a list of one"),
-    same("client.api_key_var"),
-    same("client.headers"),
-    same("client.timeout"),
-    same("client.skip_model_check"),
-    same("client.max_retries"),
     ignored("client.connect_timeout", "client.timeout bounds a request with its connection"),
     ignored("client.wait_for_ready_timeout", "a server that does not answer is named at once"),
     ignored("client.admin_base_url", "the weights of such servers are their own"),
