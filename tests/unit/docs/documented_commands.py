@@ -38,9 +38,13 @@ TESTS: Mapping[str, str] = {
     r"rlrun render run\.yaml": "tests/processes/cli/test_cli_main.py::test_render_prints_the_configuration_of_every_role",
     r"rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns_and_stays_there",
     r"rlrun local run\.yaml --resume": "tests/e2e/local/test_resume.py::test_killed_and_resumed_equals_undisturbed",
-    r"rlrun eval run\.yaml --client\.base-url .*": "tests/processes/evaluate/test_eval_served.py::test_eval_of_a_manifest_asks_a_server_once",
+    r"rlrun eval run\.yaml --client\.base-url .*": (
+        "tests/processes/evaluate/test_eval_served.py::test_eval_of_a_manifest_asks_a_server_once"
+    ),
     r"rlrun synthesize @ .*": "tests/processes/evaluate/test_eval_served.py::test_synthesize_of_files_writes_messages",
-    r"rlrun eval run\.yaml( (?!--client).*)?": "tests/e2e/local/test_evaluate.py::test_base_and_steps_are_measured_and_nothing_is_asked_twice",
+    r"rlrun eval run\.yaml( (?!--client).*)?": (
+        "tests/e2e/local/test_evaluate.py::test_base_and_steps_are_measured_and_nothing_is_asked_twice"
+    ),
     r"rlrun synthesize run\.yaml .*": "tests/e2e/local/test_evaluate.py::test_what_is_synthesized_is_learned_by_sft",
     r"rlrun export (FOLDER|runs/NAME) --output DIR": "tests/trainer/test_trainer_layouts.py::test_any_number_of_ranks_continues_any_other",
     r"rlrun tiny-model DIR": "tests/tensors/trainer/test_tiny_model.py::test_the_command_makes_a_model_that_loads",
