@@ -10,6 +10,7 @@ from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, Role
 from rlrun_operator.render import environments, security, volume
 from rlrun_operator.render.context import RunContext
 from rlrun_operator.render.objects import API_KEY, CONFIG_FILE
+from rlrun_operator.render.outside import without_proxy
 from rlrun_operator.render.placement import block, gpus
 from rlrun_operator.render.probes import probes
 from rlrun_operator.state import Json
@@ -150,7 +151,7 @@ def _environment(ctx: RunContext, role: Role, *, with_trackers: bool) -> list[Js
         *(_tracker_keys(ctx) if with_trackers else ()),
     ]
     own = [variable.model_dump(by_alias=True, exclude_none=True) for variable in block(ctx.spec, role).env]
-    return list({variable["name"]: variable for variable in [*ours, *own]}.values())
+    return without_proxy(ctx.spec, list({variable["name"]: variable for variable in [*ours, *own]}.values()))
 
 
 def _tracker_keys(ctx: RunContext) -> list[Json]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
 from rlrun_operator.render.context import RunContext, metadata
-from rlrun_operator.render.outside import outside_rules
+from rlrun_operator.render.outside import outside_rules, proxy_rules
 from rlrun_operator.state import Json, Manifest
 
 HUB_PORT = 443
@@ -63,7 +63,7 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
 
 def orchestrator_policy(ctx: RunContext) -> Manifest:
     """Policy of the orchestrator: nothing reaches it; it reaches the trainer's channel, the engines, the API server for its Lease, and
-    the servers of trackers and rewards."""
+    the servers of trackers and rewards, and its proxy."""
     serving = ctx.name if ctx.host is None else ctx.host.name
     doors = [({"podSelector": _pods(serving, "trainer")}, endpoints.TRAINER_PORT)]
     engines: Role = (
@@ -76,7 +76,8 @@ def orchestrator_policy(ctx: RunContext) -> Manifest:
         _reads_hub(environment.id, environment.args) for environment in ctx.spec.environments
     ):
         egress.append(_tcp(HUB_PORT))
-    egress += [rule for rule in outside_rules(ctx.spec) if rule not in egress]
+    outside = [*outside_rules(ctx.spec), *proxy_rules(ctx.spec, ["orchestrator"])]
+    egress += [rule for i, rule in enumerate(outside) if rule not in (*egress, *outside[:i])]
     spec = {"podSelector": _pods(ctx.name, "orchestrator"), **_both_ways(ctx, [], egress)}
     return _policy(metadata(ctx, ctx.names.orchestrator_access, "orchestrator"), spec)
 
@@ -90,7 +91,8 @@ def _servers(ctx: RunContext) -> Manifest:
     asks = {"podSelector": _pods(ctx.name, "orchestrator")}
     doors = _tcp(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
     ingress = [{"from": group}, {"from": [asks], **doors}]
-    spec = {"podSelector": _among(ctx.name), **_both_ways(ctx, ingress, [{"to": group}])}
+    egress = [{"to": group}, *proxy_rules(ctx.spec, ["trainer", "inference"])]
+    spec = {"podSelector": _among(ctx.name), **_both_ways(ctx, ingress, egress)}
     return _policy(metadata(ctx, ctx.names.account), spec)
 
 

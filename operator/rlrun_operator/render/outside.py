@@ -1,4 +1,4 @@
-"""Servers outside of a run that its orchestrator talks to: those of trackers, and of rewards of bundled environments.
+"""Servers outside of a run that its pods talk to: those of trackers and of rewards of bundled environments, and proxies of the roles.
 
 A NetworkPolicy knows addresses and pods, no names. So a name of the public network opens its port to any address, as a hub does. The
 name of a Service opens the pods of its namespace on every port: networks judge a packet when its address and port are already those of a
@@ -8,16 +8,23 @@ pod, and the Service alone knows that port.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.tracking.enabled import server_addresses
+from rlrun_operator.names import Role
+from rlrun_operator.render.placement import block
 from rlrun_operator.state import Json
 
-_PORTS = {"http": 80, "https": 443}
+_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+_IN_CLUSTER = ("localhost", "127.0.0.1", "::1", ".svc", ".cluster.local", "$(KUBERNETES_SERVICE_HOST)")
+"""What no proxy leads to. Kubernetes writes the API server's address in place of the last."""
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 """Label that Kubernetes itself puts on each namespace."""
+PROXY_VARIABLES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
+"""Variables, in either spelling, with the URL of a proxy."""
+NO_PROXY = "NO_PROXY"
 _REWARD_ARGUMENTS = ("reward", "reward_args", "reward_by_source")
 """Arguments of the environment `dataset` in which a `base_url` is that of a reward's server."""
 
@@ -39,6 +46,35 @@ def outside_addresses(spec: RLRunSpec) -> list[str]:
             for argument in _REWARD_ARGUMENTS:
                 found += _base_urls(environment.args.get(argument))
     return found
+
+
+def proxy_rules(spec: RLRunSpec, roles: Iterable[Role]) -> list[Json]:
+    """Egress rules for the proxies that the roles' variables name, each once; one from a Secret or ConfigMap is not known here."""
+    found: list[Json] = []
+    for role in roles:
+        for variable in block(spec, role).env:
+            if variable.name.upper() in PROXY_VARIABLES and variable.value:
+                address = variable.value if "://" in variable.value else f"http://{variable.value}"
+                found += [rule for rule in _rules(address) if rule not in found]
+    return found
+
+
+def without_proxy(spec: RLRunSpec, variables: Sequence[Json]) -> list[Json]:
+    """Variables of a container, with `NO_PROXY` in both spellings where they name a proxy.
+
+    It has what the variables say, the cluster's own names, and the Services that the specification names. One that a Secret or ConfigMap
+    says stays as it is.
+    """
+    names = {str(variable["name"]).upper() for variable in variables}
+    said = [one for one in variables if str(one["name"]).upper() == NO_PROXY]
+    if not names & PROXY_VARIABLES or any("valueFrom" in one for one in said):
+        return list(variables)
+    given = [host for one in said for host in str(one.get("value") or "").split(",")]
+    hosts = [(urlsplit(address).hostname or "") for address in outside_addresses(spec)]
+    services = [host for host in hosts if host and "." not in host]
+    value = ",".join(dict.fromkeys(host.strip() for host in (*given, *_IN_CLUSTER, *services) if host.strip()))
+    others = [one for one in variables if one not in said]
+    return [*others, *({"name": name, "value": value} for name in (NO_PROXY, NO_PROXY.lower()))]
 
 
 def _base_urls(value: object) -> Iterator[str]:

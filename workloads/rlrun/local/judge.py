@@ -37,6 +37,7 @@ _LOADED = ("id", "args", "python", "variables", "image", "start_timeout_seconds"
 _COLUMNS = ("messages_field", "prompt_field", "completion_field", "tools_field", "loss_roles", "malformed")
 """Fields of `data` that say what a row must be."""
 _REFERENCE: Key = ("algorithm", "reference", "model")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 ModelT = TypeVar("ModelT", bound=RLRun | RLRunSpec)
 LeaveOut = Callable[[RLRunSpec], Collection[Key]]
 
@@ -156,6 +157,7 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> li
     found += allocation(spec)
     found += _trackers(spec, here=here)
     found += _lonely_groups(spec)
+    found += [] if here else _proxies_elsewhere(spec)
     found += sizes(spec, {finding.key for finding in found if not finding.notice})
     return [finding for finding in found if not any(finding.key[: len(key)] == key for key in left_out)]
 
@@ -172,6 +174,21 @@ def _trackers(spec: RLRunSpec, *, here: bool) -> Iterator[Finding]:
     )
     for name, message in found:
         yield Finding(("tracking", name), message, notice=not here)
+
+
+def _proxies_elsewhere(spec: RLRunSpec) -> Iterator[Finding]:
+    """Proxies whose address a Secret or ConfigMap holds, which the operator does not read: the run's policy does not open it."""
+    if spec.network_policy.mode == "None" or spec.network_policy.extra_egress:
+        return
+    for role in ("trainer", "inference", "orchestrator"):
+        for i, variable in enumerate(getattr(spec, role).env):
+            if variable.name.upper() in _PROXIES and variable.value_from is not None:
+                yield Finding(
+                    (role, "env", i),
+                    f"{variable.name} comes from another object, whose address the run's network policy cannot open; write it as value, "
+                    "or open it in networkPolicy.extraEgress",
+                    notice=True,
+                )
 
 
 def _lonely_groups(spec: RLRunSpec) -> Iterator[Finding]:

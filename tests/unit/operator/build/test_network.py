@@ -13,7 +13,7 @@ from rlrun_operator.render import RunContext
 from rlrun_operator.render.outside import outside_rules
 from rlrun_operator.settings import NetworkSettings
 from tests.cluster.native.policy_rules import selects
-from tests.unit.operator.build.examples import context, everything
+from tests.unit.operator.build.examples import container, context, everything
 from tests.unit.operator.build.test_guest import SHARED, guest
 
 STORE, CHANNEL, POD, ENGINE, METRICS, ANY = 29500, 29600, 29601, 8000, 9100, 40000
@@ -256,3 +256,46 @@ def test_a_server_that_two_name_has_one_rule() -> None:
     url = "http://192.0.2.7:5000"
     rules = outside_rules(context({"tracking": {"mlflow": {"uri": url}}, **judged(JUDGED[0], url)}).spec)
     assert len(rules) == 1
+
+
+PROXIES: list[tuple[dict[str, str], set[tuple[str | Elsewhere, int]]]] = [
+    ({"name": "HTTPS_PROXY", "value": "http://192.0.2.7:5000"}, {(LITERAL, 5000)}),
+    ({"name": "https_proxy", "value": "192.0.2.7:5000"}, {(LITERAL, 5000)}),
+    ({"name": "ALL_PROXY", "value": "http://proxy.tools.svc:80"}, IN_TOOLS),
+    ({"name": "HTTP_PROXY", "value": "http://proxy.example.org"}, {(OUTSIDE, 80)}),
+    ({"name": "HTTP_PROXY", "value": ""}, set()),
+    ({"name": "HTTP_PROXY", "value": "http://[::"}, set()),
+    ({"name": "MY_PROXY", "value": "http://192.0.2.7:5000"}, set()),
+]
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(("variable", "open_ways"), PROXIES)
+def test_the_proxy_of_a_role_is_open_to_it(
+    variable: dict[str, str], open_ways: set[tuple[str | Elsewhere, int]], role: str
+) -> None:
+    edit = {role: {"env": [variable]}}
+    assert ways_out(edit, role) == open_ways
+    assert ways_out(edit, "trainer" if role == "orchestrator" else "orchestrator") == set()
+
+
+def test_no_proxy_leads_to_what_is_in_the_cluster() -> None:
+    def exempt(env: list[dict[str, Any]], **more: Any) -> dict[str, str]:
+        ctx = context({"orchestrator": {"env": env}, **more})
+        return {
+            v["name"]: v.get("value", "")
+            for v in container(ctx, "orchestrator")["env"]
+            if v["name"].upper() == "NO_PROXY"
+        }
+
+    proxy = {"name": "https_proxy", "value": "http://proxy:3128"}
+    inside = "localhost,127.0.0.1,::1,.svc,.cluster.local,$(KUBERNETES_SERVICE_HOST)"
+    assert exempt([]) == {}
+    assert exempt([{"name": "NO_PROXY", "value": "a"}]) == {"NO_PROXY": "a"}, "without a proxy it is the user's own"
+    assert exempt([proxy]) == {"NO_PROXY": inside, "no_proxy": inside}
+    own = exempt(
+        [proxy, {"name": "no_proxy", "value": "corp.example, .svc"}], tracking={"mlflow": {"uri": "http://mlflow:80"}}
+    )
+    assert own["NO_PROXY"] == own["no_proxy"] == f"corp.example,.svc,{inside.replace('.svc,', '')},mlflow"
+    kept = {"name": "NO_PROXY", "valueFrom": {"configMapKeyRef": {"name": "proxy", "key": "no"}}}
+    assert exempt([proxy, kept]) == {"NO_PROXY": ""}

@@ -126,7 +126,7 @@ class Server:
         import aiohttp
 
         if self._session is None:
-            self._session = aiohttp.ClientSession()
+            self._session = aiohttp.ClientSession(trust_env=True)  # a hosted judge may lie behind a proxy
         key = os.environ.get(self._args.api_key_env)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with self._slots:
