@@ -63,3 +63,54 @@ def test_what_is_the_commands_own_is_left_to_it() -> None:
     rest, taken = take_variation(words, ("--resume", "--plain", "--trainer-gpu-ids"))
     assert rest == ["a.yaml", "--resume", "--trainer-gpu-ids", "0", "--plain"]
     assert taken == ["--max-steps", "3", "--ckpt.keep", "2", "--no-suspend"]
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("--sampling.stop a b run.yaml", 2),
+        ("--sampling.stop a b --plain", 2),
+        ("--trainer.model.lora.target-modules q k @ f.toml", 2),
+        ("--max-steps 3 run.yaml", 1),
+        ("--orchestrator.record-rollouts run.yaml", 0),
+        ("--orchestrator.record-rollouts false run.yaml", 1),
+        ("--no-suspend run.yaml", 0),
+        ("--max-steps=3 run.yaml", 0),
+        ("--max-steps 3 4 run.yaml", 2),
+    ],
+)
+def test_an_option_takes_the_values_that_rl_takes(words: str, count: int) -> None:
+    option, *rest = words.split()
+    left, taken = take_variation([option, *rest], ("--plain",))
+    assert taken == [option, *rest[:count]]
+    assert left == rest[count:]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--sampling.stop a b", ["a", "b"]),
+        ("--sampling.stop a", ["a"]),
+        ("--sampling.stop 3", ["3"]),
+        ('--sampling.stop ["a","b"]', ["a", "b"]),
+        ("--sampling.stop=a", ["a"]),
+    ],
+)
+def test_a_list_has_one_value_or_several(words: str, found: list[str]) -> None:
+    assert varied(*words.split()).sampling.stop == found
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--max-steps 3 4",
+            '4: not an option; options begin with "--", a file is given as "@ FILE"; --max-steps takes one value',
+        ),
+        ("--policies.steps 1,2", "--policies.from-run: required, but not set"),
+        ("--sampling.stop", "--sampling.stop: needs a value"),
+        ("--environments.0.args a b", "--environments.0.args takes one value"),
+    ],
+)
+def test_a_value_too_many_or_too_few_is_told_at_its_option(words: str, said: str) -> None:
+    assert any(said in problem for problem in refused(*words.split()))

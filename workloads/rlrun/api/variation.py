@@ -5,8 +5,10 @@ Precedence: command line > manifest > environment > defaults.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.config.dialects.complete import complete
@@ -21,6 +23,7 @@ from rlrun.config.loading.arguments import (
     parse_environment,
     value_words,
 )
+from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.layers import Layer, assign, merge
 from rlrun.config.loading.schema import find_field, snake, spelled
 
@@ -34,6 +37,7 @@ def take_variation(
     """Take the options that are fields of a specification out of a command line, each with its value.
 
     A list takes all words behind its option up to the next option or file, a flag none but `true` and `false`, and everything else one.
+    A further word that is no file goes with its option, to be refused there.
 
     Args:
         argv: the command line without the program's name.
@@ -51,9 +55,15 @@ def take_variation(
             rest.append(word)
             continue
         count = value_words(model, word, words, aliases=_ALIASES, others=others)
+        while len(words) > count and _is_stray(words[count]):
+            count += 1
         taken += [word, *words[:count]]
         del words[:count]
     return rest, taken
+
+
+def _is_stray(word: str) -> bool:
+    return not word.startswith(("-", "@")) and Path(word).suffix not in FORMATS and not os.path.lexists(word)
 
 
 def is_field(word: str) -> bool:

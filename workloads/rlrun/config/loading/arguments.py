@@ -32,6 +32,7 @@ PREFIXES = ("PRIME_", OURS)
 _OF_SERVICES = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
 """Ends of variables that Kubernetes makes of a Service, whose name may begin as ours do."""
 _NUMBERS = (Shape("int"), Shape("float"))
+_PLAIN = ("str", "int", "float", "choice")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -97,7 +98,7 @@ def parse_arguments(
     """
     result = Arguments(others=others, also=also)
     reader = Reader(model, COMMAND_LINE, style="kebab", aliases=aliases or {})
-    rest = list(argv)
+    rest, before = list(argv), ""
     while rest:
         token = rest.pop(0)
         if token == "@":
@@ -113,10 +114,12 @@ def parse_arguments(
             result.dry_run = True
         elif token.startswith("--") and len(token) > 2:
             _option(token, rest, reader, result)
+            before = token.partition("=")[0]
         elif Path(token).suffix in FORMATS:
             result.unread.append(Problem(COMMAND_LINE, token, f'a file is given as "@ {token}"'))
         else:
-            _refuse(result.layer, token, 'not an option; options begin with "--", a file is given as "@ FILE"')
+            more = f"; {before} takes one value" if before and not token.startswith("-") else ""
+            _refuse(result.layer, token, f'not an option; options begin with "--", a file is given as "@ FILE"{more}')
     return result
 
 
@@ -186,9 +189,17 @@ def parse_value(text: str, shape: Shape) -> Any:
     if shape.kind in ("str", "bool", "int", "float") or text in shape.choices:
         return text
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return text
+        value = text
+    one = shape.kind == "list" and shape.parts[0].kind in _PLAIN and not isinstance(value, list | dict | None)
+    return _as_list(text, shape.parts[0]) if one and text else value
+
+
+def _as_list(text: str, item: Shape) -> list[object]:
+    """A text as a list of its only item; of numbers, there may be commas between several."""
+    words = text.split(",") if item.kind in ("int", "float") else [text]
+    return [parse_value(word.strip() if len(words) > 1 else word, item) for word in words]
 
 
 def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -193,12 +193,23 @@ def assign(layer: Layer, model: type[BaseModel], assignments: Sequence[Assignmen
             if not isinstance(inside, dict | list):
                 made: Place = [] if shape.kind == "list" else {}
                 _put(place, part, made)
-                layer.origins.setdefault(assignment.key[: depth + 1], assignment.origin)
+                layer.origins.setdefault(assignment.key[: depth + 1], _around(assignment, depth + 1))
                 inside = made
             place = inside
         if ok and _has_index(layer, place, last, assignment):
             _put(place, last, _merged(place, last, assignment.value))
             layer.origins[assignment.key] = assignment.origin
+
+
+def _around(assignment: Assignment, length: int) -> Origin:
+    """Origin of the value around an assignment's, with the part of its name that spells it: `--policies` of `--policies.steps`."""
+    origin, tail = assignment.origin, [str(part) for part in assignment.key[length:]]
+    dash = "--" if origin.path.startswith("--") else ""
+    separator = "." if dash else "__"
+    words = origin.path.removeprefix(dash).split(separator)
+    if len(words) <= len(tail) or [snake(word.lower()) for word in words[-len(tail) :]] != tail:
+        return origin
+    return replace(origin, path=dash + separator.join(words[: -len(tail)]))
 
 
 def _merged(place: Place, part: str | int, value: object) -> object:
