@@ -159,7 +159,7 @@ def test_a_file_glued_to_the_at_sign() -> None:
         (["--seed.x", "1"], "command line: --seed.x: unknown option: seed has no fields"),
         (["@", "none.toml"], "none.toml: no such file"),
         (["@", "x.ini"], "x.ini: unknown format '.ini'; known: .toml, .yaml, .yml, .json"),
-        (["@", "."], "unknown format"),
+        (["@", "."], "has no suffix"),
         (["--dryrun"], "(did you mean --dry-run?)"),
     ],
 )

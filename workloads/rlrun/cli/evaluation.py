@@ -192,6 +192,13 @@ def run_synthesize(argv: Sequence[str]) -> int:
     """Run `synthesize`; returns the exit code."""
     if (served := _served(argv, synthesize_parser())) is not None:
         return served if isinstance(served, int) else _synthesize_served(served)
+    if "@" in argv:
+        print(
+            "synthesize: the files name no server; set client.base_url, or make a manifest of them with `rlrun convert FILE -o run.yaml` "
+            "and take engines: `synthesize run.yaml`",
+            file=sys.stderr,
+        )
+        return exit_codes.USAGE
     p = synthesize_parser()
     rest, varied = take_variation(argv, own_options(p))
     options = p.parse_args(rest)

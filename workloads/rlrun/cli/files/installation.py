@@ -88,6 +88,8 @@ def run_init(argv: Sequence[str]) -> int:
     """Run `rlrun init`; returns the exit code."""
     options = init_parser().parse_args(list(argv))
     examples = _examples()
+    if options.list and options.preset != _START:
+        return _refused("init", f"--list prints all names; leave {options.preset!r} or --list out")
     if options.list:
         print("\n".join(_listed(examples)))
         return exit_codes.OK

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from rlrun.cli.sources.run_config import ALIASES, RlConfig
-from rlrun.cli.sources.run_layers import translator
+from rlrun.cli.sources.run_layers import file_layers, translator
 from rlrun.config.dialects.complete import complete, complete_environments, complete_model
 from rlrun.config.dialects.translate import Translation, Translator
 from rlrun.config.loading.arguments import COMMAND_LINE, ENVIRONMENT, parse_arguments
@@ -113,8 +113,12 @@ def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[
 
 
 def role_layer(role: Role, model: type[RoleConfig], path: Path, document: Document) -> Layer:
-    """A file as a layer of the role: a whole `run.json`, of which the role's part is taken, or the role's own fields."""
+    """A file as a layer of the role: a whole run's (`run.json`, or one of `rl`), of which the role's part is taken, or its own fields."""
     value, lines = document.value, document.lines
+    if "format_version" not in value and any(isinstance(value.get(one), dict) for one in get_args(Role)):
+        whole = merge(file_layers(path, None, document))
+        complete(whole)
+        return _of_role(RoleNames(role, model, translator(RlConfig, str(path), lines)), whole)
     if role in value and isinstance(value[role], dict):
         value = value[role]
         lines = {key[1:]: line for key, line in lines.items() if key[0] == role}

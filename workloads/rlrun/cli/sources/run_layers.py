@@ -119,11 +119,13 @@ def take_files(argv: Sequence[str]) -> tuple[list[str], list[tuple[Role | None, 
     while words:
         word = words.pop(0)
         role = next((role for role in _ROLES if word == f"--{role}"), None)
+        if word == "@" and words and words[0].startswith("--"):
+            raise ConfigError([Problem(COMMAND_LINE, "@", "needs a file after it")])
         if word == "@" and words:
             files.append((None, Path(words.pop(0))))
         elif role is None or not words or words[0] != "@":
             rest.append(word)
-        elif len(words) < 2:
+        elif len(words) < 2 or words[1].startswith("--"):
             raise ConfigError([Problem(COMMAND_LINE, f"{word} @", "needs a file after it")])
         else:
             files.append((role, Path(words[1])))

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,9 +103,9 @@ def parse_arguments(
     while rest:
         token = rest.pop(0)
         if token == "@":
-            if not rest:
+            if not rest or rest[0].startswith("--"):
                 result.unread.append(Problem(COMMAND_LINE, "@", "needs a file after it"))
-                break
+                continue
             result.files.append(Path(rest.pop(0)))
         elif token.startswith("@"):
             result.unread.append(Problem(COMMAND_LINE, token, f'write "@ {token[1:]}" with a space'))
@@ -115,6 +116,11 @@ def parse_arguments(
         elif token.startswith("--") and len(token) > 2:
             _option(token, rest, reader, result)
             before = token.partition("=")[0]
+        elif token.startswith("-") and len(token) > 2 and not token.startswith("--"):
+            close = _nearest(f"-{token}", result.also, model) or _instead(reader, [token[1:]], 0, model)
+            _refuse(result.layer, token, f'not an option; options begin with "--"{close if "mean" in close else ""}')
+            if rest and not rest[0].startswith(("-", "@")):
+                rest.pop(0)  # its value, not a second problem
         elif Path(token).suffix in FORMATS:
             result.unread.append(Problem(COMMAND_LINE, token, f'a file is given as "@ {token}"'))
         else:
@@ -214,6 +220,10 @@ def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> N
     key, shape = found
     follows = _has_value(rest)
     text = given if equals else rest[0] if follows else ""
+    if shape.kind == "model" and Path(text).suffix in FORMATS:
+        result.unread.append(Problem(COMMAND_LINE, f"{shown} {text}", f'a file is given as "{shown} @ {text}"'))
+        del rest[: not equals]
+        return
     if shape.kind in ("model", "list", "mapping") and (broken := _broken_json(text)):
         _refuse(result.layer, shown, f"got {text!r}, expected JSON: {broken}")
         del rest[: not equals]
@@ -241,7 +251,9 @@ def _not_a_field(name: str, why: str, rest: list[str], reader: Reader, result: A
         key, shape = negated
         _add(result, reader, key, shape, shown, False if shape.kind == "bool" else None)
         return
-    _refuse(result.layer, shown, f"unknown option{_nearest(shown, result.also, reader.model) or why}")
+    dotted = _dotted(reader, name) if "." not in name else ""
+    hint = f" (did you mean --{dotted}?)" if dotted else _nearest(shown, result.also, reader.model) or why
+    _refuse(result.layer, shown, f"unknown option{hint}")
     if alone and rest and not rest[0].startswith(("-", "@")):
         rest.pop(0)  # its value, not a second problem
 
@@ -409,6 +421,29 @@ def _instead(reader: Reader, words: Sequence[str], depth: int, model: type[BaseM
         return hint
     close = hint.removeprefix(" (did you mean ").removesuffix("?)")
     return f" (did you mean {reader.prefix}{'__'.join((*words[:depth], close, *words[depth + 1 :])).upper()}?)"
+
+
+def _dotted(reader: Reader, word: str) -> str:
+    """The field that a word spells with dashes for dots, as `model-name` does; empty: none."""
+    parts = word.replace("_", "-").split("-")
+    for dots in range(1, min(len(parts), 4)):
+        for places in combinations(range(1, len(parts)), dots):
+            bounds = (0, *places, len(parts))
+            words = ["-".join(parts[a:b]) for a, b in pairwise(bounds)]
+            if not isinstance(_resolve_exactly(reader, words), str):
+                return ".".join(words)
+    return ""
+
+
+def _resolve_exactly(reader: Reader, words: Sequence[str]) -> Shape | str:
+    """Shape of the field that dotted words spell; a text if there is none. Names inside of a free mapping count for none."""
+    shape = Shape("model", model=reader.model)
+    for word in words:
+        name = find_field(shape.model, word) if shape.model is not None else None
+        if shape.model is None or name is None:
+            return "none"
+        shape = fields(shape.model)[name]
+    return shape
 
 
 def _add(result: Arguments, reader: Reader, key: Key, shape: Shape, shown: str, value: object) -> None:

@@ -54,7 +54,8 @@ def _problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[BaseModel
         info = owner.model_fields[str(key[-1])]
         meaning = (info.description or "").split("\n")[0].rstrip(".")
         path = display(origin, owner, str(key[-1]))
-        return Problem(origin.source, path, f"required, but not set: {meaning}", origin.line)
+        said = f": {meaning}" if meaning else ""
+        return Problem(origin.source, path, f"required, but not set{said}", origin.line)
     if kind in _RULES:
         origin, where, message = layer.origin(key), layer.origins.get(key, Origin("", "")), _message(detail)
         named = next((layer.origins[k] for k in _named(message, key, model) if k in layer.origins), origin)

@@ -53,7 +53,8 @@ def read_document(path: Path) -> Document:
     """
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
-        _refuse(path, f"unknown format {suffix or 'without a suffix'!r}; known: {', '.join(FORMATS)}")
+        what = f"unknown format {suffix!r}" if suffix else "has no suffix that says its format"
+        _refuse(path, f"{what}; known: {', '.join(FORMATS)}")
     text = read_text(path)
     if suffix == ".toml":
         document = Document(_toml(text, path), lines=toml_lines(text))

@@ -1,0 +1,71 @@
+"""Words and files that a new user gets wrong: one message with the word and the way out, and nothing dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.cli.sources.role_layers import load_role
+from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
+
+WHOLE = """max_steps = 3
+[model]
+name = "org/model"
+[trainer.optim]
+lr = 0.5
+[orchestrator]
+batch_size = 8
+rollouts_per_example = 4
+[[orchestrator.env]]
+id = "reverse-text"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("rl @ --max-steps 3", "command line: @: needs a file after it"),
+        ("rl --trainer @ --max-steps 3", "command line: --trainer @: needs a file after it"),
+        ("rl --trainer run.toml", 'command line: --trainer run.toml: a file is given as "--trainer @ run.toml"'),
+        ("rl --trainer=run.toml", 'command line: --trainer run.toml: a file is given as "--trainer @ run.toml"'),
+        ("rl @ run", "run: has no suffix that says its format; known: .toml, .yaml, .yml, .json"),
+        ("rl @ run.ini", "run.ini: unknown format '.ini'; known: .toml"),
+        ("rl @ run.toml -max-steps 3", '-max-steps: not an option; options begin with "--" (did you mean --max-steps?)'),
+        ("rl @ run.toml --max-steps 3 4", "4: not an option; options begin with"),
+        ("rl @ run.toml --max-steps 3 4", "; --max-steps takes one value"),
+        ("rl @ run.toml --model-name x/y", "--model-name: unknown option (did you mean --model.name?)"),
+        ("rl @ run.toml --trainer-optimizer-lr 1", "--trainer-optimizer-lr: unknown option (did you mean --trainer.optimizer.lr?)"),
+        ("rl @ run.toml --trainer_optimizer_lr 1", "--trainer_optimizer_lr: unknown option (did you mean --trainer.optimizer.lr?)"),
+        ("rl @ run.toml --policies.steps 1", "--policies.from-run: required, but not set: "),
+        ("rl @ run.toml --client.base-url https://x/v1", "--client.base-url: eval and synthesize take it: training needs token ids"),
+        ("rl @ run.toml --orchestrator.client.base-url https://x/v1", "training needs token ids"),
+        ("synthesize @ run.toml --output d.jsonl", "synthesize: the files name no server; set client.base_url"),
+        ("init --list quickstart2", "--list prints all names; leave 'quickstart2' or --list out"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_the_word_and_the_way_out(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, *rest = words.split()
+    assert main([command, *rest, *(["--dry-run"] if command == "rl" else [])]) in (64, 78)
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("role", ["trainer", "inference", "orchestrator"])
+def test_a_role_takes_its_part_of_a_whole_runs_file(role: str) -> None:
+    models = {"trainer": TrainerConfig, "inference": InferenceConfig, "orchestrator": OrchestratorConfig}
+    config, _ = load_role(role, models[role], ["@", "run.toml"], {})  # type: ignore[arg-type, type-var]
+    assert config.model.name == "org/model"
+    assert config.max_steps == 3
+    if isinstance(config, TrainerConfig):
+        assert config.optimizer.lr == 0.5
+    if isinstance(config, OrchestratorConfig):
+        assert (config.batch_size, config.environments[0].group_size) == (8, 4)
