@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun.config.loading.problems import ConfigError
-from rlrun.convert.readers.hydra import read_yaml, resolve, scalar
+from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar, without_deleted
 from rlrun.convert.readers.shell import read_script
 
 START = "\npython3 -m verl.trainer.main_ppo "
@@ -109,3 +109,39 @@ def test_interpolations() -> None:
 def test_items_of_lists_of_mappings_have_keys() -> None:
     found = read_yaml("a:\n- {b: 1}\n- {c: [1, 2]}\n", "a.yaml")
     assert [(setting.key, setting.value) for setting in found] == [("a[0].b", 1), ("a[1].c", [1, 2])]
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("~data.val_files", "~data.val_files"),
+        ("~data.val_files=x", "~data.val_files"),
+        ("~critic", "~critic"),
+        ("trainer..nnodes=1", None),
+        ("~trainer..nnodes", None),
+        ("=3", None),
+        ("trainer.nnodes", None),
+        ("+a.b=1", "a.b"),
+        ("a.b=x..y", "a.b"),
+        ("a.b=~", "a.b"),
+    ],
+)
+def test_an_override_sets_or_deletes(word: str, key: str | None) -> None:
+    found = override(word, "command line")
+    assert (found and found.key) == key
+
+
+def test_a_deletion_takes_away_what_stands_before_it() -> None:
+    words = [
+        "data.train_files=/x.parquet",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.name=vllm",
+        "~critic",
+    ]
+    settings = [override(word, "w") for word in [*words, "~actor_rollout_ref.rollout", "actor_rollout_ref.rollout.n=8"]]
+    kept, deletions = without_deleted([one for one in settings if one is not None])
+    assert [(one.key, one.value) for one in kept] == [
+        ("data.train_files", "/x.parquet"),
+        ("actor_rollout_ref.rollout.n", 8),
+    ]
+    assert [(one.key, count) for one, count in deletions] == [("~critic", 0), ("~actor_rollout_ref.rollout", 2)]

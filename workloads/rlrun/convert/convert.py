@@ -9,7 +9,7 @@ from pathlib import PurePath
 from rlrun.convert.compose import areal, sft, verl
 from rlrun.convert.compose.shared import Context, named
 from rlrun.convert.draft import Draft, Fate
-from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar
+from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar, without_deleted
 from rlrun.convert.readers.setting import Setting, latest, refuse
 from rlrun.convert.readers.shell import Word, read_script
 from rlrun.convert.tables import areal as areal_table
@@ -143,7 +143,8 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
     Raises:
         ConfigError: they are of no trainer that is known.
     """
-    found = resolve(latest(settings).values())
+    kept, deletions = without_deleted(settings)
+    found = resolve(latest(kept).values())
     dialect = dialect_of(found, sources)
     canonical = {_canonical(setting.key, dialect.aliases): setting for setting in found}
     shadowed = [setting for setting in found if canonical[_canonical(setting.key, dialect.aliases)] is not setting]
@@ -155,6 +156,10 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
         draft.fields["metadata.name"] = name
     fates = draft.fates()
     fates += [Fate(setting, "dropped", (), "another spelling of this key is set too") for setting in shadowed]
+    fates += [
+        Fate(one, "dropped", (), f"deletes {count} keys before it" if count else f"deletes a default of {dialect.name}")
+        for one, count in deletions
+    ]
     draft.fields.pop("metadata.name", None)
     refused = [fate for fate in fates if fate.kind == "refused"]
     return Converted(

@@ -32,6 +32,9 @@ _CODES = (
     f"{exit_codes.CONFIGURATION} it is a run that RLRun cannot do, {exit_codes.USAGE} a wrong command line."
 )
 
+_SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".toml", ".txt", "")
+"""Suffixes of files that hold settings."""
+
 
 def parser() -> Parser:
     """The command line."""
@@ -101,6 +104,10 @@ def _settings(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
             settings.append(found)
         elif word.startswith("-"):
             raise ConfigError([Problem(ARGUMENTS, "", f"unknown option {word}; see rlrun convert --help")])
+        elif not Path(word).exists() and ("=" in word or Path(word).suffix.lower() not in _SUFFIXES):
+            raise ConfigError(
+                [Problem(ARGUMENTS, word, "is no file; a key is given as KEY=VALUE, or as ~KEY to delete it")]
+            )
         else:
             settings += read_settings(read_text(Path(word)), word, dict(os.environ))
             sources.append(word)

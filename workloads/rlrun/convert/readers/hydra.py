@@ -10,19 +10,42 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.yaml_text import examine_yaml, parse_yaml
 from rlrun.convert.readers.setting import Setting, refuse
 
-OVERRIDE = re.compile(r"(\+\+|\+|~)?([A-Za-z_][\w./@-]*(?:\[[^=]*\])?)=(.*)", re.DOTALL)
+_KEY = r"[A-Za-z_](?!.*\.\.)[\w./@-]*"
+OVERRIDE = re.compile(rf"(\+\+|\+|~)?({_KEY.replace('.*', '[^=]*')}(?:\[[^=]*\])?)=(.*)", re.DOTALL)
+_DELETED = re.compile(rf"~({_KEY})")
+DELETION = "~"
+"""Beginning of the key of a setting that deletes others."""
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 _LEVELS = 20
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 
 
 def override(word: str, source: str, line: int | None = None, unset: tuple[str, ...] = ()) -> Setting | None:
-    """The setting of one `key=value`, `+key=value` or `~key=value`; None: it is none."""
+    """The setting of one `key=value`, `+key=value`, `~key=value` or `~key`; None: it is none."""
+    if (deleted := _DELETED.fullmatch(word)) is not None:
+        return Setting(DELETION + deleted[1], None, source, line, unset)
     match = OVERRIDE.fullmatch(word)
     if match is None:
         return None
     sign, key, text = match.groups()
-    return Setting(key, None if sign == "~" else scalar(text), source, line, unset)
+    if sign == DELETION:
+        return Setting(DELETION + key, None, source, line, unset)
+    return Setting(key, scalar(text), source, line, unset)
+
+
+def without_deleted(settings: Iterable[Setting]) -> tuple[list[Setting], list[tuple[Setting, int]]]:
+    """The settings that no later one deletes, and each deletion with the number of settings that it took away."""
+    kept: list[Setting] = []
+    deletions: list[tuple[Setting, int]] = []
+    for setting in settings:
+        if not setting.key.startswith(DELETION):
+            kept.append(setting)
+            continue
+        name = setting.key.removeprefix(DELETION)
+        left = [one for one in kept if one.key != name and not one.key.startswith((f"{name}.", f"{name}["))]
+        deletions.append((setting, len(kept) - len(left)))
+        kept = left
+    return kept, deletions
 
 
 def scalar(text: str) -> Any:
