@@ -251,6 +251,19 @@ def test_synthesize_of_files_writes_messages(api: ChatApi, tmp_path: Path, capsy
     assert len(api.asked) == 4, "the failed one alone is asked again"
 
 
+def test_a_server_that_never_answers_ends_the_command(
+    api: ChatApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = manifest(tmp_path / "run.yaml", environments=[{"id": "reverse-text", "timeoutSeconds": 1}])
+    api.answers = [never]
+    assert main(["eval", run, "--client.base-url", api.url, "--max-tasks", "9"]) == 69
+    assert (
+        "8 questions in a row were not answered, the last one: no reply within the 1 s of an episode"
+        in capsys.readouterr().err
+    )
+    assert len(api.asked) <= 9, "none is asked again"
+
+
 def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path) -> None:
     run = manifest(tmp_path / "run.yaml", orchestrator={"maxConcurrency": 1})
     api.answers = [backwards, backwards, never]

@@ -47,6 +47,8 @@ class ServedModel:
         self._servers, self._name, self._sampling = servers, name, sampling
         self._seed = sampling.seed_of(sample)
         self.replies: list[Reply] = []
+        self.waiting = False
+        """True while a request is under way; it stays so if the episode is given up meanwhile."""
         self.tools: tuple[Tool, ...] = ()
         """Tools that the model was offered last."""
 
@@ -75,7 +77,9 @@ class ServedModel:
             "tools": list(tools or ()),
             "chat_template_kwargs": dict(sampling.chat_template_arguments),
         }
+        self.waiting = True
         reply = await self._servers.ask(chat_body(self._name, messages, **fields))
+        self.waiting = False
         self.replies.append(reply)
         return reply
 

@@ -83,9 +83,11 @@ class ServedAsker(Asker):
         failures = lost = 0
         reason = ""
         while failures < MAX_TRIES:
+            model = ServedModel(self._servers, self._model, self._sampling(arena), sample)
             try:
                 async with self._slots:
-                    return await self._play(arena, task, sample)
+                    await self._servers.ready()
+                    return await self._play(arena, task, sample, model)
             except EpisodeError as error:
                 logger.debug(f"task {task}: {error}")
                 reason = str(error)
@@ -94,19 +96,23 @@ class ServedAsker(Asker):
                     raise refused from error
                 if refused is not None:  # it was tried again already
                     return Answer(arena.config.label, str(task), sample, None, str(refused))
+                if error.kind == "timeout" and model.waiting:
+                    reason = f"no reply within the {arena.config.timeout_seconds:g} s of an episode (environments.timeoutSeconds)"
+                    self._servers.failed(reason)
+                    return Answer(arena.config.label, str(task), sample, None, reason)
                 if error.bystander and lost < MAX_LOST:
                     lost += 1
                 else:
                     failures += 1
         return Answer(arena.config.label, str(task), sample, None, reason)
 
-    async def _play(self, arena: Arena, task: TaskRef, sample: int) -> Answer:
+    async def _play(self, arena: Arena, task: TaskRef, sample: int, model: ServedModel) -> Answer:
         """One episode.
 
         Raises:
             EpisodeError: it gives nothing to measure.
         """
-        model, began = ServedModel(self._servers, self._model, self._sampling(arena), sample), time.monotonic()
+        began = time.monotonic()
         played = await arena.environment.play(
             task,
             model,

@@ -122,15 +122,27 @@ class Servers:
         try:
             reply = await self._ask(body)
         except RefusedError as error:
-            self._failed += 1
-            if self._failed >= FAILED_IN_A_ROW:
-                raise RoleError(
-                    f"{self._failed} questions in a row were not answered, the last one: {error}; {_KEPT}",
-                    exit_codes.UNAVAILABLE,
-                ) from error
+            self.failed(str(error))
             raise
         self._failed = 0
         return reply
+
+    def failed(self, why: str) -> None:
+        """Count a question that was not answered.
+
+        Raises:
+            RoleError: so many were not answered one after the other that no other one is asked.
+        """
+        self._failed += 1
+        if self._failed >= FAILED_IN_A_ROW:
+            raise RoleError(
+                f"{self._failed} questions in a row were not answered, the last one: {why}; {_KEPT}",
+                exit_codes.UNAVAILABLE,
+            )
+
+    async def ready(self) -> None:
+        """Wait until a server may be asked, so that no episode's deadline runs meanwhile."""
+        await self._next(())
 
     async def _ask(self, body: Mapping[str, object]) -> Reply:
         avoided: list[_Kept] = []
