@@ -356,3 +356,21 @@ def test_data_that_only_the_pods_have_is_a_note(capsys: pytest.CaptureFixture[st
     assert "is not checked on this machine: environment 'dataset': args.path" in capsys.readouterr().out
     Path("run.yaml").write_text(OF_A_HUB.replace("{id: arithmetic}", f"{{id: dataset, {args.replace('/data/', '')}}}"))
     assert main(["validate", "run.yaml"]) == 78
+
+
+@pytest.mark.parametrize(
+    ("more", "noted"),
+    [
+        ("", True),
+        ("  networkPolicy: {extraEgress: [{ports: [{port: 3128}]}]}\n", False),
+        ("  networkPolicy: {mode: None}\n", False),
+    ],
+)
+def test_a_proxy_whose_address_is_elsewhere_is_noted_where_nothing_opens_it(
+    more: str, noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    proxy = "  trainer: {env: [{name: HTTPS_PROXY, valueFrom: {secretKeyRef: {name: for-rlrun-proxy, key: url}}}]}\n"
+    assert main(["validate", write(SFT + proxy + more)]) == 0
+    told = "note: spec.trainer.env[0] has HTTPS_PROXY from another object"
+    assert (told in "".join(capsys.readouterr())) is noted

@@ -185,7 +185,7 @@ def _proxies_elsewhere(spec: RLRunSpec) -> Iterator[Finding]:
             if variable.name.upper() in _PROXIES and variable.value_from is not None:
                 yield Finding(
                     (role, "env", i),
-                    f"{variable.name} comes from another object, whose address the run's network policy cannot open; write it as value, "
+                    f"has {variable.name} from another object, whose address the run's network policy cannot open; write it as value, "
                     "or open it in networkPolicy.extraEgress",
                     notice=True,
                 )
