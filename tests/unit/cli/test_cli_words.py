@@ -8,6 +8,9 @@ import pytest
 
 from rlrun.cli.main import main
 from rlrun.cli.sources.role_layers import load_role
+from rlrun.cli.sources.run_config import RlConfig
+from rlrun.cli.sources.run_layers import read_layer
+from rlrun.config.loading.examine import validate
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
 
 WHOLE = """max_steps = 3
@@ -44,6 +47,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("rl @ run.toml --model-name x/y", "--model-name: unknown option (did you mean --model.name?)"),
         ("rl @ run.toml --trainer-optimizer-lr 1", "--trainer-optimizer-lr: unknown option (did you mean --trainer.optimizer.lr?)"),
         ("rl @ run.toml --trainer_optimizer_lr 1", "--trainer_optimizer_lr: unknown option (did you mean --trainer.optimizer.lr?)"),
+        ("rl @ run.toml --orchestrator.tran.env 3", "--orchestrator.tran.env: unknown option; known: "),
+        ("rl @ run.toml --environmnts.0.args.n 3", "--environmnts.0.args.n: unknown option (did you mean --environments.0.args.n?)"),
         ("rl @ run.toml --policies.steps 1", "--policies.from-run: required, but not set: "),
         ("rl @ run.toml --client.base-url https://x/v1", "--client.base-url: eval and synthesize take it: training needs token ids"),
         ("rl @ run.toml --orchestrator.client.base-url https://x/v1", "training needs token ids"),
@@ -57,6 +62,28 @@ def test_a_mistake_names_the_word_and_the_way_out(words: str, said: str, capsys:
     err = capsys.readouterr().err
     assert said in err
     assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("option", "ids"),
+    [
+        ("--orchestrator.env", ["verifiers:a"]),
+        ("--orchestrator.train.env", ["verifiers:a"]),
+    ],
+)
+def test_a_list_of_their_tables_replaces_the_files(option: str, ids: list[str]) -> None:
+    layer = read_layer(["@", "run.toml", option, '[{"id": "a", "args": {"n": 3}}]'], {}).layer
+    run = validate(RlConfig, layer)
+    assert [one.id for one in run.environments] == ids
+    assert run.environments[0].args == {"n": 3}
+    own = read_layer(["@", "run.toml", "--orchestrator.env", '[{"name": "A", "value": "b"}]'], {}).layer
+    assert validate(RlConfig, own).orchestrator.env[0].value == "b"
+
+
+def test_an_evaluation_is_described_by_either_name_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for model in ("--model", "--model.name", "-m"):
+        assert main(["eval", model, "org/model", "--env", '[{"id": "a"}]', "--dry-run"]) == 0
+        assert '"verifiers:a"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("role", ["trainer", "inference", "orchestrator"])

@@ -161,6 +161,7 @@ def synthesize_main(argv: Sequence[str] | None = None) -> int:
 
 def run_eval(argv: Sequence[str]) -> int:
     """Run `eval`: of a manifest, or of files and options (`eval @ FILE`) as `rl` takes them; returns the exit code."""
+    argv = ["--model" if word == "-m" else word for word in argv]  # as PRIME-RL's users write it
     if (served := _served(argv, eval_parser())) is not None:
         if isinstance(served, int):
             return served
@@ -185,7 +186,7 @@ def run_eval(argv: Sequence[str]) -> int:
 def _describes(argv: Sequence[str]) -> bool:
     """True for options alone that name the model to measure, as `eval --model.name X --environment-ids a,b`."""
     names = [word.partition("=")[0] for word in argv]
-    return "--model.name" in names and not any(Path(word).suffix in FORMATS for word in argv)
+    return bool({"--model.name", "--model"} & {*names}) and not any(Path(word).suffix in FORMATS for word in argv)
 
 
 def run_synthesize(argv: Sequence[str]) -> int:

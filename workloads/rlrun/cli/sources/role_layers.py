@@ -53,7 +53,13 @@ class RoleNames:
 
     def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
         """Meaning of the option in the role's own fields."""
-        found = self.names.option([self.role, *words], value, shown)
+        return self._own(self.names.option([self.role, *words], value, shown))
+
+    def items(self, words: Sequence[str], value: object, shown: str) -> Translation | None:
+        """Meaning of a list of PRIME-RL's tables in the role's own fields."""
+        return self._own(self.names.items([self.role, *words], value, shown))
+
+    def _own(self, found: Translation | None) -> Translation | None:
         if found is not None:
             found.assignments = [one for each in found.assignments if (one := self.own(each, found.layer)) is not None]
         return found

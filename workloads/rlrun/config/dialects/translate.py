@@ -108,6 +108,35 @@ class Translator:
         self._apply(row, value, _Place(_path_of(words[:count]), (), shown, indices, ()), result)
         return result
 
+    def items(self, words: Sequence[str], value: object, shown: str) -> Translation | None:
+        """Meaning of an option whose value is a list of the dialect's tables; None if it is not, or the tables are ours as they are."""
+        path, model = _path_of(words), self.model
+        if (
+            not isinstance(value, list)
+            or not all(isinstance(one, dict) for one in value)
+            or not self._has_below(f"{path}[]")
+        ):
+            return None
+        for word in words[:-1]:
+            if (below := self._below(model, word)) is None:
+                break
+            model = below
+        else:
+            if find_field(model, words[-1]) is not None and self._is_ours(value, [model], words[-1]):
+                return None
+        result = Translation()
+        self._items(value, _Place(path, (), shown, (), ()), result)
+        whole = Layer()
+        assign(whole, self.model, result.assignments)
+        listed = {one.key[0] for one in result.assignments if len(one.key) > 1 and isinstance(one.key[1], int)}
+        others = [one for one in result.assignments if one.key[0] not in listed]
+        origin = Origin(self.source, shown, None, self.style)  # a list replaces the one below it, as any list does
+        result.assignments = [
+            *others,
+            *(Assignment((name,), whole.values[str(name)], origin) for name in sorted(listed, key=str)),
+        ]
+        return result
+
     def _covering(self, words: Sequence[str]) -> tuple[Row | None, int]:
         """The row of dotted words, or of the table around them that it covers as a whole; and how many words it has."""
         for count in range(len(words), 0, -1):

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.layers import Assignment, Layer, Origin, Reader
 from rlrun.config.loading.problems import Problem
-from rlrun.config.loading.schema import Shape, child, fields, find_field, spelled, suggestion
+from rlrun.config.loading.schema import Shape, child, few, fields, find_field, spelled, suggestion
 from rlrun.config.loading.variables import PROCESS_VARIABLES
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.suggest import did_you_mean
@@ -77,6 +77,10 @@ class OtherNames(Protocol):
 
     def option(self, words: Sequence[str], value: object, shown: str) -> Translated | None:
         """Meaning of the option; `shown` is how the user wrote its name."""
+        ...
+
+    def items(self, words: Sequence[str], value: object, shown: str) -> Translated | None:
+        """Meaning of an option whose value is a list of the other project's tables; None: it is not."""
         ...
 
 
@@ -294,9 +298,22 @@ def _of_others(
         _translate(result, reader, words, f"--{name}", "true" if text is None else text, value)
     elif positive is not None and given is None and others.knows(words := positive.split(".")):
         _translate(result, reader, words, f"--{name}", "false")
+    elif (text := given if given is not None else rest[0] if rest else "").startswith("["):
+        translated = others.items(name.split("."), _plain(text), f"--{name}")
+        if translated is None:
+            return False
+        _take_translated(result, translated)
+        del rest[: given is None]
     else:
         return False
     return True
+
+
+def _take_translated(result: Arguments, translated: Translated) -> None:
+    result.assignments += translated.assignments
+    result.layer.problems += translated.layer.problems
+    result.layer.notices += translated.layer.notices
+    result.layer.hints |= translated.layer.hints
 
 
 def _values(rest: list[str]) -> list[str]:
@@ -412,7 +429,9 @@ def _instead(reader: Reader, words: Sequence[str], depth: int, model: type[BaseM
         if hint.startswith(" (did you mean") and " or " not in hint:
             close = hint.removeprefix(" (did you mean ").removesuffix("?)")
             whole = close if "." in close else ".".join((*words[:depth], close, *words[depth + 1 :]))
-            return f" (did you mean --{whole}?)"
+            if depth + 1 == len(words) or _spells_field(reader, whole.split(".")):
+                return f" (did you mean --{whole}?)"
+            return f"; known: {few(spelled(model, name, 'kebab') for name in model.model_fields)}"
         if not depth and (close := did_you_mean(words[0], ("help", "dry-run"))):
             return close.replace("mean ", "mean --")
         return hint
@@ -430,20 +449,25 @@ def _dotted(reader: Reader, word: str) -> str:
         for places in combinations(range(1, len(parts)), dots):
             bounds = (0, *places, len(parts))
             words = ["-".join(parts[a:b]) for a, b in pairwise(bounds)]
-            if not isinstance(_resolve_exactly(reader, words), str):
+            if _spells_field(reader, words):
                 return ".".join(words)
     return ""
 
 
-def _resolve_exactly(reader: Reader, words: Sequence[str]) -> Shape | str:
-    """Shape of the field that dotted words spell; a text if there is none. Names inside of a free mapping count for none."""
+def _spells_field(reader: Reader, words: Sequence[str]) -> bool:
+    """True if dotted words spell a field, or a name inside of a free mapping."""
     shape = Shape("model", model=reader.model)
     for word in words:
         name = find_field(shape.model, word) if shape.model is not None else None
-        if shape.model is None or name is None:
-            return "none"
-        shape = fields(shape.model)[name]
-    return shape
+        if name is not None and shape.model is not None:
+            shape = fields(shape.model)[name]
+        elif shape.kind in ("mapping", "any"):
+            return True
+        elif shape.kind == "list" and word.isdecimal():
+            shape = shape.parts[0]
+        else:
+            return False
+    return True
 
 
 def _add(result: Arguments, reader: Reader, key: Key, shape: Shape, shown: str, value: object) -> None:
