@@ -17,10 +17,12 @@ from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.kubeconfig import Connection
 from rlrun_operator.kube.resources import RLRUN, WATCHED
 from rlrun_operator.reconcile import watch
-from rlrun_operator.reconcile.admissions import Admissions
 from rlrun_operator.reconcile.cache_feed import Feed
+from rlrun_operator.reconcile.kueue_queue import KueueQueue
 from rlrun_operator.reconcile.observe import LookUps
-from rlrun_operator.reconcile.reconciler import Decide, Outside, Reconciler
+from rlrun_operator.reconcile.queues import queue_of
+from rlrun_operator.reconcile.reconciler import Decide, Outside, Queue, Reconciler
+from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.runtime import health, preflight
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
@@ -80,6 +82,7 @@ class Operator:
         self._workers: Workers[Key] = Workers(self._reconcile, self._failed, is_new=self._is_new)
         self._feed = Feed(self._store, self._client, self._workers.add)
         look_ups = LookUps(self._client, read_nodes=settings.read_nodes)
+        self._queue = self._queue_of(look_ups)
         self._reconciler = Reconciler(
             decide=decide,
             outside=Outside(
@@ -88,7 +91,7 @@ class Operator:
                 look_ups=look_ups,
                 poster=self._poster,
                 metrics=self._metrics,
-                queue=self._queue(look_ups) if settings.queue.enabled else None,
+                queue=self._queue,
             ),
             settings=settings.render,
             name=settings.name,
@@ -114,18 +117,19 @@ class Operator:
         self._lags: deque[float] = deque(maxlen=60)
         self._stop = asyncio.Event()
 
-    def _queue(self, look_ups: LookUps) -> Admissions:
-        """Queue over all runs of this operator."""
-        return Admissions(
-            self._store,
-            look_ups,
-            self._settings.queue,
-            self._settings.render,
+    def _queue_of(self, look_ups: LookUps) -> Queue | None:
+        """Queue in which this operator's runs wait."""
+        cluster = Cluster(
+            client=self._client,
+            store=self._store,
+            feed=self._feed,
+            look_ups=look_ups,
+            namespaces=self._settings.namespaces,
             serves=lambda run: self._place_of(run) is not None,
+            is_active=lambda: self._workers.is_open,
             again=self._workers.add,
-            now=time.time,
-            clock=time.monotonic,
         )
+        return queue_of(cluster, self._settings.queue, self._settings.render)
 
     async def run(self) -> None:
         """Work until SIGTERM or SIGINT.
@@ -151,6 +155,8 @@ class Operator:
                 asyncio.create_task(self._follow_api_server(), name="addresses"),
                 asyncio.create_task(self._territory.run(), name="territory"),
             ]
+            if isinstance(self._queue, KueueQueue):
+                tasks.append(asyncio.create_task(self._queue.run(), name="kueue"))
             stopped = asyncio.create_task(self._stop.wait(), name="stop")
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()

@@ -100,13 +100,28 @@ class RenderSettings:
     """Limits on what runs may ask for (`RLRUN_POLICY`, a JSON map), and operator identity (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
 
 
+class FlavorSettings(BaseModel):
+    """Fields of a ResourceFlavor of Kueue, where the operator may not read it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+    node_labels: dict[str, str] = Field(default_factory=dict)
+    tolerations: tuple[Json, ...] = ()
+
+
 class QueueSettings(BaseModel):
     """Queue of an operator over all of its runs, as `queue` in the chart's values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
+    provider: Literal["", "none", "own", "kueue"] = ""
+    """Queue in which runs wait; empty: `own` if `enabled`, else `none`."""
     enabled: bool = False
-    """Hold runs back until all of their pods have room."""
+    """Hold runs back until all of their pods have room: `provider: own`, by its older name."""
+    name: str = ""
+    """LocalQueue of Kueue for runs that name none; empty: those begin at once."""
+    flavors: dict[str, FlavorSettings] = Field(default_factory=dict)
+    """Kueue's ResourceFlavors by name, for an operator that may not read them."""
     capacity: dict[str, float] = Field(default_factory=dict)
     """Most that all runs together may use, by resource; for an operator that may not read nodes."""
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
@@ -114,13 +129,18 @@ class QueueSettings(BaseModel):
     preemption: Literal["PriorityAndShare", "Priority", "Never"] = "PriorityAndShare"
     """Runs that may have to give their room to another one."""
     priority_classes: dict[str, int] = Field(default_factory=dict)
-    """Priority of a run without `spec.priority`, by the PriorityClass of its trainer."""
+    """Priority of a run without `spec.priority`, by the PriorityClass of its trainer; with Kueue by its WorkloadPriorityClass, too."""
     pass_seconds: Annotated[float, Field(ge=0)] = 300
     """Time for which others may pass the first run; then room is kept for it."""
     reserve_seconds: Annotated[float, Field(gt=0)] = 86400
     """Time for which room is kept; then others may pass for as long."""
     start_seconds: Annotated[float, Field(gt=0)] = 600
     """Time within which all pods of an admitted run have nodes; else it is released and tried again later."""
+
+    @property
+    def kind(self) -> Literal["none", "own", "kueue"]:
+        """Provider that is meant."""
+        return self.provider or ("own" if self.enabled else "none")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlrun.runtime.json_types import Json as Json
 from rlrun.runtime.json_types import Manifest as Manifest
-from rlrun_operator.names import Ref
+from rlrun_operator.names import Ref, Role
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,20 @@ class Ungrown:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Additions of a queue to the pods of one role."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Manifest, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    scheduling_gates: tuple[str, ...] = ()
+    """Names of gates that the queue's controller removes."""
+
+
+@dataclass(frozen=True)
 class Admission:
-    """Answer of the operator's queue for one run."""
+    """Answer of the queue for one run: of the operator's own, or of one that it obeys."""
 
     admitted: bool
     """Its pods may be made."""
@@ -47,6 +59,10 @@ class Admission:
     """Place in the queue, from 1; None: it does not wait there."""
     waiting: int = 0
     """Number of runs that wait."""
+    placed: Mapping[Role, Placed] = field(default_factory=dict)
+    """Additions to the pods of each role, while the run is admitted."""
+    conflict: str = ""
+    """Reason why the additions contradict each other."""
 
 
 @dataclass(frozen=True)

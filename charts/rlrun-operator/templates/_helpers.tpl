@@ -59,6 +59,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $given | default (printf "ghcr.io/rlrun/rlrun-%s:%s" (index . 2) (index . 0).Chart.AppVersion) -}}
 {{- end -}}
 
+{{/* Queue in which runs wait: none, own or kueue. */}}
+{{- define "rlrun.queue" -}}
+{{- $queue := .Values.queue | default dict -}}
+{{- $queue.provider | default (ternary "own" "none" (eq true $queue.enabled)) -}}
+{{- end -}}
+
 {{/*
 What the operator may do where it serves runs: the least that works. It creates Secrets and never reads one. The right to get and patch
 Leases is also what it hands on to each run's orchestrator, for that run's Lease alone.
@@ -100,6 +106,22 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create, patch]
+{{- if eq (include "rlrun.queue" .) "kueue" }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [update]
+{{- if .Values.clusterWide }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [resourceflavors, workloadpriorityclasses]
+  verbs: [get]
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
+  verbs: [get]
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* What of the network the operator is given; what is empty it finds itself. */}}

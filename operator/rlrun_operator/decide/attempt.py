@@ -46,6 +46,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     """Make what `attempt` needs and does not have yet."""
     if case.forbidden:
         return fail(case, reasons.FORBIDDEN, case.forbidden)
+    if conflict := queueing.conflict(case, spec, attempt):
+        return fail(case, reasons.FAILED_TO_START, conflict)
     waits = _wait_for_others(case, attempt) or _wait_for_admission(case, attempt)
     if waits is not None:
         return waits

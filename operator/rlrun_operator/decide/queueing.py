@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import Condition, QueueStatus
+from rlrun_operator import render
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import Say, find, is_true
@@ -35,6 +37,14 @@ def awaited(case: Case) -> Say | None:
     if answer is None or is_true(case.past.conditions, reasons.ADMITTED):
         return None
     return _answer(case)
+
+
+def conflict(case: Case, spec: RLRunSpec, attempt: int) -> str:
+    """Contradictions between what the queue's admission adds to the run's pods and these; empty: there are none."""
+    answer = case.observed.admission
+    if answer is None or not answer.admitted or case.attempt >= attempt:
+        return ""
+    return answer.conflict or (render.conflicts(case.context(spec, attempt)) if answer.placed else "")
 
 
 def noted(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None]:

@@ -152,6 +152,7 @@ class Case:
             key_attempt=self.key_attempt,
             known_hash=self.judgement.spec_hash if spec is self.judgement.spec else None,
             excluded=tuple(node.name for node in node_exclusion.active(self.past, self.now)),
+            placed=self.observed.admission.placed if self.observed.admission is not None else {},
         )
 
     @cached_property

@@ -186,4 +186,4 @@ def _mended(case: Case) -> bool:
     edited = case.generation != case.past.observed_generation
     if failed.reason == reasons.FORBIDDEN:
         return edited or (case.spec is not None and not case.forbidden)
-    return failed.reason == reasons.INVALID_CONFIGURATION and edited
+    return failed.reason in (reasons.INVALID_CONFIGURATION, reasons.FAILED_TO_START) and edited

@@ -242,6 +242,18 @@ class Client:
             seconds=seconds,
         )
 
+    async def put_status(self, resource: Resource, namespace: str, name: str, document: Mapping[str, object]) -> Json:
+        """PUT of a whole status; `metadata.resourceVersion` in the document is a precondition (409)."""
+        return await self.request(
+            "PUT",
+            "update",
+            f"{resource.plural}/status",
+            resource.path(namespace, name, "status"),
+            query={"fieldManager": MANAGER, **_UNCHECKED},
+            body=document,
+            write=True,
+        )
+
     async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, *, uid: str) -> Json:
         """Set the replicas of this very object and nothing else. Not by the scale subresource: this answers with the whole object."""
         return await self.merge(resource, namespace, name, {"metadata": {"uid": uid}, "spec": {"replicas": replicas}})

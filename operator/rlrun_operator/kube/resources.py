@@ -57,6 +57,14 @@ PART_KINDS = frozenset(resource.kind for resource in PARTS)
 WATCHED = (RLRUN, POD, STATEFUL_SET, DEPLOYMENT, CLAIM, LEASE, *PARTS)
 """Resources that the watches deliver into the store."""
 
+WORKLOAD = Resource("Workload", "kueue.x-k8s.io", "v1beta2", "workloads")
+"""Kueue's, of runs that wait in one of its queues."""
+FLAVOR = Resource("ResourceFlavor", "kueue.x-k8s.io", "v1beta2", "resourceflavors", namespaced=False)
+WORKLOAD_PRIORITY_CLASS = Resource(
+    "WorkloadPriorityClass", "kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses", namespaced=False
+)
+PRIORITY_CLASS = Resource("PriorityClass", "scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
+
 SECRET = Resource("Secret", "", "v1", "secrets")
 """Created and never read: an attacker who takes over the operator reads no key."""
-BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, SECRET)}
+BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, SECRET, WORKLOAD)}

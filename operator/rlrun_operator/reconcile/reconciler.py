@@ -18,7 +18,6 @@ from rlrun_operator.decide.snapshot import read_status
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import RLRUN
 from rlrun_operator.names import Names
-from rlrun_operator.reconcile.admissions import Admissions
 from rlrun_operator.reconcile.apply import (
     Applier,
     KeptOutError,
@@ -35,6 +34,7 @@ from rlrun_operator.runtime.metrics import Metrics
 from rlrun_operator.settings import NetworkSettings, RenderSettings
 from rlrun_operator.state import (
     SOON_SECONDS,
+    Admission,
     Decision,
     EventRecord,
     Grow,
@@ -64,6 +64,13 @@ class Decide(Protocol):
     def __call__(
         self, observed: Observed, now: float, *, settings: RenderSettings, fresh_key: str, random: float
     ) -> Decision: ...
+
+
+class Queue(Protocol):
+    """Queue of runs: the operator's own, or one of others that it obeys."""
+
+    async def answer(self, run: Manifest) -> Admission | None:
+        """Answer for one run; None: it waits in no queue, and its attempts may begin."""
 
 
 class _Taken(NamedTuple):
@@ -118,7 +125,7 @@ class Outside:
     look_ups: LookUps
     poster: Poster
     metrics: Metrics
-    queue: Admissions | None = None
+    queue: Queue | None = None
     """None: every run may begin at once."""
 
 

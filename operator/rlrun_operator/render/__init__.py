@@ -9,6 +9,7 @@ from rlrun_operator.render.context import Host, RunContext, former_spec_hashes, 
 from rlrun_operator.render.eviction import eviction_budget
 from rlrun_operator.render.network import orchestrator_policy
 from rlrun_operator.render.objects import Prerequisites, api_key_secret, parts, prerequisites
+from rlrun_operator.render.pods import conflicts
 from rlrun_operator.render.workloads import Workloads, workloads
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "RunContext",
     "Workloads",
     "api_key_secret",
+    "conflicts",
     "eviction_budget",
     "former_spec_hashes",
     "orchestrator_policy",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import GROUP, INSTANCE_LABEL, KIND, VERSION, Names, Role, labels
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Json
+from rlrun_operator.state import Json, Placed
 
 B = TypeVar("B", bound=BaseModel)
 ALL_ADDRESSES = "0.0.0.0"
@@ -63,6 +63,9 @@ class RunContext:
     """`spec_hash` of the specification, where it is known: making it costs as much as a pod."""
     excluded: tuple[str, ...] = ()
     """Nodes that trainer and orchestrator keep away from. Not the engines: they outlive attempts, and are not made again for it."""
+
+    placed: Mapping[Role, Placed] = field(default_factory=dict)
+    """Additions of a queue to the pods of each role."""
 
     @property
     def names(self) -> Names:

@@ -12,8 +12,10 @@ from rlrun.api.pods import PodFields
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, ROLE_LABEL, RUN_LABEL, Role
-from rlrun_operator.state import Json
+from rlrun_operator.state import Json, Manifest, Placed
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Label by which Kueue holds back pods and workloads of its own accord; a run's are admitted with the run."""
 HOSTNAME = "kubernetes.io/hostname"
 PREFERRED_WEIGHT = 100
 """Weight of `topology.preferred`; 100 is the most that Kubernetes knows."""
@@ -115,6 +117,45 @@ def one_node(spec: RLRunSpec) -> bool:
     """True if the run's claim can be mounted on one node only, as far as the manifest shows."""
     template = spec.storage.claim_template
     return template is not None and "ReadWriteMany" not in template.access_modes
+
+
+def added(template: Manifest, placed: Placed) -> Json:
+    """A pod template with what a queue adds; where both say something, the template's own stays (`contradiction` tells)."""
+    metadata, spec = template["metadata"], dict(template["spec"])
+    if placed.node_selector:
+        spec["nodeSelector"] = {**placed.node_selector, **(spec.get("nodeSelector") or {})}
+    own = list(spec.get("tolerations") or ())
+    if more := [one for one in placed.tolerations if one not in own]:
+        spec["tolerations"] = [*own, *more]
+    gates = list(spec.get("schedulingGates") or ())
+    if placed.scheduling_gates:
+        spec["schedulingGates"] = [*gates, *({"name": name} for name in placed.scheduling_gates)]
+    return {
+        **template,
+        "metadata": {
+            **metadata,
+            "labels": {**placed.labels, **metadata["labels"]},
+            "annotations": {**placed.annotations, **metadata["annotations"]},
+        },
+        "spec": spec,
+    }
+
+
+def contradiction(template: Manifest, placed: Placed, role: Role) -> str:
+    """First value of a pod template that a queue would have otherwise; empty: there is none."""
+    metadata = template["metadata"]
+    if QUEUE_LABEL in metadata["labels"]:
+        return f"{role}.podTemplate.metadata.labels: remove {QUEUE_LABEL}: the run waits in the queue, not its pods"
+    pairs = (
+        ("nodeSelector", placed.node_selector, template["spec"].get("nodeSelector") or {}),
+        ("label", placed.labels, metadata["labels"]),
+        ("annotation", placed.annotations, metadata["annotations"]),
+    )
+    for what, theirs, own in pairs:
+        for key, value in theirs.items():
+            if own.get(key, value) != value:
+                return f"{role}: {what} {key} is {own[key]}, and the admission says {value}; remove it from the run"
+    return ""
 
 
 def _term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, object]:

@@ -21,7 +21,19 @@ MARGIN_SECONDS = 10
 
 
 def pod_template(ctx: RunContext, role: Role) -> Json:
-    """Metadata (labels, annotations) and spec of a role's pods.
+    """Metadata (labels, annotations) and spec of a role's pods, with what a queue's admission adds to them."""
+    made = own_template(ctx, role)
+    return placement.added(made, ctx.placed[role]) if role in ctx.placed else made
+
+
+def conflicts(ctx: RunContext) -> str:
+    """Contradictions between the run's pods and what a queue adds to them; empty: there are none."""
+    found = (placement.contradiction(own_template(ctx, role), placed, role) for role, placed in ctx.placed.items())
+    return "; ".join(text for text in found if text)
+
+
+def own_template(ctx: RunContext, role: Role) -> Json:
+    """Metadata (labels, annotations) and spec of a role's pods as the run itself wants them.
 
     The user's `podTemplate` has the last word on all but what the operator finds and judges pods by: its labels, the restart policy, the
     container called after the role, and the reserved variables, which identify a process. Of its metadata only labels and

@@ -71,6 +71,10 @@ NEVER_FITS = "NeverFits"
 BACKING_OFF = "BackingOff"
 PREEMPTED = "Preempted"
 RELEASED = "Released"
+EVICTED = "Evicted"
+QUEUE_MISCONFIGURED = "QueueMisconfigured"
+QUEUE_UNAVAILABLE = "QueueUnavailable"
+DEACTIVATED = "WorkloadDeactivated"
 NOT_QUEUED = "NotQueued"
 CLAIM_BOUND = "ClaimBound"
 CLAIM_PENDING = "ClaimPending"
@@ -126,6 +130,7 @@ PERMANENT_FAILURE = "PermanentFailure"
 MAX_RESTARTS_EXCEEDED = "MaxRestartsExceeded"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 FAILED_BY_RULE = "FailedByRule"
+FAILED_TO_START = "FailedToStart"
 
 CONDITION_REASONS = {
     VALID: "Nothing is wrong with the specification.",
@@ -152,6 +157,10 @@ CONDITION_REASONS = {
     BACKING_OFF: "The run was admitted and its pods got no nodes in time; it is tried again later.",
     PREEMPTED: "The run gives its room to another one: it saves, and waits for its next turn.",
     RELEASED: "Not all pods of the run got a node in time: it gives its room back, and is tried again later.",
+    EVICTED: "Kueue takes the run's room back, or it needs another one: it saves, and waits for its next admission; the message says why.",
+    QUEUE_MISCONFIGURED: "Kueue does not know the queue, or the operator a class or flavor that it needs; the message names it.",
+    QUEUE_UNAVAILABLE: "Kueue is not installed, or does not take the run's Workload; the message says why.",
+    DEACTIVATED: "Somebody has deactivated the run's Workload, or Kueue has after too many evictions.",
     NOT_QUEUED: "The run asks for no room: it is suspended, or is being stopped.",
     CLAIM_BOUND: "The claim has its volume.",
     CLAIM_PENDING: "The claim gets no volume; the message says why.",
@@ -208,14 +217,25 @@ CONDITION_REASONS = {
     PERMANENT_FAILURE: "A role ended with an exit code from 64 to 78: starting again cannot help.",
     MAX_RESTARTS_EXCEEDED: "One more failure than `failurePolicy.maxRestarts`.",
     DEADLINE_EXCEEDED: "The run was active for `activeDeadlineSeconds`; it saves and ends.",
+    FAILED_TO_START: "The run's pods and what Kueue's admission adds to them contradict each other; the message names the field.",
     FAILED_BY_RULE: "A rule of `failurePolicy.rules` with the action FailRun fits; the message names it.",
 }
 
 SUSPENSION = frozenset({SUSPENDING, SUSPENDED})
 """Reasons of Suspended while the phase is Suspending or Suspended."""
-QUEUED = frozenset({WAITING_FOR_RESOURCES, WAITING_FOR_TURN, NEVER_FITS, BACKING_OFF})
+QUEUED = frozenset(
+    {
+        WAITING_FOR_RESOURCES,
+        WAITING_FOR_TURN,
+        NEVER_FITS,
+        BACKING_OFF,
+        QUEUE_MISCONFIGURED,
+        QUEUE_UNAVAILABLE,
+        DEACTIVATED,
+    }
+)
 """Reasons of Admitted while the phase is Queued."""
-GIVES_BACK = frozenset({PREEMPTED, RELEASED})
+GIVES_BACK = frozenset({PREEMPTED, RELEASED, EVICTED})
 """Reasons of Admitted for which the queue suspends a run."""
 VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_SLOW})
 """Reasons that the roles report of a bound volume; no restart helps."""
@@ -231,6 +251,10 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         NEVER_FITS,
         PREEMPTED,
         RELEASED,
+        EVICTED,
+        QUEUE_MISCONFIGURED,
+        QUEUE_UNAVAILABLE,
+        DEACTIVATED,
         CLAIM_PENDING,
         CLAIM_NOT_FOUND,
         CLAIM_LOST,

@@ -19,6 +19,7 @@ ENDED = {
     reasons.MAX_RESTARTS_EXCEEDED,
     reasons.DEADLINE_EXCEEDED,
     reasons.FAILED_BY_RULE,
+    reasons.FAILED_TO_START,
 }
 
 

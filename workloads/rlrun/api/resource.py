@@ -22,6 +22,7 @@ CLAIM_SIZE = "storage.claimTemplate.size"
 LIVE_FIELDS = (
     "suspend",
     "priority",
+    "queueName",
     "maxSteps",
     "failurePolicy",
     "nodeLoss",

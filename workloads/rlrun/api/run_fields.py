@@ -13,7 +13,7 @@ from rlrun.api.placement import PlacementSpec
 from rlrun.api.pods import InferenceBlock, OrchestratorBlock, TrainerBlock
 from rlrun.api.storage import DEFAULT_STORAGE, StorageSpec
 from rlrun.config.base import Config
-from rlrun.config.formats import OperatorName
+from rlrun.config.formats import ObjectName, OperatorName
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.models.data import DataConfig
 from rlrun.config.models.learning import AlgorithmConfig
@@ -79,6 +79,8 @@ class RunFields(Config):
     """Network access of the pods."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     """Place among the runs that wait: the highest first. It may take room from lower ones, which are suspended."""
+    queue_name: ObjectName | None = None
+    """Kueue's LocalQueue for the run; default: label `kueue.x-k8s.io/queue-name`."""
     suspend: bool = False
     """Save and remove all pods; false again: go on."""
     managed_by: OperatorName | None = None

@@ -125,6 +125,19 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
         "problem",
         "Nothing: it is tried again. If it lasts, something else takes the room: `kubectl get events -n NAMESPACE` says what.",
     ),
+    "Evicted": Advice(
+        "problem", "Nothing: it saves and goes on at its next admission. The message says why Kueue took its room."
+    ),
+    "QueueMisconfigured": Advice(
+        "problem",
+        "`kubectl get localqueues -n NAMESPACE`: correct spec.queueName, or have the queue, class or flavor made that the message names.",
+    ),
+    "QueueUnavailable": Advice(
+        "problem", "Have Kueue installed or repaired, or queue.provider of the operator's chart set to another."
+    ),
+    "WorkloadDeactivated": Advice(
+        "problem", "Set spec.active of the Workload that the message names to true, or suspend the run and resume it."
+    ),
     "PodsStarting": Advice("waits", "Nothing; if it lasts, `kubectl describe pod -n NAMESPACE -l rlrun.io/run=NAME`."),
     "ImagePullFailed": Advice("problem", "Correct `image` of the role, or set its imagePullSecrets."),
     "ContainerConfigInvalid": Advice(
@@ -163,6 +176,9 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
     "Suspended": Advice("waits", "`rlrun resume NAME`"),
     "Completing": Advice("waits", _PASSES),
     "GuestsJoined": Advice("waits", "Nothing; delete the runs that the message names to free the GPUs now."),
+    "FailedToStart": Advice(
+        "ended", "Remove from the manifest what the message names: the queue's admission decides it."
+    ),
     "PermanentFailure": Advice("ended", "Change what the message of the failure says, then `rlrun restart NAME`."),
     "MaxRestartsExceeded": Advice("ended", "Repair the cause of the failures below, then `rlrun restart NAME`."),
     "DeadlineExceeded": Advice(

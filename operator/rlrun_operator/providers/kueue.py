@@ -1,0 +1,229 @@
+"""Kueue as a run's queue: from the run and its Workload to the next write and the answer. A pure function of its arguments.
+
+    no Workload -> created -> admitted -> evicted: the run stops -> no pod is left: quota given back -> admitted ... -> finished
+
+The rules are those of Kueue's integrations: nothing starts before Admitted; an admission is cleared only when no pod exists, and always
+then; a Workload whose shape the run has outgrown is replaced; one of a run that has ended is finished and never made again. Each write
+rests on what is observed, so that an operator that is killed between any two of them goes on with the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rlrun_operator.providers import assigned, words
+from rlrun_operator.providers import workload as objects
+from rlrun_operator.providers.model import Create, Edit, Flavor, PutStatus, Remove, Step, Subject
+from rlrun_operator.state import Admission, Json, Manifest
+from rlrun_operator.status import reasons
+
+OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A run and its Workload, which is its own and exists."""
+
+    run: Subject
+    workload: Manifest
+    flavors: Mapping[str, Flavor]
+    now: float
+
+    @property
+    def active(self) -> bool:
+        return (self.workload.get("spec") or {}).get("active") is not False
+
+    @property
+    def marked(self) -> bool:
+        """True if the run's user has suspended it, and nobody has set the Workload active again."""
+        return objects.SUSPENDED_ANNOTATION in self._annotations
+
+    @property
+    def ending(self) -> bool:
+        return "deletionTimestamp" in self.workload["metadata"]
+
+    @property
+    def evicted(self) -> bool:
+        return objects.holds_true(self.workload, "Evicted") or not self.active
+
+    @property
+    def fits(self) -> bool:
+        """True if the Workload was made for what the run needs now."""
+        return not self.run.pod_sets or self._annotations.get(objects.SHAPE_ANNOTATION) == objects.shape_of(self.run)
+
+    @property
+    def outgrown(self) -> bool:
+        """True if the run has more engines than were admitted."""
+        sets = (self.workload.get("spec") or {}).get("podSets") or ()
+        return any(one.get("name") == "inference" and one.get("count", 1) < self.run.engines for one in sets)
+
+    @property
+    def _annotations(self) -> Mapping[str, str]:
+        return self.workload["metadata"].get("annotations") or {}
+
+
+def step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, Flavor], now: float) -> Step:
+    """The next write and the answer.
+
+    Args:
+        run: as its status, which is on record, and the store say.
+        workload: the Workload of this run's name; None: there is none.
+        flavors: ResourceFlavors that its admission names.
+        now: seconds since the epoch.
+    """
+    if workload is None:
+        return _without(run)
+    if not objects.is_of(run, workload):
+        name = workload["metadata"]["name"]
+        message = f"Workload {name} exists and is not of this run; delete it"
+        return Step(words.refused(reasons.QUEUE_UNAVAILABLE, message, stops=run.holds))
+    case = _Case(run, workload, flavors, now)
+    for rule in _RULES:
+        if (found := rule(case)) is not None:
+            return found
+    return _waiting(case)
+
+
+def _without(run: Subject) -> Step:
+    if run.over is not None or run.suspended:
+        return Step(OUT)
+    if run.holds:
+        return Step(words.lost())
+    if not run.pod_sets:
+        return Step(OUT)
+    return Step(words.not_judged(run), Create(objects.made_for(run)))
+
+
+def _over(case: _Case) -> Step | None:
+    """Kueue counts a finished Workload no more, so that it is finished when the last pod is gone."""
+    if case.run.over is None:
+        return None
+    if case.run.holds or case.ending or objects.holds_true(case.workload, "Finished"):
+        return Step(OUT)
+    said = {"Finished": (True, str(case.run.over), case.run.outcome)}
+    return Step(OUT, PutStatus(objects.with_conditions(case.workload, said, case.now)))
+
+
+def _gone(case: _Case) -> Step | None:
+    """A Workload that is being deleted, or was finished, by others or before its run was asked to begin again: another one is made."""
+    finished = objects.kueue_condition(case.workload, "Finished")
+    if not case.ending and finished.get("status") != "True":
+        return None
+    if case.run.holds:
+        why = f": {finished.get('message')} ({finished.get('reason')})" if finished else ""
+        lost = (
+            words.lost()
+            if case.ending
+            else words.refused(
+                reasons.EVICTED, f"the run's Workload was finished{why}, which takes its room back", stops=True
+            )
+        )
+        return Step(lost)
+    answer = OUT if case.run.suspended else words.not_judged(case.run)
+    return Step(answer, None if case.ending else Remove())
+
+
+def _suspended(case: _Case) -> Step | None:
+    """The user's suspension: pods go first, then the Workload is deactivated, then the quota is cleared."""
+    if not case.run.suspended:
+        return None
+    if case.run.holds:
+        return Step(OUT)
+    if case.active or not case.marked:
+        return Step(OUT, _edit({"active": False}, {objects.SUSPENDED_ANNOTATION: "true"}))
+    return Step(OUT, _clear(case))
+
+
+def _resumed(case: _Case) -> Step | None:
+    """The end of the user's suspension: what Kueue has evicted meanwhile is cleared first."""
+    if not case.marked or case.run.holds:
+        return None
+    edit = _edit({"active": True}, {objects.SUSPENDED_ANNOTATION: None})
+    return Step(words.not_judged(case.run), _clear(case) or edit)
+
+
+def _evicted(case: _Case) -> Step | None:
+    if not case.evicted:
+        return None
+    if case.run.holds:
+        return Step(words.evicted(case.workload))
+    if not objects.has_quota(case.workload):
+        return None
+    return Step(words.waits(case.run, case.workload), _clear(case))
+
+
+def _reshaped(case: _Case) -> Step | None:
+    """Another shape needs another admission: the run stops first, then its Workload is replaced."""
+    run = case.run
+    if run.holds and (case.outgrown or (run.begins and not case.fits)):
+        message = "the run needs other pods than Kueue admitted: it stops, and asks for room for them"
+        return Step(words.refused(reasons.EVICTED, message, stops=True))
+    if run.holds or case.fits:
+        return None
+    if objects.has_quota(case.workload):
+        return Step(words.not_judged(run), Remove())
+    return Step(words.not_judged(run), _edit(objects.needs(run), {objects.SHAPE_ANNOTATION: objects.shape_of(run)}))
+
+
+def _ranked(case: _Case) -> Step | None:
+    """Another priority while the run waits; of one that has quota Kueue's webhook lets in only some changes."""
+    spec = case.workload.get("spec") or {}
+    wanted, reference = case.run.priority, spec.get("priorityClassRef")
+    same = spec.get("priority", 0) == wanted.value and reference == wanted.reference
+    if same or case.run.holds or objects.has_quota(case.workload):
+        return None
+    edit = _edit({"priority": wanted.value, "priorityClassRef": wanted.reference}, {})
+    return Step(words.waits(case.run, case.workload), edit)
+
+
+def _admitted(case: _Case) -> Step | None:
+    admission = (case.workload.get("status") or {}).get("admission") or {}
+    asks = case.run.holds or bool(case.run.pod_sets)
+    if not admission or not objects.holds_true(case.workload, "Admitted") or not asks:
+        return None
+    placed, conflict = assigned.placed(case.run, case.workload, case.flavors)
+    used = ", ".join(sorted(assigned.flavors_of(case.workload)))
+    message = f"admitted by ClusterQueue {admission.get('clusterQueue')}" + (f", flavor {used}" if used else "")
+    answer = Admission(True, reasons.ROOM_FOUND, message, placed=placed, conflict=conflict)
+    ready = objects.pods_ready(case.workload, ready=case.run.ready)
+    return Step(answer, _says(case, ready) if ready is not None else None)
+
+
+_RULES: tuple[Callable[[_Case], Step | None], ...] = (
+    _over,
+    _gone,
+    _suspended,
+    _resumed,
+    _evicted,
+    _reshaped,
+    _ranked,
+    _admitted,
+)
+"""Rules in the order of their precedence."""
+
+
+def _waiting(case: _Case) -> Step:
+    """No admission: one that runs stops, one that does not waits."""
+    if case.run.holds:
+        return Step(words.evicted(case.workload))
+    if not case.run.pod_sets:
+        return Step(OUT)
+    before = objects.kueue_condition(case.workload, "PodsReady")
+    said = (False, "WaitForStart", "the run has no pods") if before.get("status") != "False" else None
+    return Step(words.waits(case.run, case.workload), _says(case, said) if said is not None else None)
+
+
+def _clear(case: _Case) -> PutStatus | None:
+    """Give the quota back, once Kueue has evicted: what it writes at an eviction has to be there before."""
+    if not objects.holds_true(case.workload, "Evicted") or not objects.has_quota(case.workload):
+        return None
+    return PutStatus(objects.cleared(case.workload, case.now))
+
+
+def _says(case: _Case, ready: tuple[bool, str, str]) -> PutStatus:
+    return PutStatus(objects.with_conditions(case.workload, {"PodsReady": ready}, case.now))
+
+
+def _edit(spec: Json, annotations: Json) -> Edit:
+    return Edit({"metadata": {"annotations": annotations}, "spec": spec} if annotations else {"spec": spec})

@@ -1,0 +1,103 @@
+"""Kueue's conditions in the operator's words: the reason of Admitted, and what a person reads of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlrun_operator.providers.model import Subject
+from rlrun_operator.providers.workload import SUSPENDED_ANNOTATION, holds_true, kueue_condition
+from rlrun_operator.state import Admission, Manifest
+from rlrun_operator.status import reasons
+
+REASONS: Mapping[str, str] = {
+    "WaitingForQuota": reasons.WAITING_FOR_RESOURCES,
+    "ExceedsMaxQuota": reasons.NEVER_FITS,
+    "NoMatchingFlavor": reasons.NEVER_FITS,
+    "TopologyPlacementFailed": reasons.WAITING_FOR_RESOURCES,
+    "WaitingForPreemptedWorkloads": reasons.WAITING_FOR_TURN,
+    "WaitingForPodsReady": reasons.WAITING_FOR_TURN,
+    "PendingEvaluation": reasons.WAITING_FOR_TURN,
+    "Misconfigured": reasons.QUEUE_MISCONFIGURED,
+    "Suspended": reasons.WAITING_FOR_TURN,
+    "OnHold": reasons.WAITING_FOR_TURN,
+    "AdmissionGated": reasons.WAITING_FOR_TURN,
+    "Pending": reasons.WAITING_FOR_RESOURCES,  # of releases before 0.19, as the next
+    "Inadmissible": reasons.QUEUE_MISCONFIGURED,
+}
+"""Reason of QuotaReserved -> reason of the run's condition Admitted."""
+
+
+def refused(reason: str, message: str, *, stops: bool = False) -> Admission:
+    """The answer that a run may have no pods."""
+    return Admission(False, reason, message, stops=stops)
+
+
+def waits(run: Subject, workload: Manifest) -> Admission:
+    """Answer for a run that Kueue has not admitted."""
+    name = workload["metadata"]["name"]
+    if (workload.get("spec") or {}).get("active") is False and not _is_suspended(workload):
+        evicted = kueue_condition(workload, "Evicted")
+        why = f" ({_told(evicted)})" if evicted.get("status") == "True" else ""
+        fix = f"set spec.active of Workload {name} to true, or suspend the run and resume it"
+        return refused(reasons.DEACTIVATED, f"Kueue does not admit a Workload that was deactivated{why}; {fix}")
+    later = ((workload.get("status") or {}).get("requeueState") or {}) if _is_held_back(workload) else {}
+    if at := later.get("requeueAt"):
+        count = later.get("count", 1)
+        times = "once" if count == 1 else f"{count} times"
+        return refused(
+            reasons.BACKING_OFF,
+            f"Kueue took the room back {times}, as not all pods were ready in time; it tries again at {at}",
+        )
+    quota = kueue_condition(workload, "QuotaReserved")
+    if quota.get("status") == "True":
+        return refused(reasons.WAITING_FOR_TURN, f"LocalQueue {run.queue}: quota is reserved; {_checks(workload)}")
+    if not quota:
+        return not_judged(run)
+    reason = REASONS.get(str(quota.get("reason")), reasons.WAITING_FOR_RESOURCES)
+    return refused(reason, f"LocalQueue {run.queue}: {_told(quota)}")
+
+
+def not_judged(run: Subject) -> Admission:
+    """Answer while Kueue has said nothing yet."""
+    message = f"LocalQueue {run.queue}: Kueue has not judged the run's Workload yet"
+    return refused(reasons.WAITING_FOR_TURN, message)
+
+
+def evicted(workload: Manifest) -> Admission:
+    """Answer for a run that has pods, and no admission any more."""
+    told = kueue_condition(workload, "Evicted")
+    if told.get("status") != "True":
+        active = (workload.get("spec") or {}).get("active") is not False
+        why = "its Workload is not admitted" if active else "its Workload was deactivated"
+        return refused(reasons.EVICTED, f"Kueue takes the run's room back: {why}", stops=True)
+    reason = reasons.PREEMPTED if told.get("reason") == "Preempted" else reasons.EVICTED
+    return refused(reason, f"Kueue takes the run's room back: {_told(told)}", stops=True)
+
+
+def lost() -> Admission:
+    """Answer for a run that has pods and no Workload."""
+    message = "the run's Workload was deleted, which takes its room back; it is made again when no pod is left"
+    return refused(reasons.EVICTED, message, stops=True)
+
+
+def _told(said: Mapping[str, object]) -> str:
+    reason, message = said.get("reason") or "no reason given", str(said.get("message") or "").strip()
+    return f"{message} ({reason})" if message else str(reason)
+
+
+def _is_suspended(workload: Manifest) -> bool:
+    return SUSPENDED_ANNOTATION in (workload["metadata"].get("annotations") or {})
+
+
+def _is_held_back(workload: Manifest) -> bool:
+    return not holds_true(workload, "QuotaReserved") and kueue_condition(workload, "Requeued").get("status") == "False"
+
+
+def _checks(workload: Manifest) -> str:
+    checks = (workload.get("status") or {}).get("admissionChecks") or ()
+    open_ones = [
+        f"{one.get('name')} is {one.get('state')}" + (f" ({one['message']})" if one.get("message") else "")
+        for one in checks
+        if one.get("state") != "Ready"
+    ]
+    return "admission checks: " + ", ".join(open_ones) if open_ones else "its topology or its checks are not ready"

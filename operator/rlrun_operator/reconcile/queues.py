@@ -1,0 +1,27 @@
+"""Choice of the queue in which an operator's runs wait. Everything else knows its answers alone."""
+
+from __future__ import annotations
+
+from rlrun_operator.reconcile.admissions import Admissions
+from rlrun_operator.reconcile.kueue_queue import KueueQueue
+from rlrun_operator.reconcile.reconciler import Queue
+from rlrun_operator.reconcile.surroundings import Cluster
+from rlrun_operator.settings import QueueSettings, RenderSettings
+
+
+def queue_of(cluster: Cluster, settings: QueueSettings, render: RenderSettings) -> Queue | None:
+    """The queue that the settings name; None: none."""
+    if settings.kind == "kueue":
+        return KueueQueue(cluster, settings, render)
+    if settings.kind == "none":
+        return None
+    return Admissions(
+        cluster.store,
+        cluster.look_ups,
+        settings,
+        render,
+        serves=cluster.serves,
+        again=cluster.again,
+        now=cluster.now,
+        clock=cluster.clock,
+    )

@@ -1,0 +1,187 @@
+"""A run's whole life in a queue of Kueue, also with an operator that is killed between any two of its writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlrun_operator.names import Ref
+from rlrun_operator.providers import workload as objects
+from tests.support.kueue import counts, is_true
+from tests.unit.operator.providers.life import Life
+
+
+def template(life: Life, kind: str, name: str) -> dict[str, object]:
+    found = life.kube.objects[Ref(kind, name)]
+    return dict(found["spec"]["template"])
+
+
+def whole_life(life: Life) -> None:
+    """It waits, is admitted, trains, is preempted, is admitted with another flavor, and ends."""
+    life.kueue.rooms = 0
+    life.settle()
+    assert life.phase == "Queued", life.said
+    assert life.said == (
+        "WaitingForResources: LocalQueue team-a: insufficient unused quota for nvidia.com/gpu in flavor h100, 8 more needed "
+        "(WaitingForQuota)"
+    )
+    life.kueue.rooms = 1
+    life.running(7)
+    assert template(life, "StatefulSet", "run-trainer")["spec"]["nodeSelector"] == {"cloud/gpu": "h100"}  # type: ignore[index]
+    assert life.workload_says("PodsReady") == ("True", "Started")
+    life.kueue.rooms = 0
+    life.kueue_does(life.kueue.preempt)
+    life.kube.report(7, checkpoint_step=7)
+    life.tick()
+    assert life.phase == "Queued", life.said
+    assert life.workload is not None
+    assert not counts(life.workload)
+    life.kueue.rooms, life.kueue.flavor = 1, "a100"
+    life.tick()
+    assert life.kube.status["attempt"] == 2, life.said
+    assert template(life, "Deployment", "run-inference")["spec"]["nodeSelector"] == {"cloud/gpu": "a100"}  # type: ignore[index]
+    life.kube.report(8, checkpoint_step=8, resumed_from_step=7)
+    life.tick()
+    assert life.kube.status["checkpoint"]["stepsLostTotal"] == 0
+    assert life.kube.status["restartsCountedTowardsMax"] == 0
+    life.kube.exit("orchestrator", 0)
+    life.tick()
+    assert life.phase == "Complete", life.said
+    assert life.workload_says("Finished") == ("True", "Succeeded")
+    assert life.made == 1, "one Workload for the whole life"
+
+
+def test_a_run_waits_trains_is_preempted_and_goes_on_with_another_flavor_to_its_end() -> None:
+    whole_life(Life())
+
+
+@pytest.mark.parametrize(("every", "first"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_an_operator_killed_between_any_two_writes_goes_on_rightly(every: int, first: int) -> None:
+    """Every second: each write is tried twice, and the operator killed the first time."""
+    life = Life(kills=lambda number: number % every == first)
+    whole_life(life)
+    assert life.killed > 20, life.killed
+
+
+def suspended(life: Life) -> Life:
+    life.running(7)
+    life.kube.edit(suspend=True)
+    life.kube.report(7, checkpoint_step=7)
+    life.tick()
+    assert life.phase == "Suspended", life.said
+    return life
+
+
+@pytest.mark.parametrize("every", [0, 2, 3])
+def test_a_suspended_run_gives_its_quota_back_and_takes_its_turn_when_it_is_resumed(every: int) -> None:
+    life = suspended(Life(kills=lambda number: every > 0 and number % every == 1))
+    assert life.workload is not None
+    assert life.workload["spec"]["active"] is False
+    assert "admission" not in life.workload["status"]
+    life.kube.edit(suspend=False)
+    life.kueue.rooms = 0
+    life.tick()
+    assert life.phase == "Queued", life.said
+    life.kueue.rooms = 1
+    life.tick()
+    assert (life.phase, life.kube.status["attempt"]) == ("Starting", 2)
+    assert life.workload["spec"]["active"] is True
+
+
+def test_a_run_of_a_queue_that_does_not_exist_says_so() -> None:
+    life = Life(queue="team-x")
+    life.settle()
+    assert (life.phase, life.said) == (
+        "Queued",
+        "QueueMisconfigured: LocalQueue team-x: LocalQueue team-x doesn't exist (Misconfigured)",
+    )
+    assert {"QueueMisconfigured", "Queued"} <= {reason for _, reason in life.kube.told}
+
+
+def test_a_workload_deleted_by_hand_suspends_its_run_and_is_made_anew() -> None:
+    life = Life().running(7)
+    life.workload = None
+    life.check = lambda: None  # type: ignore[method-assign]  # what was deleted under the run's pods counts no quota
+    life.kube.report(7, checkpoint_step=7)
+    life.tick()
+    assert (life.made, life.kube.status["attempt"], life.phase) == (2, 2, "Starting")
+    assert life.kube.status["restartsCountedTowardsMax"] == 0
+
+
+def test_more_engines_are_admitted_before_they_are_made() -> None:
+    life = Life().running(7)
+    life.kueue.rooms = 0
+    life.kube.edit(inference={"replicas": 4, "gpusPerReplica": 1})
+    life.kube.report(7, checkpoint_step=7)
+    life.tick()
+    assert life.phase == "Queued", life.said
+    life.kueue.rooms = 1
+    life.tick()
+    assert life.workload is not None
+    assert life.workload["status"]["admission"]["podSetAssignments"][1]["count"] == 4
+    assert len(life.kube.pods("inference")) == 4
+
+
+def test_a_deactivated_run_comes_back_by_its_users_suspension() -> None:
+    life = Life().running(7)
+    life.kueue_does(life.kueue.deactivate)
+    life.kube.report(7, checkpoint_step=7)
+    life.tick()
+    assert life.said.startswith("WorkloadDeactivated: "), life.said
+    life.kube.edit(suspend=True)
+    life.tick()
+    life.kube.edit(suspend=False)
+    life.tick()
+    assert life.phase == "Starting", life.said
+
+
+def test_a_failed_run_gives_its_quota_back_and_gets_another_when_it_is_mended() -> None:
+    life = Life().running(7)
+    life.kube.exit("orchestrator", 65)
+    life.tick()
+    assert (life.phase, life.workload_says("Finished")) == ("Failed", ("True", "Failed"))
+
+
+def test_an_admission_that_contradicts_the_pods_ends_the_run_before_it_has_any() -> None:
+    life = Life(trainer={"replicas": 2, "nodeSelector": {"cloud/gpu": "b200"}})
+    life.settle()
+    assert (life.phase, life.said) == (
+        "Failed",
+        "FailedToStart: trainer: nodeSelector cloud/gpu is b200, and the admission says h100; remove it from the run",
+    )
+    life.tick()
+    assert life.kube.pods("trainer") == []
+    assert life.workload_says("Finished") == ("True", "Failed")
+
+
+def test_the_queues_label_in_a_pod_template_is_refused() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "team-a"}
+    life = Life(inference={"replicas": 1, "podTemplate": {"metadata": {"labels": labels}}})
+    life.settle()
+    assert "inference.podTemplate.metadata.labels: remove kueue.x-k8s.io/queue-name" in life.said
+
+
+def test_what_an_admission_adds_is_never_asked_for_again() -> None:
+    life = Life().running(7)
+    before = life.subject().pod_sets
+    life.kube.admission = life.step().answer
+    assert life.kube.admission.placed
+    assert life.subject().pod_sets == before, "mistake 6: it would be pinned to the nodes of its first admission"
+    assert "nodeSelector" not in before[0]["template"]["spec"]
+
+
+def test_a_node_that_a_run_avoids_does_not_change_its_shape() -> None:
+    pod = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]}
+    ]}}}}  # fmt: skip
+    child = {"kind": "Pod", "spec": {**pod, "containers": [{"name": "a", "image": "x", "env": []}]}}
+    assert objects.pod_sets([child])[0]["template"] == {"spec": {"containers": [{"name": "a"}]}}
+
+
+def test_a_restart_keeps_its_admission() -> None:
+    life = Life().running(7)
+    life.kube.exit("trainer", 1)
+    life.tick(60.0)
+    assert life.kube.status["attempt"] == 2
+    assert life.workload is not None
+    assert is_true(life.workload, "Admitted")
+    assert life.workload_says("PodsReady")[1] in ("Recovered", "WaitForRecovery")
