@@ -1,0 +1,141 @@
+"""Kueue as the queue, on a real API server: not there yet, then a run waits, trains, is evicted, goes on elsewhere and ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane import kueue
+from tests.controlplane.harness import Kube, OperatorProcess, wait_for
+from tests.controlplane.installation import judged_operator
+from tests.controlplane.world import APPS, CORE, World
+from tests.support.kueue import StandIn, is_true
+
+QUEUE = {
+    "provider": "kueue",
+    "name": "default",
+    "flavors": {
+        "h100": {"nodeLabels": {"kubernetes.io/os": "linux"}},
+        "a100": {"nodeLabels": {"kubernetes.io/arch": "amd64"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]},
+    },
+}
+SMALL = {"trainer": {"gpusPerReplica": 0}, "inference": {"gpusPerReplica": 0}}
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Nodes without GPUs."""
+    names = cluster.add_fake_nodes(2, prefix="kueue")
+    for name in names:
+        cluster.kubectl("label", "node", name, "kubernetes.io/os=linux", "kubernetes.io/arch=amd64", "--overwrite")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+@pytest.fixture(scope="module")
+def operator(
+    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """One operator whose queue is Kueue, which is not installed when it starts."""
+    kube = Kube(cluster.kubeconfig)
+    with judged_operator(cluster, tmp_path_factory.mktemp("operator"), RLRUN_QUEUE=json.dumps(QUEUE)) as operator:
+        yield operator
+    kueue.uninstall(kube)
+
+
+def no_pods(world: World) -> bool:
+    return world.kube.items(world.path(CORE, "pods")) == []
+
+
+def test_a_run_waits_for_kueue_trains_is_evicted_goes_on_with_another_flavor_and_ends(world: World) -> None:
+    world.create("a", queueName="team-a", **SMALL)
+    status = world.wait_phase("a", "Queued")
+    assert status["reason"] == "QueueUnavailable"
+    assert "Kueue is not installed: the cluster does not serve workloads.kueue.x-k8s.io/v1beta2" in status["message"]
+    kueue.install(world.kube)
+    stand_in = StandIn(rooms=0)
+    with kueue.Controller(world, stand_in).at_work() as controller:
+        status = world.wait_told("a", r"LocalQueue team-a: insufficient unused quota .* \(WaitingForQuota\)")
+        assert (status["phase"], status["reason"]) == ("Queued", "WaitingForResources")
+        assert no_pods(world)
+        sets = controller.workload()["spec"]["podSets"]
+        assert [(one["name"], one["count"]) for one in sets] == [("trainer", 1), ("inference", 1), ("orchestrator", 1)]
+
+        stand_in.rooms = 1
+        world.wait_phase("a", "Starting")
+        world.wait_pods_ready("a", 2)
+        world.renew("a", 7, checkpoint_step=7)
+        world.wait_phase("a", "Running")
+        wait_for(lambda: controller.workload(), lambda one: is_true(one, "PodsReady"), "the Workload says PodsReady")
+        template = world.kube("GET", world.path(APPS, "statefulsets", "a-trainer"))["spec"]["template"]
+        assert template["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+        assert template["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "trainer"
+
+        stand_in.rooms, stand_in.flavor = 0, "a100"
+        controller.does(stand_in.time_out)
+        world.wait_told("a", "tries again at")
+        status = world.wait_phase("a", "Queued")
+        assert (status["reason"], no_pods(world)) == ("BackingOff", True)
+        assert "admission" not in controller.workload()["status"]
+
+        stand_in.rooms = 1
+        controller.does(stand_in.end_backoff)
+        world.wait_phase("a", "Starting", attempt=2)
+        world.wait_pods_ready("a", 2)
+        world.renew("a", 100, attempt=2, resumed_from_step=7, checkpoint_step=100)
+        status = world.wait_phase("a", "Running")
+        assert (status["restarts"], status["checkpoint"]["stepsLostTotal"]) == (0, 0)
+        pod = world.kube("GET", world.path(CORE, "pods", "a-orchestrator-2"))
+        assert pod["spec"]["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
+
+        world.end_pod("a-orchestrator-2", 0)
+        world.wait_phase("a", "Complete")
+        wait_for(lambda: controller.workload(), lambda one: is_true(one, "Finished"), "the Workload is finished")
+
+
+def test_a_run_of_a_queue_that_does_not_exist_says_so_and_moves_to_one_that_does(world: World) -> None:
+    with kueue.Controller(world, StandIn()).at_work() as controller:
+        world.create("b", **SMALL)
+        status = world.wait_told("b", "LocalQueue default doesn't exist")
+        assert (status["phase"], status["reason"]) == ("Queued", "QueueMisconfigured")
+        world.edit("b", {"queueName": "team-a"})
+        world.wait_phase("b", "Starting")
+        assert len(controller.workloads()) == 1
+
+
+def test_a_suspended_run_gives_its_quota_back_and_takes_its_turn(world: World) -> None:
+    stand_in = StandIn()
+    with kueue.Controller(world, stand_in).at_work() as controller:
+        world.start("c", step=3, queueName="team-a", **SMALL)
+        world.edit("c", {"suspend": True})
+        world.wait_phase("c", "Suspended")
+        wait_for(
+            lambda: controller.workload(),
+            lambda one: one["spec"]["active"] is False and "admission" not in one["status"],
+            "the quota is given back",
+        )
+        stand_in.rooms = 0
+        world.edit("c", {"suspend": False})
+        world.wait_phase("c", "Queued")
+        stand_in.rooms = 1
+        world.wait_phase("c", "Starting", attempt=2)
+
+
+def test_an_operator_killed_while_its_run_gives_way_goes_on_where_it_was(
+    world: World, operator: OperatorProcess
+) -> None:
+    stand_in = StandIn()
+    with kueue.Controller(world, stand_in).at_work() as controller:
+        world.start("d", step=3, queueName="team-a", **SMALL)
+        stand_in.rooms = 0
+        controller.does(stand_in.preempt)
+        world.wait_phase("d", "Suspending")
+        operator.kill()
+        operator.start()
+        world.wait_told("d", "WaitingForQuota")
+        assert (no_pods(world), len(controller.workloads())) == (True, 1)
+        stand_in.rooms = 1
+        world.wait_phase("d", "Starting", attempt=2)
