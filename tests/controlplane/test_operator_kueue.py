@@ -106,24 +106,6 @@ def test_a_run_of_a_queue_that_does_not_exist_says_so_and_moves_to_one_that_does
         assert len(controller.workloads()) == 1
 
 
-def test_a_suspended_run_gives_its_quota_back_and_takes_its_turn(world: World) -> None:
-    stand_in = StandIn()
-    with kueue.Controller(world, stand_in).at_work() as controller:
-        world.start("c", step=3, queueName="team-a", **SMALL)
-        world.edit("c", {"suspend": True})
-        world.wait_phase("c", "Suspended")
-        wait_for(
-            lambda: controller.workload(),
-            lambda one: one["spec"]["active"] is False and "admission" not in one["status"],
-            "the quota is given back",
-        )
-        stand_in.rooms = 0
-        world.edit("c", {"suspend": False})
-        world.wait_phase("c", "Queued")
-        stand_in.rooms = 1
-        world.wait_phase("c", "Starting", attempt=2)
-
-
 def test_an_operator_killed_while_its_run_gives_way_goes_on_where_it_was(
     world: World, operator: OperatorProcess
 ) -> None:

@@ -178,6 +178,31 @@ def test_the_queue_is_off_and_reads_pods_only_with_the_nodes(render: Render) -> 
     assert not of_kind(render({"queue": queue}), "ClusterRole")
 
 
+def test_kueue_has_rights_only_where_it_is_the_queue_and_cluster_wide_ones_only_with_them(render: Render) -> None:
+    def kueues(values: dict[str, Any]) -> dict[str, set[str]]:
+        role = run_roles(render(values))[0]
+        named = {
+            resource
+            for rule in role["rules"]
+            if "kueue.x-k8s.io" in rule["apiGroups"]
+            for resource in rule["resources"]
+        }
+        return {resource: verbs(role, "kueue.x-k8s.io", resource) for resource in named}
+
+    assert kueues({}) == kueues({"queue": {"enabled": True}}) == {}
+    flavors = {"h100": {"nodeLabels": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}}
+    values = {"queue": {"provider": "kueue", "name": "team-a", "flavors": flavors}}
+    namespaced = {"workloads": {"get", "list", "create", "patch", "delete"}, "workloads/status": {"update"}}
+    assert kueues(values) == namespaced
+    assert not of_kind(render(values), "ClusterRole")
+    told = from_environment({"RLRUN_QUEUE": environment(render(values))["RLRUN_QUEUE"]}).queue
+    assert (told.kind, told.name, told.flavors["h100"].node_labels) == ("kueue", "team-a", {"gpu": "h100"})
+    wide = kueues({**values, "clusterWide": True, "watchNamespaces": []})
+    assert wide == namespaced | {"resourceflavors": {"get"}, "workloadpriorityclasses": {"get"}}
+    nodes = of_kind(render({**values, "readNodes": True}), "ClusterRole")[0]
+    assert verbs(nodes, "", "pods") == set(), "the own queue alone counts pods"
+
+
 def test_two_releases_share_no_name_of_a_role(render: Render) -> None:
     def names(release: str) -> set[tuple[str, str | None, str]]:
         documents = of_kind(render({"watchNamespaces": ["a"], "readNodes": True}, release=release), *ROLES, *BINDINGS)
@@ -330,6 +355,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replicas": "two"}, "/replicas.*got string, want integer"),
     ({"readNodes": "yes"}, "/readNodes.*want boolean"),
     ({"queue": {"preemption": "Always"}}, "/queue/preemption"),
+    ({"queue": {"provider": "volcano"}}, "/queue/provider.*'own', 'kueue'"),
+    ({"queue": {"flavors": {"h100": {"labels": {}}}}}, "/queue/flavors/h100.*'labels' not allowed"),
     ({"serviceMonitor": {"interval": "soon"}}, "/serviceMonitor/interval"),
     ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0.*name"),
 ]

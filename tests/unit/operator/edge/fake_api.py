@@ -52,7 +52,7 @@ class FakeApi:
     async def handle(self, request: web.Request) -> web.Response:
         """Any request."""
         path, body = request.path, json.loads(await request.read() or b"{}")
-        verb = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[request.method]
+        verb = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "put", "DELETE": "delete"}[request.method]
         if request.query.get("dryRun"):
             verb = "dry-run"
         elif verb == "get" and len(path.split("/")[3 if path.startswith("/api/") else 4 :]) % 2:
@@ -101,6 +101,16 @@ class FakeApi:
             if wanted and wanted != found["metadata"][name]:
                 return self._refuse(*refusal, f"{name} does not match")
         return web.json_response(self._store(main, merged(found, body)))
+
+    def _put(self, request: web.Request, path: str, body: Json) -> web.Response:
+        """Of a status alone."""
+        main = path.removesuffix("/status")
+        found = copy.deepcopy(self.objects.get(main))
+        if found is None:
+            return self._refuse(404, "NotFound", f"{main} not found")
+        if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            return self._refuse(409, "Conflict", "the object has been modified")
+        return web.json_response(self._store(main, {**found, "status": body["status"]}))
 
     def _delete(self, request: web.Request, path: str, body: Json) -> web.Response:
         found = self.objects.get(path)
