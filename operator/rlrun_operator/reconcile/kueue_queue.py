@@ -54,8 +54,8 @@ class KueueQueue:
         self._settings = settings
         self._render = render
         self._listed_at: dict[str | None, float] = {}
-        self._absent = ""
-        """Why Workloads cannot be listed; empty: they can."""
+        self._absent: dict[str | None, str] = {}
+        """Why Workloads of a namespace, or of all, cannot be listed."""
         self._lock = asyncio.Lock()
         self._classes = Classes(cluster.client, settings, cluster.clock)
         self._placed: dict[str, Admission] = {}
@@ -89,8 +89,8 @@ class KueueQueue:
         if began_before(case) and not self._queue_before(run):
             return None
         subject = subject_of(case, queue, self._pod_sets(case))
-        if self._absent:
-            return self._without_kueue(subject)
+        if absent := self._absent.get(self._place(key[0])):
+            return self._without_kueue(subject, absent)
         try:
             subject = replace(subject, priority=await self._classes.priority(run))
             return await self._obeyed(key, subject)
@@ -108,13 +108,17 @@ class KueueQueue:
         workload = self._cluster.store.get(WORKLOAD.kind, str(metadata["namespace"]), name)
         return str(((workload or {}).get("spec") or {}).get("queueName") or "")
 
-    def _without_kueue(self, run: Subject) -> Admission:
+    def _without_kueue(self, run: Subject, absent: str) -> Admission:
         """A run keeps what it has while Kueue's API is away: it may be away for a moment."""
         if not run.holds:
-            return refused(reasons.QUEUE_UNAVAILABLE, self._absent)
+            return refused(reasons.QUEUE_UNAVAILABLE, absent)
         if (kept := self._placed.get(run.uid)) is None:
-            raise UnavailableError(self._absent)
+            raise UnavailableError(absent)
         return kept
+
+    def _place(self, namespace: str) -> str | None:
+        """Place that is listed for a namespace."""
+        return namespace if self._cluster.namespaces else None
 
     async def _obeyed(self, key: Key, run: Subject) -> Admission:
         """Write until nothing is left to write; the answer is that of the last state."""
@@ -192,31 +196,31 @@ class KueueQueue:
 
     async def _fresh(self, namespace: str) -> None:
         """See to it that Workloads were listed a moment ago."""
-        place = namespace if self._cluster.namespaces else None
+        place = self._place(namespace)
         async with self._lock:
             if self._cluster.clock() - self._listed_at.get(place, float("-inf")) < STALE_SECONDS:
                 return
             await self._look(place)
-        if not self._absent and place not in self._listed_at:
+        if not self._absent.get(place) and place not in self._listed_at:
             raise UnavailableError("Kueue's Workloads cannot be listed")
 
     async def _look(self, namespace: str | None) -> None:
-        before = self._absent
+        before = self._absent.get(namespace, "")
         try:
             await self._cluster.feed.compare(Stream(WORKLOAD, namespace))
         except ApiError as error:
-            self._absent = _why_absent(error)
+            self._absent[namespace] = _why_absent(error)
         except UnavailableError as error:
             log.info("Workloads were not listed: %s", error)
             return
         else:
-            self._absent = ""
+            self._absent[namespace] = ""
             self._listed_at[namespace] = self._cluster.clock()
         runs = self._cluster.store.runs()
         known = {str(run["metadata"]["uid"]) for run in runs}
         self._placed = {uid: kept for uid, kept in self._placed.items() if uid in known}
         self._sets = {uid: kept for uid, kept in self._sets.items() if uid in known}
-        if self._absent != before:
+        if self._absent[namespace] != before:
             for run in runs:
                 self._cluster.again((run["metadata"]["namespace"], run["metadata"]["name"]), 0.0)
 

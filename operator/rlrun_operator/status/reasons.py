@@ -317,6 +317,7 @@ EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS
     MAX_RESTARTS_EXCEEDED: CONDITION_REASONS[MAX_RESTARTS_EXCEEDED],
     PERMANENT_FAILURE: CONDITION_REASONS[PERMANENT_FAILURE],
     FAILED_BY_RULE: CONDITION_REASONS[FAILED_BY_RULE],
+    FAILED_TO_START: CONDITION_REASONS[FAILED_TO_START],
     ENGINES_AVAILABLE: "At least `inference.minAvailable` engines are ready.",
     ENGINES_UNAVAILABLE: "Fewer than `inference.minAvailable` engines are ready, after there were enough.",
     NODE_EXCLUDED: "The run failed twice on a node and keeps away from it for an hour.",

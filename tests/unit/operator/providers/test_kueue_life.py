@@ -151,6 +151,10 @@ def test_an_admission_that_contradicts_the_pods_ends_the_run_before_it_has_any()
     life.tick()
     assert life.kube.pods("trainer") == []
     assert life.workload_says("Finished") == ("True", "Failed")
+    assert ("Warning", "FailedToStart") in life.kube.told
+    life.kube.edit(trainer={"replicas": 2})
+    life.tick()
+    assert (life.phase, life.made) == ("Starting", 2), life.said
 
 
 def test_the_queues_label_in_a_pod_template_is_refused() -> None:
