@@ -87,6 +87,20 @@ def test_a_suspended_run_gives_its_quota_back_and_takes_its_turn_when_it_is_resu
     assert life.workload["spec"]["active"] is True
 
 
+@pytest.mark.parametrize("role", ["trainer", "orchestrator", "inference"])
+def test_quota_is_held_while_a_pod_still_ends(role: str) -> None:
+    life = Life().running(7)
+    life.kube.lingering = {role}
+    life.kueue.rooms = 0
+    life.kueue_does(life.kueue.preempt)
+    life.tick()
+    assert life.workload is not None
+    assert (life.phase, "admission" in life.workload["status"]) == ("Suspending", True)
+    life.kube.lingering = set()
+    life.tick()
+    assert (life.phase, "admission" in life.workload["status"]) == ("Queued", False)
+
+
 def test_a_run_of_a_queue_that_does_not_exist_says_so() -> None:
     life = Life(queue="team-x")
     life.settle()
