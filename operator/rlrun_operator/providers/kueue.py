@@ -10,7 +10,7 @@ rests on what is observed, so that an operator that is killed between any two of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlrun_operator.providers import assigned, words
 from rlrun_operator.providers import workload as objects
@@ -54,9 +54,14 @@ class _Case:
 
     @property
     def outgrown(self) -> bool:
-        """True if the run has more engines than were admitted."""
+        """True if the run has more engines than were admitted, or its next attempt needs other pods. Fewer engines fit."""
         sets = (self.workload.get("spec") or {}).get("podSets") or ()
-        return any(one.get("name") == "inference" and one.get("count", 1) < self.run.engines for one in sets)
+        engines = next((one.get("count", 1) for one in sets if one.get("name") == "inference"), 0)
+        if self.run.engines > engines:
+            return True
+        own = tuple({**one, "count": engines} if one["name"] == "inference" else one for one in self.run.pod_sets)
+        mark = objects.shape_of(replace(self.run, pod_sets=own))
+        return self.run.begins and bool(own) and self._annotations.get(objects.SHAPE_ANNOTATION) != mark
 
     @property
     def _annotations(self) -> Mapping[str, str]:
@@ -156,7 +161,7 @@ def _evicted(case: _Case) -> Step | None:
 def _reshaped(case: _Case) -> Step | None:
     """Another shape needs another admission: the run stops first, then its Workload is replaced."""
     run = case.run
-    if run.holds and (case.outgrown or (run.begins and not case.fits)):
+    if run.holds and case.outgrown:
         message = "the run needs other pods than Kueue admitted: it stops, and asks for room for them"
         return Step(words.refused(reasons.EVICTED, message, stops=True))
     if run.holds or case.fits:

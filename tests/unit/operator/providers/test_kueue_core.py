@@ -312,10 +312,15 @@ def test_a_run_that_outgrows_its_admission_stops_and_asks_anew() -> None:
     assert isinstance(ask(other(WAITS, 4), one).write, Remove)
 
 
-def test_a_run_with_fewer_engines_goes_on_until_its_next_attempt() -> None:
+def test_a_run_with_fewer_engines_keeps_its_admission_and_one_with_other_pods_loses_it_with_its_attempt() -> None:
     one = after(READY, admitted())
+    between = replace(READY, begins=True)
     assert not ask(other(READY, 1), one).answer.stops
-    assert ask(other(replace(READY, begins=True), 1), one).answer.stops
+    assert not ask(other(between, 1), one).answer.stops
+    assert isinstance(ask(other(WAITS, 1), one).write, Remove), "before it has any pod it asks for what it needs"
+    moved = (*SETS[:2], {**SETS[2], "template": {"spec": {"nodeSelector": {"a": "b"}}}})
+    assert not ask(replace(READY, pod_sets=moved), one).answer.stops
+    assert ask(replace(between, pod_sets=moved), one).answer.stops
 
 
 def test_another_queue_is_another_shape() -> None:
