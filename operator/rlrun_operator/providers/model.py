@@ -47,7 +47,7 @@ class Subject:
     """What the next attempt needs, by role (`workload.pod_sets`); none: the specification is invalid."""
     priority: Priority = Priority()
     holds: bool = False
-    """Its admission is on record, or a pod of it exists, an ending one too, or something that may make one."""
+    """Its admission is on record, it is on the way into suspension, or a pod of it exists, an ending one too, or what may make one."""
     begins: bool = True
     """No attempt is under way: the pods that come next are those of `pod_sets`."""
     engines: int = 0

@@ -93,6 +93,10 @@ class KueueQueue:
             return self._without_kueue(subject, absent)
         try:
             subject = replace(subject, priority=await self._classes.priority(run))
+            if subject.suspended and subject.holds:
+                self._cluster.again(
+                    key, LOOK_SECONDS
+                )  # no event comes when it is at rest, and its quota has to be given back
             return await self._obeyed(key, subject)
         except UnknownError as error:
             if (kept := self._placed.get(subject.uid)) is not None and subject.holds:
@@ -273,6 +277,8 @@ def subject_of(case: Case, queue: str, sets: tuple[Json, ...]) -> Subject:
     makes = case.deployment is not None or not has_let_go(case.statefulset)
     recorded = is_true(past.conditions, reasons.ADMITTED)
     engines = find(past.conditions, reasons.INFERENCE_AVAILABLE)
+    suspended = find(past.conditions, reasons.SUSPENDED)
+    stops = suspended is not None and suspended.reason == reasons.SUSPENDING  # a pod may not be seen yet
     at_rest = is_true(past.conditions, reasons.SUSPENDED) or is_true(past.conditions, reasons.RESTARTING)
     return Subject(
         name=case.names.run,
@@ -280,7 +286,7 @@ def subject_of(case: Case, queue: str, sets: tuple[Json, ...]) -> Subject:
         uid=uid,
         queue=queue,
         pod_sets=sets,
-        holds=bool(live) or makes or (recorded and ended is None),
+        holds=bool(live) or makes or (ended is None and (recorded or stops)),
         begins=case.attempt == 0 or at_rest,
         engines=case.wanted.engines,
         suspended=queueing.is_suspended_by_user(case),

@@ -149,6 +149,20 @@ async def test_without_kueue_a_run_waits_and_says_so_and_one_that_was_admitted_g
         await bench.ask(bench.run(**recorded()))
 
 
+async def test_a_run_that_is_being_suspended_is_looked_at_until_its_quota_is_given_back(bench: Bench) -> None:
+    run = bench.run()
+    await bench.ask(run)
+    bench.kueue_acts()
+    await bench.ask(run)
+    stopping = {**recorded("False")["conditions"][0], "type": "Suspended", "reason": "Suspending"}
+    bench.woken.clear()
+    await bench.ask(bench.run(spec={"suspend": True}, **recorded() | {"conditions": [stopping]}))
+    assert (bench.woken.count(("team-a", "a")), bench.workload()["spec"]["active"]) == (1, True), "a pod may be unseen"
+    rest = {**stopping, "status": "True", "reason": "Suspended"}
+    await bench.ask(bench.run(spec={"suspend": True}, **recorded() | {"conditions": [rest]}))
+    assert bench.workload()["spec"]["active"] is False
+
+
 async def test_a_missing_right_is_told(bench: Bench) -> None:
     message = 'User "x" cannot list resource "workloads"'
     bench.api.hook = lambda verb, path, body: (403, "Forbidden", message) if verb == "list" else None
