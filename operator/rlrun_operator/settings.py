@@ -98,6 +98,8 @@ class RenderSettings:
     """Parts of the cluster that runs' NetworkPolicies allow."""
     installation: Installation = field(default_factory=Installation)
     """Limits on what runs may ask for (`RLRUN_POLICY`, a JSON map), and operator identity (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
+    kueue: bool = False
+    """True if Kueue is the queue, so that `spec.queueName` is acted on (`RLRUN_QUEUE`)."""
 
 
 class FlavorSettings(BaseModel):
@@ -216,7 +218,12 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         raise SettingsError("; ".join(problems))
     return OperatorSettings(
         render=RenderSettings(
-            images=images, image_pull_policy=policy, cluster_domain=domain, network=network, installation=installation
+            images=images,
+            image_pull_policy=policy,
+            cluster_domain=domain,
+            network=network,
+            installation=installation,
+            kueue=queue.kind == "kueue",
         ),
         name=name,
         namespaces=namespaces,

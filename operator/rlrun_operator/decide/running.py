@@ -134,10 +134,18 @@ def configuration(case: Case, *, pending: bool) -> Say:
             reasons.CHANGE_PENDING,
             "the specification was edited; the change takes effect when the next attempt begins",
         )
-    if case.judgement.ignored:
-        message = f"ignored, because this operator does not know them: {case.judgement.ignored}; upgrade the operator"
+    if message := _ignored(case):
         return Say("True", reasons.FIELDS_IGNORED, message)
     return Say("True", reasons.VALID, "the specification can be run")
+
+
+def _ignored(case: Case) -> str:
+    """Fields of a usable specification that are not acted on."""
+    if case.judgement.ignored:
+        return f"ignored, because this operator does not know them: {case.judgement.ignored}; upgrade the operator"
+    if case.spec is not None and case.spec.queue_name and not case.settings.kueue:
+        return f"ignored: queueName {case.spec.queue_name}, because Kueue is not this operator's queue (queue.provider)"
+    return ""
 
 
 def of_inference(case: Case, attempt: int) -> dict[str, Say]:

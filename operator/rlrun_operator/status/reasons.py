@@ -134,7 +134,7 @@ FAILED_TO_START = "FailedToStart"
 
 CONDITION_REASONS = {
     VALID: "Nothing is wrong with the specification.",
-    FIELDS_IGNORED: "The specification has fields of a newer release; this operator does not know them.",
+    FIELDS_IGNORED: "The specification has fields that this operator does not act on: of a newer release, or for another queue.",
     CHANGE_PENDING: "The specification was edited; the change takes effect when the next attempt begins.",
     INVALID_CONFIGURATION: "The specification, or a pod made from it, is refused; the message names field, value and fix.",
     FORBIDDEN: "The specification asks for what the installation's policy does not allow; the message names field, value and fix.",

@@ -271,4 +271,5 @@ async def test_a_priority_class_is_resolved_to_its_number(
 def test_the_provider_of_older_values_is_the_own_queue() -> None:
     assert from_environment({}).queue.kind == "none"
     assert from_environment({"RLRUN_QUEUE": '{"enabled": true}'}).queue.kind == "own"
-    assert from_environment({"RLRUN_QUEUE": '{"enabled": true, "provider": "kueue"}'}).queue.kind == "kueue"
+    both = from_environment({"RLRUN_QUEUE": '{"enabled": true, "provider": "kueue"}'})
+    assert (both.queue.kind, both.render.kueue) == ("kueue", True)
