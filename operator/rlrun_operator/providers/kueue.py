@@ -141,11 +141,12 @@ def _suspended(case: _Case) -> Step | None:
 
 
 def _resumed(case: _Case) -> Step | None:
-    """The end of the user's suspension: what Kueue has evicted meanwhile is cleared first."""
+    """The end of the user's suspension: active again only when Kueue has evicted, as it counts an inactive Workload's quota no more."""
     if not case.marked or case.run.holds:
         return None
-    edit = _edit({"active": True}, {objects.SUSPENDED_ANNOTATION: None})
-    return Step(words.not_judged(case.run), _clear(case) or edit)
+    if objects.has_quota(case.workload):
+        return Step(words.not_judged(case.run), _clear(case))
+    return Step(words.not_judged(case.run), _edit({"active": True}, {objects.SUSPENDED_ANNOTATION: None}))
 
 
 def _evicted(case: _Case) -> Step | None:

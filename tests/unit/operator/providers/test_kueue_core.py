@@ -241,6 +241,8 @@ def test_a_suspended_runs_workload_is_deactivated_when_no_pod_is_left() -> None:
     one["spec"]["active"] = False
     one["metadata"]["annotations"] |= write.patch["metadata"]["annotations"]
     assert ask(rest, one).write is None, "until Kueue has evicted it"
+    early = ask(WAITS, one)
+    assert (early.answer.admitted, early.write) == (False, None), "its quota may be another's by now"
     one = KUEUE.act([one])[0]
     gone = after(rest, one)
     assert "admission" not in gone["status"]
