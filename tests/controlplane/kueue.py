@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,7 +94,14 @@ DEFINITION: Json = {
 def install(kube: Kube) -> None:
     """Make the definition, and wait until Workloads are served."""
     kube("POST", DEFINITIONS, DEFINITION)
-    wait_for(lambda: kube.get(f"{KUEUE}/workloads"), lambda found: found is not None, "Workloads are served")
+    wait_for(lambda: _served(kube), bool, "Workloads are served")
+
+
+def _served(kube: Kube) -> bool:
+    try:
+        return kube.get(f"{KUEUE}/workloads") is not None
+    except json.JSONDecodeError:  # of a group that it does not know, the API server says so in plain text
+        return False
 
 
 def uninstall(kube: Kube) -> None:
