@@ -114,7 +114,7 @@ def test_an_operator_killed_while_its_run_gives_way_goes_on_where_it_was(
         world.start("d", step=3, queueName="team-a", **SMALL)
         stand_in.rooms = 0
         controller.does(stand_in.preempt)
-        world.wait_phase("d", "Suspending")
+        wait_for(lambda: world.status("d"), lambda s: s["phase"] in ("Suspending", "Queued"), "run d gives way")
         operator.kill()
         operator.start()
         world.wait_told("d", "WaitingForQuota")
