@@ -1,4 +1,4 @@
-"""Gradients that ranks hold between micro-batches: `python -m tests.trainer.gradient_memory FILE PORT` trains on two ranks and measures.
+"""Gradients that ranks hold between micro-batches: `python -m tests.trainer.gradient_memory FILE RANKS PORT` trains and measures.
 
 Writes `{case: [one per rank]}`; each rank's is what `Held` says, with the metrics of the step.
 """
@@ -25,38 +25,44 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
-from rlrun.trainer.modeling.shard import Memory, shard
+from rlrun.trainer.modeling.shard import Memory, fsdp_modules, shard
 from rlrun.trainer.ranks.group import Group, process_group
 from tests.trainer import layouts
+from tests.trainer.counted import Collectives
 from tests.trainer.held import watched
 
-RANKS = 2
 ROW_TOKENS = 32
 """Makes three or more micro-batches on each rank."""
-CASES: dict[str, Memory] = {
-    "policy": Memory(),
-    "policy-local": Memory(accumulation="local"),
-    "policy-bfloat16": Memory(torch.bfloat16),
-    "critic": Memory(),
-    "critic-local": Memory(accumulation="local"),
-    "replicas": Memory(),
+CASES: dict[int, dict[str, Memory]] = {
+    2: {
+        "policy": Memory(),
+        "policy-local": Memory(accumulation="local"),
+        "policy-bfloat16": Memory(torch.bfloat16),
+        "critic": Memory(),
+        "critic-local": Memory(accumulation="local"),
+        "replicas": Memory(),
+    },
+    4: {"policy": Memory(), "hybrid": Memory()},
 }
+"""Memory by number of ranks and case."""
+LAYOUTS = {"replicas": {"dp_replicate": 2}, "hybrid": {"dp_replicate": 2}}
 
 
 def measure(case: str, world: Group) -> dict[str, Any]:
-    layout = {"dp_replicate": RANKS} if case == "replicas" else {}
-    meshes = Meshes(ParallelDims.of(ParallelismConfig(**layout), RANKS), "cpu")
+    ranks = world.world_size
+    meshes = Meshes(ParallelDims.of(ParallelismConfig(**LAYOUTS.get(case, {})), ranks), "cpu")
     group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
-    batch = Batch(1, 1, (*layouts.make_batch(1).samples, *layouts.make_batch(2).samples))
-    rows = plan([len(sample) for sample in batch.samples], row_tokens=ROW_TOKENS, ranks=RANKS).ranks[group.data_rank]
+    batch = Batch(1, 1, tuple(sample for step in range(ranks) for sample in layouts.make_batch(1 + step).samples))
+    lengths = [len(sample) for sample in batch.samples]
+    rows = plan(lengths, row_tokens=ROW_TOKENS, ranks=group.data_size).ranks[group.data_rank]
     model = layouts.make_model("qwen3", 0)
     critic = case.startswith("critic")
     if critic:
         to_critic(model)
         torch.nn.init.normal_(model.get_output_embeddings().weight)  # with 0 its body has no gradient
-    shard(model, group, memory=CASES[case])
+    shard(model, group, memory=CASES[ranks][case])
     optimizer = make_optimizer(model, OptimizerConfig(name="sgd", lr=1.0, momentum=0.0), group.device)
-    with watched(model) as held:
+    with watched(model) as held, Collectives() as sent:
         if critic:
             lengths = [sum(len(batch.samples[i]) for i in row) or 2 for row in rows]
             signals = [Signals(values=torch.zeros(n), returns=torch.ones(n)) for n in lengths]
@@ -67,14 +73,15 @@ def measure(case: str, world: Group) -> dict[str, Any]:
                 model, optimizer, batch, rows, group=group, loss=Mixture(layouts.LOSS), lr=1.0, max_grad_norm=None
             )
     kept = ("loss", "grad_norm", "value_loss", "critic_grad_norm")
-    return asdict(held) | {name: metrics[name] for name in kept if name in metrics}
+    counted = {"calls": dict(sent.calls), "sent": dict(sent.bytes), "units": len(fsdp_modules(model))}
+    return asdict(held) | counted | {name: metrics[name] for name in kept if name in metrics}
 
 
 def rank_main(file: Path) -> None:
     with process_group(0) as world:
         found: dict[str, Any] = {}
-        for case in CASES:
-            ranks: list[Any] = [None] * RANKS
+        for case in CASES[world.world_size]:
+            ranks: list[Any] = [None] * world.world_size
             dist.all_gather_object(ranks, measure(case, world))
             found[case] = ranks
         if world.leads:
@@ -83,4 +90,4 @@ def rank_main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(layouts.fork_ranks(RANKS, int(sys.argv[2]), lambda: rank_main(Path(sys.argv[1]))))
+    sys.exit(layouts.fork_ranks(int(sys.argv[2]), int(sys.argv[3]), lambda: rank_main(Path(sys.argv[1]))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,10 @@ PADDING = 1.1
 """A shard's gradient lies in memory for equal shards."""
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    file = tmp_path_factory.mktemp("gradients") / "found.json"
+def measured(folder: Path, ranks: int) -> dict[str, Any]:
+    file = folder / "found.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.gradient_memory", str(file), str(free_port())],
+        [sys.executable, "-m", "tests.trainer.gradient_memory", str(file), str(ranks), str(free_port())],
         capture_output=True,
         text=True,
         timeout=250,
@@ -27,6 +27,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(file.read_text()))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return measured(tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture(scope="module")
+def found_of_four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return measured(tmp_path_factory.mktemp("four"), 4)
 
 
 @pytest.mark.parametrize("case", ["policy", "policy-bfloat16", "critic", "replicas"])
@@ -58,3 +68,27 @@ def test_replicas_add_their_gradients_once(found: dict[str, Any]) -> None:
     for rank in found["replicas"]:
         assert not any(rank["final"]), "all-reduced before the last micro-batch"
     assert all(all(rank["final"][1:]) for rank in found["policy"])
+
+
+def test_held_gradients_fall_with_the_ranks(found: dict[str, Any], found_of_four: dict[str, Any]) -> None:
+    for ranks, cases, case in ((2, found, "policy"), (4, found_of_four, "policy"), (2, found_of_four, "hybrid")):
+        for rank in cases[case]:
+            held = max(rank["gradients"])
+            assert rank["whole"] / ranks <= held <= PADDING * rank["whole"] / ranks, (case, ranks)
+
+
+def test_hybrid_ranks_reduce_every_micro_batch_and_add_the_replicas_once(found_of_four: dict[str, Any]) -> None:
+    """Sums of metrics, losses and norms are the rest of what is sent."""
+    numbers = 2048
+    for rank in found_of_four["hybrid"]:
+        micro_batches = len(rank["gradients"])
+        assert micro_batches >= 3
+        assert rank["calls"]["reduce_scatter_base"] == micro_batches * rank["units"]
+        assert (
+            micro_batches * rank["whole"]
+            <= rank["sent"]["reduce_scatter_base"]
+            <= PADDING * micro_batches * rank["whole"]
+        )
+        assert rank["shard"] <= rank["sent"]["allreduce"] <= PADDING * rank["shard"] + numbers
+    for rank in found_of_four["policy"]:
+        assert rank["sent"]["allreduce"] <= numbers

@@ -137,7 +137,7 @@ def test_a_run_whose_kernel_cannot_compute_its_model_ends_before_weights_are_rea
 ) -> None:
     hopper = Machine("NVIDIA H100", (9, 0), {"fa3": "3.0.0"})
     monkeypatch.setattr("rlrun.trainer.modeling.attention.select.machine", lambda device: hopper)
-    monkeypatch.setattr(load_weights, "_files", None)  # which reads them
+    monkeypatch.setattr(load_weights, "open_files", None)  # which reads them
     small("gpt_oss").save_pretrained(tmp_path)
     config = ModelConfig(path=str(tmp_path))
     with pytest.raises(

@@ -214,7 +214,7 @@ def test_a_refused_model_is_refused_before_its_weights_are_read(
 ) -> None:
     model = small_model(*_kind("doge"), attention="eager", seq_len=512, seed=0)
     model.save_pretrained(tmp_path)
-    monkeypatch.setattr(load_weights, "_files", None)  # which downloads them
+    monkeypatch.setattr(load_weights, "open_files", None)  # which downloads them
     with pytest.raises(
         RoleError, match=r"model .*: DogeForCausalLM cannot be trained: .* has attention_mask"
     ) as caught:

@@ -13,6 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
@@ -71,6 +75,17 @@ def gpt_neox() -> Any:
     return GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE))
 
 
+def gemma3() -> Any:
+    torch.manual_seed(0)
+    config = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 4}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, **config))
+
+
+def gpt_bigcode() -> Any:
+    torch.manual_seed(0)
+    return GPTBigCodeForCausalLM(GPTBigCodeConfig(vocab_size=40, n_positions=128, n_embd=16, n_layer=2, n_head=4))
+
+
 def load(folder: Path, group: Group) -> Any:
     return load_weights.load_sharded(ModelConfig(path=str(folder)), str(folder), group, seq_len=128)
 
@@ -83,8 +98,10 @@ def load(folder: Path, group: Group) -> Any:
         (mixture, "10KB"),
         (mixtral, "10KB"),
         (gpt_neox, "50GB"),
+        (gemma3, "50GB"),
+        (gpt_bigcode, "50GB"),
     ],
-    ids=["llama3-rope", "tied-several-files", "qwen-experts", "mixtral-experts", "renamed-head"],
+    ids=["llama3-rope", "tied-several-files", "qwen-experts", "mixtral-experts", "renamed-head", "scale", "mask"],
 )
 def test_slices_give_the_whole(
     make: Callable[[], Any], shard_size: str, tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch
@@ -106,15 +123,54 @@ def test_slices_give_the_whole(
     assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
 
 
-def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path: Path, solo: Group) -> None:
+def test_files_without_the_models_prefix_are_read_by_slices(
+    tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = llama()
     original.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
+    monkeypatch.setattr(load_weights, "load_model", None)
     model = load(tmp_path, solo)
     for name, value in original.named_parameters():
         assert torch.equal(model.get_parameter(name).full_tensor(), value), name
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["mapped", "older"])
+def test_files_of_torch_are_read_by_slices(
+    zipped: bool, tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = llama(tie_word_embeddings=True)
+    original.config.save_pretrained(tmp_path)
+    tensors = {name: tensor for name, tensor in original.state_dict().items() if "embed_tokens" not in name}
+    torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    monkeypatch.setattr(load_weights, "load_model", None)
+    model = load(tmp_path, solo)
+    for name, value in original.named_parameters():
+        assert torch.equal(model.get_parameter(name).full_tensor(), value), name
+
+
+def test_what_the_files_lack_is_not_made_up(tmp_path: Path, solo: Group) -> None:
+    llama().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(
+        RoleError, match=r"its files lack model\.layers\.1\.mlp\.up_proj\.weight, which would"
+    ) as caught:
+        load(tmp_path, solo)
+    assert caught.value.code == exit_codes.DATA
+
+
+def test_a_buffer_that_nobody_makes_is_named(tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    gemma3().save_pretrained(tmp_path)
+    monkeypatch.setattr(load_weights, "check_architecture", lambda *_, **__: frozenset())
+    monkeypatch.setattr(Gemma3ForCausalLM, "_init_weights", lambda self, module: None)
+    with pytest.raises(RoleError, match=r"its buffer model\.embed_tokens\.embed_scale is in no file") as caught:
+        load(tmp_path, solo)
+    assert caught.value.code == exit_codes.CONFIGURATION
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path, solo: Group) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+from transformers.utils.hub import cached_file
 
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import AttentionKernel
@@ -26,12 +24,15 @@ from rlrun.trainer.modeling.attention.select import needs_of, select
 from rlrun.trainer.modeling.parallel.stage_check import check_stages
 from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard
 from rlrun.trainer.modeling.small_config import deterministic
-from rlrun.trainer.modeling.tensor_names import Part, parts, remember
+from rlrun.trainer.modeling.stored.buffers import make_buffers
+from rlrun.trainer.modeling.stored.files import Files, open_files, stored_names
+from rlrun.trainer.modeling.stored.lazy import Lazy
+from rlrun.trainer.modeling.stored.plan import plan
+from rlrun.trainer.modeling.tensor_names import remember
 from rlrun.trainer.ranks.group import Group
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-Read = Callable[[tuple[slice, ...]], Tensor]
-"""A part of a tensor in a file, or in several."""
+_NAMED = 3
+"""Most tensors that an error names."""
 
 
 def load_sharded(
@@ -47,8 +48,7 @@ def load_sharded(
 ) -> nn.Module:
     """The model in float32, divided over the group's ranks by its layout; every rank takes part.
 
-    A model whose files say something else than its parameters, or with buffers that are in no file, is loaded whole by every rank, and
-    then divided.
+    Each rank reads the slices of the files that become its own; one whose weights are quantized is loaded whole, and then divided.
 
     Args:
         config: which revision, and whether its code is trusted.
@@ -73,27 +73,55 @@ def load_sharded(
     compute_dtype = None if memory is None else memory.compute_dtype
     needs = needs_of(model.config, features)
     chosen = select(kernel, type(model).__name__, needs, group, compute_dtype=compute_dtype)
-    with loading_errors(source):
-        files = {} if not with_weights else None if names is None else _files(source, options, names)
-    plan, fits = ({}, False) if files is None else _plan(model, files, with_weights=with_weights)
-    if not fits:
-        model = load_model(config, source, with_weights=with_weights)
-        remember(model, names)
+
+    def finished(model: nn.Module) -> None:
         packed_attention.set_kernel(model, chosen, features, cp=group.dims.cp)
         prepare(model)
-        return shard(model, group, memory=memory)
-    packed_attention.set_kernel(model, chosen, features, cp=group.dims.cp)
+
+    if with_weights and getattr(model.config, "quantization_config", None) is not None:
+        whole = load_model(config, source)  # transformers knows how its numbers are read
+        remember(whole, names)
+        finished(whole)
+        return shard(whole, group, memory=memory)
+    with loading_errors(source):
+        files = open_files(source, options, names or []) if with_weights else Files({})
+    _by_slices(model, files, group, memory, source=source, finish=finished)
+    files.close()
+    if files.where and group.leads:
+        logger.info(f"read {files.bytes_read / 2**30:.2f} GiB of the weights on rank 0")
+    return model
+
+
+def _by_slices(
+    model: PreTrainedModel,
+    files: Files,
+    group: Group,
+    memory: Memory | None,
+    *,
+    source: str,
+    finish: Callable[[nn.Module], None],
+) -> None:
+    """Finish and divide a model on meta, and read this rank's slices of the files; without any its parameters are left undefined."""
+    with loading_errors(source):
+        planned = plan(model, files)
+    for name, other in _ties(model):  # whichever of its names a parameter has in the files
+        if other in planned:
+            planned.setdefault(name, planned[other])
+    if files.where:
+        _check_complete(model, planned, source)
+    stored = planned if files.where else model.state_dict()
+    unsaved = {name for name, _ in model.named_buffers() if name not in stored}
     before = dict(_tensors(model))
-    prepare(model)
+    finish(model)
     kept = {name for name, tensor in _tensors(model) if tensor is before.get(name)}
     ties = _ties(model)
     shard(model, group, memory=memory)
     _materialise(model, ties, group, memory)
+    make_buffers(model, unsaved & kept)
     with loading_errors(source):
         for name, tensor in _tensors(model):
-            if name in plan and name in kept:
-                _fill(tensor, plan[name])
-    return model
+            if name in planned and name in kept:
+                _fill(tensor, planned[name])
 
 
 def check_folder(path: str, *, trust_remote_code: bool, seq_len: int) -> None:
@@ -145,101 +173,15 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
     return model
 
 
-def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
-    """Names of the tensors in a model's files; None when the weights are not in safetensors.
-
-    Args:
-        source: folder or name on the hub.
-        options: of the hub, such as the revision.
-    """
-    index = cached_file(source, _INDEX, _raise_exceptions_for_missing_entries=False, **options)
-    if index is not None:
-        return list(json.loads(Path(index).read_text())["weight_map"])
-    single = cached_file(source, _SINGLE, _raise_exceptions_for_missing_entries=False, **options)
-    if single is None:
-        return None
-    with safe_open(single, framework="pt") as file:
-        return list(file.keys())
-
-
-def _files(source: str, options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Path]:
-    """The file of each of these tensors, all of which the source has; files of the hub are downloaded."""
-    index = cached_file(source, _INDEX, _raise_exceptions_for_missing_entries=False, **options)
-    if index is None:
-        single = cached_file(source, _SINGLE, **options)
-        return dict.fromkeys(names, Path(single))
-    paths, _ = get_checkpoint_shard_files(source, index, **options)
-    by_name = {Path(path).name: Path(path) for path in paths}
-    return {name: by_name[file] for name, file in json.loads(Path(index).read_text())["weight_map"].items()}
-
-
-def _plan(model: PreTrainedModel, files: Mapping[str, Path], *, with_weights: bool) -> tuple[dict[str, Read], bool]:
-    """Reads of each parameter and buffer, and true if that is all of them.
-
-    Raises:
-        RoleError: a tensor in a file has another shape than the model's.
-    """
-    plan: dict[str, Read] = {}
-    stored = model.state_dict()
-    by_name = {part.names[0]: part for part in parts(model, stored) if len(part.names) == 1} if with_weights else {}
-    for name, tensor in _tensors(model):
-        if name not in stored:  # `_materialise` knows how to make rotary frequencies
-            owner = model.get_submodule(name.rpartition(".")[0])
-            if "RotaryEmbedding" not in type(owner).__name__ or not hasattr(owner, "original_inv_freq"):
-                return {}, False
-            continue
-        if not with_weights:
-            continue
-        read = _reader(by_name[name], tensor, files) if name in by_name else None
-        if read is None:
-            return {}, False
-        plan[name] = read
-    return plan, True
-
-
-def _reader(part: Part, tensor: Tensor, files: Mapping[str, Path]) -> Read | None:
-    if any(name not in files for name in part.files):
-        return None
-    if not part.converted:
-        (name,) = part.files
-        _check_shape(name, files[name], tensor.shape)
-        return lambda slices: _read(files[name], name, slices)
-    if part.experts is None:
-        return None
-    names = part.experts
-    for name, shape in part.files.items():
-        _check_shape(name, files[name], shape)
-    rows = tensor.shape[1] // len(names[0])
-
-    def read(slices: tuple[slice, ...]) -> Tensor:
-        chosen, within, columns = slices
-        found = []
-        for both in names[chosen]:
-            pieces = []
-            for position, one in enumerate(both):
-                first, last = max(within.start - position * rows, 0), min(within.stop - position * rows, rows)
-                if first < last:
-                    pieces.append(_read(files[one], one, (slice(first, last), columns)))
-            found.append(torch.cat(pieces))
-        return torch.stack(found)
-
-    return read
-
-
-def _check_shape(name: str, path: Path, shape: torch.Size) -> None:
-    with safe_open(path, framework="pt") as file:
-        found = file.get_slice(name).get_shape()
-    if list(found) != list(shape):
+def _check_complete(model: nn.Module, planned: Mapping[str, Lazy], source: str) -> None:
+    missing = [name for name, _ in model.named_parameters() if name not in planned]
+    if missing:
+        listed = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
         raise RoleError(
-            f"cannot load the model {path.parent}: {name} has shape {list(found)} in {path.name}, but {list(shape)} by config.json",
+            f"cannot load the model {shown(source)}: its files lack {listed}, which would start from random numbers; "
+            "bring files of a whole causal language model",
             exit_codes.DATA,
         )
-
-
-def _read(path: Path, name: str, part: tuple[slice, ...]) -> Tensor:
-    with safe_open(path, framework="pt") as file:
-        tensor: Tensor = file.get_slice(name)[part]
-    return tensor
 
 
 def _ties(model: nn.Module) -> list[tuple[str, str]]:
@@ -250,7 +192,7 @@ def _ties(model: nn.Module) -> list[tuple[str, str]]:
 
 
 def _materialise(model: PreTrainedModel, ties: list[tuple[str, str]], group: Group, memory: Memory | None) -> None:
-    """Give every tensor memory on its device: parameters and stored buffers undefined, rotary frequencies as they should be."""
+    """Give every tensor memory on its device; its values are undefined."""
     offloaded = memory is not None and memory.cpu_offload
     buffers_device = group.device
     model.to_empty(device=torch.device("cpu") if offloaded else group.device)
@@ -263,11 +205,9 @@ def _materialise(model: PreTrainedModel, ties: list[tuple[str, str]], group: Gro
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             module._buffers[name] = buffer.to(buffers_device)
-        if hasattr(module, "original_inv_freq"):
-            model._init_weights(module)
 
 
-def _fill(tensor: Tensor, read: Read) -> None:
+def _fill(tensor: Tensor, stored: Lazy) -> None:
     shape, offset = tuple(tensor.shape), (0,) * tensor.ndim
     if isinstance(tensor, DTensor):
         shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -275,4 +215,4 @@ def _fill(tensor: Tensor, read: Read) -> None:
     if not local.numel():
         return
     with torch.no_grad():
-        local.copy_(read(tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))))
+        local.copy_(stored.read(tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))))

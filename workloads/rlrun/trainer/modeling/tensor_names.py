@@ -7,6 +7,7 @@ conversions were needed is known once the files' names are: `remember` keeps the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
-    Chunk,
     PrefixChange,
-    SplitModulelist,
     WeightConverter,
     WeightRenaming,
+    dot_natural_key,
     rename_source_key,
     revert_weight_conversion,
 )
@@ -39,8 +39,16 @@ class Part:
     """Shapes of the tensors in files, by name."""
     converted: bool = False
     """True if more than names changes."""
-    experts: tuple[tuple[str, ...], ...] | None = None
-    """Names in files of the matrices of each expert, for one tensor `[E, M R, D]` of E experts with M matrices `[R, D]` each."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Tensors in files that make one in memory, or several that are made together."""
+
+    names: Mapping[str, list[str]]
+    """Names in the files, in the order in which the converter takes them, by its pattern; without a converter a single one."""
+    converter: Any = None
+    """transformers' WeightConverter; None: the tensor is as in the file."""
 
 
 def remember(model: nn.Module, stored: Iterable[str] | None = None) -> None:
@@ -103,6 +111,50 @@ def file_tensors(model: nn.Module, part: Part, tensors: Mapping[str, Tensor]) ->
     return reverted
 
 
+def sources(model: PreTrainedModel, stored: Iterable[str], state: Mapping[str, Tensor]) -> dict[str, Sources]:
+    """What tensors in memory are made of, by their names; of those that are made together, the first one's.
+
+    Args:
+        model: that `remember` has seen.
+        stored: names of the tensors in the files; those that no tensor of the model is made of are left out.
+        state: tensors in memory by name; only names are looked at.
+    """
+    renamings, converters = _by_kind(getattr(model, _ATTRIBUTE, None) or [])
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    prefix = model.base_model_prefix
+    found: dict[str, Sources] = {}
+    for name in sorted(stored, key=dot_natural_key):
+        renamed, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if renamed not in state and name in state:
+            renamed, pattern = name, None
+        if renamed not in state:
+            continue
+        if pattern is None:
+            found.setdefault(renamed, Sources({renamed: [name]}))
+            continue
+        converter = by_pattern[pattern]
+        one = found.setdefault(renamed, Sources({each: [] for each in converter.source_patterns}, converter))
+        one.names[pattern].append(name)
+    return found
+
+
+def convert(model: PreTrainedModel, name: str, one: Sources, tensors: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+    """The tensors in memory that tensors in files make, by name.
+
+    Args:
+        model: of the tensors.
+        name: key of `sources`.
+        one: its value, with a converter.
+        tensors: in files, by pattern as in `one.names`.
+    """
+    converter = copy.deepcopy(one.converter)
+    for pattern, of_one in tensors.items():
+        for stored, tensor in zip(one.names[pattern], of_one, strict=True):
+            converter.add_tensor(name, stored, pattern, tensor)
+    found: dict[str, Tensor] = converter.convert(name, model=model, config=model.config)
+    return found
+
+
 def _by_kind(conversions: Iterable[object]) -> tuple[list[Any], list[Any]]:
     conversions = list(conversions)
     return (
@@ -116,16 +168,4 @@ def _part(model: nn.Module, renamed: str, names: list[str], converter: object, t
         return Part(tuple(names), {renamed: tensors[names[0]].shape})
     empty = {name: torch.empty(tensors[name].shape, device="meta") for name in names}
     files = {name: tensor.shape for name, tensor in revert_weight_conversion(model, empty).items()}
-    experts = _experts(converter, [*files], empty[names[0]]) if len(names) == 1 else None
-    return Part(tuple(names), files, converted=True, experts=experts)
-
-
-def _experts(converter: WeightConverter, files: list[str], stacked: Tensor) -> tuple[tuple[str, ...], ...] | None:
-    """Names by expert, where the conversion does nothing but stack experts and join their matrices by rows."""
-    *first, last = converter.operations
-    stacks = isinstance(last, SplitModulelist) and last.dim == 0
-    joins = not first or (len(first) == 1 and isinstance(first[0], Chunk) and first[0].dim == 1)
-    if not (stacks and joins and stacked.ndim == 3):
-        return None
-    count = stacked.shape[0]
-    return tuple(tuple(files[expert::count]) for expert in range(count))
+    return Part(tuple(names), files, converted=True)

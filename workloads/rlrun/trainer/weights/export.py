@@ -30,8 +30,8 @@ from rlrun.trainer.checkpoints import dcp_reader
 from rlrun.trainer.checkpoints.dcp import POLICY, parameter_key
 from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.load_weights import stored_names
 from rlrun.trainer.modeling.shard import load_model
+from rlrun.trainer.modeling.stored.files import stored_names
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, remember
 from rlrun.trainer.weights.hf_writer import (
     SHARD_BYTES,

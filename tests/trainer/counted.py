@@ -1,0 +1,67 @@
+"""Bytes that live and bytes that are sent, counted operation by operation: no other work on the machine changes them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def tensors_in(*values: object) -> Iterator[Tensor]:
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor) and not leaf.is_meta:
+            yield leaf
+
+
+class LiveBytes(TorchDispatchMode):
+    """Memory of all tensors that an operation in the block has met, while they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(args, kwargs, found):
+            self._meet(tensor)
+        return found
+
+    def _meet(self, tensor: Tensor) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # a tensor of tensors, such as a distributed one
+            return
+        if storage._cdata in self._seen:
+            return
+        self._seen.add(storage._cdata)
+        size = storage.nbytes()
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._leave, storage._cdata, size)
+
+    def _leave(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.live -= size
+
+
+class Collectives(TorchDispatchMode):
+    """Calls of each collective, and the bytes of what goes into them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func._schema.name.partition("::")[2].strip("_")
+            given = args[1] if "scatter" in name or "allgather" in name else args[0]
+            self.calls[name] += 1
+            self.bytes[name] += sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(given))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,111 @@
+"""Tensors that are read slice by slice, and the ways in which files put one together: stacked, joined, divided, transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+Slices = tuple[slice, ...]
+"""One slice per dimension, each with a start and a stop within the shape."""
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A tensor of which nothing is in memory yet."""
+
+    shape: tuple[int, ...]
+    read: Callable[[Slices], Tensor]
+    """Reader of a part."""
+
+    def whole(self) -> Tensor:
+        """The tensor itself."""
+        return self.read(tuple(slice(0, size) for size in self.shape))
+
+
+def stack(parts: Sequence[Lazy], dim: int) -> Lazy:
+    """Tensors of one shape along a new dimension.
+
+    Raises:
+        ValueError: their shapes differ.
+    """
+    shape = _same_shape([part.shape for part in parts])
+
+    def read(slices: Slices) -> Tensor:
+        chosen = range(len(parts))[slices[dim]]
+        return torch.stack([parts[at].read(slices[:dim] + slices[dim + 1 :]) for at in chosen], dim=dim)
+
+    return Lazy((*shape[:dim], len(parts), *shape[dim:]), read)
+
+
+def join(parts: Sequence[Lazy], dim: int) -> Lazy:
+    """Tensors one after the other along a dimension.
+
+    Raises:
+        ValueError: their shapes differ in another dimension.
+    """
+    rest = _same_shape([part.shape[:dim] + part.shape[dim + 1 :] for part in parts])
+    sizes = [part.shape[dim] for part in parts]
+
+    def read(slices: Slices) -> Tensor:
+        found = [parts[at].read(_with(slices, dim, one)) for at, one in _overlaps(sizes, slices[dim])]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=dim)
+
+    return Lazy((*rest[:dim], sum(sizes), *rest[dim:]), read)
+
+
+def chunks(one: Lazy, count: int, dim: int) -> list[Lazy]:
+    """Parts of a tensor along a dimension, as `torch.chunk` makes them."""
+    size = -(-one.shape[dim] // count)
+    return [
+        _part(one, dim, start, min(start + size, one.shape[dim])) for start in range(0, one.shape[dim], max(size, 1))
+    ]
+
+
+def transpose(one: Lazy, first: int, second: int) -> Lazy:
+    """A tensor with two dimensions exchanged."""
+
+    def exchanged(sizes: Sequence[object]) -> list[object]:
+        found = list(sizes)
+        found[first], found[second] = found[second], found[first]
+        return found
+
+    return replace(
+        one,
+        shape=tuple(exchanged(one.shape)),  # type: ignore[arg-type]
+        read=lambda slices: one.read(tuple(exchanged(slices))).transpose(first, second),  # type: ignore[arg-type]
+    )
+
+
+def _part(one: Lazy, dim: int, start: int, stop: int) -> Lazy:
+    def read(slices: Slices) -> Tensor:
+        asked = slices[dim]
+        return one.read(_with(slices, dim, slice(start + asked.start, start + asked.stop)))
+
+    return Lazy((*one.shape[:dim], stop - start, *one.shape[dim + 1 :]), read)
+
+
+def _overlaps(sizes: Sequence[int], asked: slice) -> Iterator[tuple[int, slice]]:
+    """Parts that a slice of their sequence meets, each with its own slice; one of no length of the first where it meets none."""
+    start, met = 0, False
+    for at, size in enumerate(sizes):
+        first, last = max(asked.start - start, 0), min(asked.stop - start, size)
+        if first < last:
+            met = True
+            yield at, slice(first, last)
+        start += size
+    if not met:
+        yield 0, slice(0, 0)
+
+
+def _with(slices: Slices, dim: int, one: slice) -> Slices:
+    return (*slices[:dim], one, *slices[dim + 1 :])
+
+
+def _same_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    for shape in shapes:
+        if shape != shapes[0]:
+            raise ValueError(f"tensors that become one have the shapes {list(shapes[0])} and {list(shape)}")
+    return shapes[0]
