@@ -5,17 +5,30 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlrun.trainer.modeling.shard import local_part
+
 
 def tensors_in(*values: object) -> Iterator[Tensor]:
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and not leaf.is_meta:
             yield leaf
+
+
+def mapped(address: int) -> bool:
+    """True if a file of weights is mapped there: the system keeps of it what it has room for."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_, path = line.split()
+        first, last = (int(bound, 16) for bound in span.split("-"))
+        if first <= address < last:
+            return path.endswith((".safetensors", ".bin"))
+    return False
 
 
 class LiveBytes(TorchDispatchMode):
@@ -33,14 +46,11 @@ class LiveBytes(TorchDispatchMode):
         return found
 
     def _meet(self, tensor: Tensor) -> None:
-        try:
-            storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # a tensor of tensors, such as a distributed one
-            return
+        storage = local_part(tensor).untyped_storage()
         if storage._cdata in self._seen:
             return
         self._seen.add(storage._cdata)
-        size = storage.nbytes()
+        size = 0 if mapped(storage.data_ptr()) else storage.nbytes()
         self.live += size
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._leave, storage._cdata, size)
