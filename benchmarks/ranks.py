@@ -1,0 +1,123 @@
+"""What one of many ranks holds of a large model: gradients between micro-batches, parameters, and the largest slice that it reads.
+
+    python -m benchmarks.ranks [--models Qwen/Qwen3-30B-A3B] [--ranks 8 128 512] [--write]
+
+The model is without memory and divided by the product's `shard` over a group of ranks of which only rank 0 is there. Beside it what
+`rlrun fit` says. Bytes of real ranks are counted by tests on gloo (`tests/trainer/test_gradient_memory.py`,
+`tests/trainer/test_loading_memory.py`). `--write` keeps the table in benchmarks/results/ranks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from loguru import logger
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoModelForCausalLM
+
+from benchmarks.hand_over import config_of
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.fit.architecture import Architecture
+from rlrun.fit.known_models import KNOWN
+from rlrun.fit.trainer import trainer_needs
+from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
+from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.ranks.group import Group
+
+RESULTS = Path(__file__).parent / "results" / "ranks.md"
+MODELS = ("Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-70B")
+RANKS = (8, 32, 128, 512)
+PER_MACHINE = 8
+GB = 1e9
+FILE_BYTES = 2
+"""Bytes of a number in the model's files: bfloat16."""
+
+
+def held(shape: Architecture, ranks: int, copies: int) -> tuple[int, int]:
+    """Bytes of rank 0's part in float32, which its gradient has as well, and of the largest slice that it reads."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    meshes = Meshes(ParallelDims.of(ParallelismConfig(dp_replicate=copies), ranks), "cpu")
+    group = Group(0, ranks, torch.device("cpu"), meshes.layers, meshes)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config_of(shape), dtype=torch.float32)
+    parts = [local_part(parameter).numel() for parameter in shard(model, group).parameters()]
+    dist.destroy_process_group()
+    return 4 * sum(parts), FILE_BYTES * max(parts)
+
+
+def by_fit(name: str, ranks: int, copies: int) -> float:
+    """Bytes of gradients by `rlrun fit`."""
+    config = TrainerConfig(
+        name="ranks",
+        uid="ranks",
+        output_dir="/ranks",
+        model=ModelConfig(name=name),
+        max_steps=1,
+        seq_len=4096,
+        seed=0,
+        replicas=max(ranks // PER_MACHINE, 1),
+        gpus_per_replica=min(ranks, PER_MACHINE),
+        parallelism=ParallelismConfig(dp_replicate=copies),
+        optimizer=OptimizerConfig(lr=1e-6),
+        algorithm=AlgorithmConfig(),
+        checkpoint=CheckpointConfig(),
+    )
+    needs = trainer_needs(config, KNOWN[name], None, memory=80 * 2**30, colocated=False)
+    return next(part.bytes for part in needs.parts if part.name == "gradients")
+
+
+def line(name: str, ranks: int, copies: int) -> str:
+    """One row of the table."""
+    part, largest = held(KNOWN[name], ranks, copies)
+    fit = by_fit(name, ranks, copies)
+    return (
+        f"| {name} | {ranks} | {copies} | {part / GB:.3f} | {fit / GB:.3f} | {part / fit:.3f} | {largest / 2**20:.1f} |"
+    )
+
+
+def table(models: list[str], ranks: list[int]) -> str:
+    """All models as Markdown."""
+    rows = [line(name, count, copies) for name in models for copies in (1, 2) for count in ranks if count > copies]
+    return "\n".join(
+        [
+            "# What one of many ranks holds, without memory",
+            "",
+            f"`python -m benchmarks.ranks --models {' '.join(models)} --ranks {' '.join(map(str, ranks))}`;",
+            "rank 0 of a group of which only it is there, models on meta, divided by the product's `shard`. GB are 10^9 bytes. Copies:",
+            "`parallelism.dpReplicate`. A rank's parameters in float32 are as many bytes as its gradients. When the model is loaded a rank",
+            "reads its part in slices, each of at most the last column, out of files in bfloat16.",
+            "",
+            "| model | ranks | copies | gradients, GB | by `rlrun fit`, GB | ratio | largest slice read, MiB |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(KNOWN), default=list(MODELS), metavar="NAME")
+    parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
+    parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
+    arguments = parser.parse_args()
+    logger.remove()
+    logger.add(sys.stderr, level="WARNING")
+    text = table(arguments.models, arguments.ranks)
+    print(text)
+    if arguments.write:
+        RESULTS.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
