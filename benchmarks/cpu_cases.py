@@ -26,7 +26,8 @@ Act = Callable[[], float]
 """One run of a case; returns the digest."""
 
 
-def _qwen3(folder: Path, **sizes: int) -> Path:
+def qwen3(folder: Path, **sizes: int) -> Path:
+    """Write the configuration of a small Qwen3 into the folder, and return it."""
     from transformers import Qwen3Config
 
     shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "vocab_size": 16_384} | sizes
@@ -49,7 +50,7 @@ def step(folder: Path) -> Iterator[Act]:
         name="step",
         uid="step",
         output_dir=str(folder),
-        model=ModelConfig(path=str(_qwen3(folder / "model"))),
+        model=ModelConfig(path=str(qwen3(folder / "model"))),
         max_steps=1,
         seq_len=STEP_TOKENS,
         seed=0,
@@ -127,7 +128,7 @@ def load(folder: Path) -> Iterator[Act]:
     from rlrun.config.models.model import ModelConfig
     from rlrun.trainer.modeling.load_weights import load_sharded
 
-    source = _qwen3(folder / "model")
+    source = qwen3(folder / "model")
     torch.manual_seed(0)
     made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=torch.bfloat16)
     made.save_pretrained(source)
@@ -152,7 +153,7 @@ def checkpoint(folder: Path) -> Iterator[Act]:
     from rlrun.trainer.learning.optimizers import make_optimizer
     from rlrun.trainer.modeling.shard import shard
 
-    config = AutoConfig.from_pretrained(_qwen3(folder / "model"))
+    config = AutoConfig.from_pretrained(qwen3(folder / "model"))
     torch.manual_seed(0)
     with _group() as group:
         model = shard(AutoModelForCausalLM.from_config(config, dtype=torch.float32), group)
