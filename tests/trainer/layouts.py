@@ -84,14 +84,15 @@ LORA = LoRAConfig(rank=4, alpha=8)
 LOSS = objective(AlgorithmConfig(), 64)
 OTHER = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))
 """Of every third sample's environment; some ranks have none of them in a row."""
-_KINDS = {"moe": "qwen3_moe", "deep": "llama"}
-"""Model types of the families that have another name here; the embedding of the deep one is on the first and the last of four stages."""
+_KINDS = {"moe": "qwen3_moe", "few": "qwen3_moe", "deep": "llama"}
+"""Model types of the families that have another name here; the embedding of the deep one is on the first and the last of
+four stages, and there are fewer experts than ranks in the other."""
 
 
 def make_model(family: str, seed: int) -> Any:
     packed_attention.register()
-    deep = {"num_hidden_layers": 5} if family == "deep" else {}
-    model = family_models.make_model(_KINDS.get(family, family), seed, **deep)
+    sizes = {"deep": {"num_hidden_layers": 5}, "few": {"num_experts": 2}}.get(family, {})
+    model = family_models.make_model(_KINDS.get(family, family), seed, **sizes)
     model.set_attn_implementation(packed_attention.NAME)
     return model
 

@@ -57,6 +57,9 @@ KINDS: dict[str, Callable[[], Any]] = {
     "experts": lambda: Qwen3MoeForCausalLM(
         Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=16, moe_intermediate_size=32, num_experts=8)
     ),
+    "few-experts": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=16, moe_intermediate_size=32, num_experts=2)
+    ),
     "renamed-experts": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=8)),
 }
 HYBRID = "llama-hybrid"

@@ -44,6 +44,8 @@ CASES = {
         "ep2xreplicate2:local",
         "pp2xep2",
     ),
+    "few": ("hsdp2x2", "fsdp4"),  # fewer experts than ranks
+    "few+muon": ("fsdp4",),
     "qwen2": ("tp2xcp2",),  # biases, windows across the cut
     "gemma2": ("tp2xcp2:offload",),  # caps; norms after the sum over tensor ranks
     "phi3": ("tp2xcp2", "tp4"),  # joined projections

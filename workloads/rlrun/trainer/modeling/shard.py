@@ -6,7 +6,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from loguru import logger
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -214,13 +214,29 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         if experts is not None and dims.ep > 1:
             assert meshes is not None
             fully_shard(experts, mesh=meshes.expert_copies, mp_policy=policy, offload_policy=offload)
-        fully_shard(layer, mesh=group.mesh, mp_policy=policy, offload_policy=offload)
+        fully_shard(
+            layer, mesh=group.mesh, mp_policy=policy, offload_policy=offload, shard_placement_fn=_placement(dims.fsdp)
+        )
     fully_shard(model, mesh=group.mesh if meshes is None else meshes.outer, mp_policy=policy, offload_policy=offload)
     for module in fsdp_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
     _move_buffers(model, group.device)
     return model.train()
+
+
+def _placement(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
+    """Choice of the dimension over which a parameter is divided: the first, unless it has fewer entries than there are ranks.
+
+    The experts of a mixture are few: with more ranks than experts every further rank would hold none of them, and the others no less.
+    """
+
+    def choose(parameter: nn.Parameter) -> Shard | None:
+        if isinstance(parameter, DTensor) or parameter.shape[0] >= ranks:
+            return None
+        return next((Shard(dim) for dim in range(1, parameter.ndim) if parameter.shape[dim] % ranks == 0), None)
+
+    return choose
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
