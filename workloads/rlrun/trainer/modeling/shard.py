@@ -197,6 +197,8 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     )
     gradient_accumulation.attach(model, memory.accumulation)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
+    by_rows = memory.run is not None and memory.run.optimizer.moments == "int8"  # whose blocks lie in rows
+    placement = None if by_rows else _placement(dims.fsdp)
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     inside = _checkpoint_inside(model, mode)
     if memory.compile and mode == "selective" and not inside and group.leads:
@@ -214,9 +216,7 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         if experts is not None and dims.ep > 1:
             assert meshes is not None
             fully_shard(experts, mesh=meshes.expert_copies, mp_policy=policy, offload_policy=offload)
-        fully_shard(
-            layer, mesh=group.mesh, mp_policy=policy, offload_policy=offload, shard_placement_fn=_placement(dims.fsdp)
-        )
+        fully_shard(layer, mesh=group.mesh, mp_policy=policy, offload_policy=offload, shard_placement_fn=placement)
     fully_shard(model, mesh=group.mesh if meshes is None else meshes.outer, mp_policy=policy, offload_policy=offload)
     for module in fsdp_modules(model):
         module.set_gradient_divide_factor(1.0)
