@@ -137,6 +137,16 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Annotate:
+    """Set annotations of an object and nothing else."""
+
+    ref: Ref
+    uid: str
+    """Precondition: a successor of the same name is not meant."""
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Delete:
     """Delete one object, in the background."""
 
@@ -185,6 +195,7 @@ class Actions:
     dry_run: Sequence[Manifest] = ()
     create: Sequence[Manifest] = ()
     apply: Sequence[Apply] = ()
+    annotate: Sequence[Annotate] = ()
     scale: Sequence[Scale] = ()
     delete: Sequence[Delete] = ()
     repair: Sequence[Apply] = ()
@@ -199,7 +210,7 @@ AT_ONCE = Actions(wake_in=0.0)
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions, in this order: grow, ask, dry-run, create, apply, scale, delete, repair, status, events."""
+    """Actions, in this order: grow, ask, dry-run, create, apply, annotate, scale, delete, repair, status, events."""
 
     status: Manifest
     """The whole new status, camelCase, without nulls; written if it differs."""
@@ -212,6 +223,8 @@ class Decision:
     create: tuple[Manifest, ...] = ()
     """POST; one that exists is left as it is (claim, Secret, Lease)."""
     apply: tuple[Apply, ...] = ()
+    annotate: tuple[Annotate, ...] = ()
+    """An object that is gone is left out."""
     scale: tuple[Scale, ...] = ()
     delete: tuple[Delete, ...] = ()
     repair: tuple[Apply, ...] = ()

@@ -8,6 +8,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import StorageStatus
 from rlrun_operator import render
 from rlrun_operator.decide import host_run, stall, status_builder
+from rlrun_operator.decide.engines import scaling
 from rlrun_operator.decide.objects import parts, volumes
 from rlrun_operator.decide.snapshot import Case, is_ending, replicas, uid_of
 from rlrun_operator.decide.status_builder import finish
@@ -42,6 +43,7 @@ def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: 
     heard = stall.hear(case, attempt)
     scene, waits = _scene(case, attempt, heard), _Waits(case)
     said = _conditions(case, scene, heard, waits, begins=begins)
+    engine_marks, engine_scales = ([], []) if begins else scaling.scaled(case, heard)
     beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.see(case, attempt)
     again = _look_again(case, scene, heard, waits, said)
     wakes = [actions.wake_in, again.wake_in, beside.wake_in]
@@ -49,13 +51,15 @@ def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: 
         create=(*actions.create, *_lost_children(case, attempt)),
         apply=(*actions.apply, *_corrected(case, attempt, begins, bool(actions.apply))),
         dry_run=actions.dry_run,
-        scale=() if begins else _scales(case),
+        annotate=() if begins else (*scaling.asked(case, heard), *engine_marks),
+        scale=() if begins else (*engine_scales, *_scales(case)),
         delete=_zombies(case, attempt),
         repair=beside.repair,
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=again.look_up,
     )
-    fields = _reached(case, attempt, heard) | change
+    fields = _reached(case, attempt, heard)
+    fields |= scaling.chosen(case, heard, fields) | change
     return finish(case, {**said, **beside.said}, fields, todo, training=progress.is_training(heard))
 
 
@@ -306,24 +310,18 @@ def _until_on_record(case: Case, ready: Say) -> float | None:
 
 
 def _scales(case: Case) -> list[Scale]:
-    """Engines follow the specification at once; a trainer that a user has scaled returns to what it was made with."""
-    if case.spec is None:
+    """A trainer that a user has scaled returns to what it was made with."""
+    if case.spec is None or case.statefulset is None or is_ending(case.statefulset):
         return []
-    result = []
-    if case.deployment is not None and not is_ending(case.deployment):
-        engines = case.wanted.engines
-        if replicas(case.deployment) != engines:
-            result.append(Scale(case.inference_ref, uid_of(case.deployment), engines))
-    if case.statefulset is not None and not is_ending(case.statefulset):
-        trainers = case.wanted.trainers
-        if case.past.launched_attempt == case.past.attempt and replicas(case.statefulset) != trainers:
-            result.append(Scale(case.trainer_ref, uid_of(case.statefulset), trainers))
-    return result
+    trainers = case.wanted.trainers
+    if case.past.launched_attempt != case.past.attempt or replicas(case.statefulset) == trainers:
+        return []
+    return [Scale(case.trainer_ref, uid_of(case.statefulset), trainers)]
 
 
 def engines_as_specified(case: Case) -> tuple[list[Scale], list[Apply]]:
     """Writes that keep the engines of a run whose attempt is over serving its guests."""
-    return [s for s in _scales(case) if s.ref == case.inference_ref], _lost_deployment(case, False)
+    return scaling.scaled(case, None)[1], _lost_deployment(case, False)
 
 
 def _unmade(case: Case) -> Say | None:

@@ -151,6 +151,7 @@ class Case:
             host=self.host,
             key_attempt=self.key_attempt,
             known_hash=self.judgement.spec_hash if spec is self.judgement.spec else None,
+            engine_count=self.wanted.engines if self.autoscales else None,
             excluded=tuple(node.name for node in node_exclusion.active(self.past, self.now)),
             placed=self.observed.admission.placed if self.observed.admission is not None else {},
         )
@@ -272,8 +273,8 @@ class Case:
             edited = running and self.spec_hash != self.past.spec_hash
             return Wanted(
                 trainers=((self.past.trainer.desired if edited else 0) or spec.trainer.replicas) if self.trains else 0,
-                engines=spec.inference.replicas if self.serves else 0,
-                engines_needed=min(spec.inference.min_available, spec.inference.replicas) if self.serves else 0,
+                engines=self._engines(spec) if self.serves else 0,
+                engines_needed=min(spec.inference.min_available, spec.inference.least) if self.serves else 0,
                 claim=spec.storage.claim_name or self.names.claim,
                 own_claim=own,
             )
@@ -285,6 +286,20 @@ class Case:
             claim=storage.claim_name if storage else self.names.claim,
             own_claim=storage is None or storage.claim_name == self.names.claim,
         )
+
+    def _engines(self, spec: RLRunSpec) -> int:
+        """Number of engines: as specified, or what autoscaling has chosen within its present bounds."""
+        block = spec.inference
+        return (
+            block.replicas
+            if block.autoscale is None
+            else min(max(self.past.inference.desired, block.least), block.most)
+        )
+
+    @property
+    def autoscales(self) -> bool:
+        """True if the operator chooses the number of engines."""
+        return self.serves and self.spec is not None and self.spec.inference.autoscale is not None
 
     @property
     def _task(self) -> object:

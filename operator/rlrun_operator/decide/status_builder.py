@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlrun.api.status import Condition, RLRunStatus, RoleStatus, SharedWithStatus
+from rlrun.api.status import Condition, InferenceStatus, RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun.runtime.printable import printable
 from rlrun_operator.decide import lifetime, queueing
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.snapshot import Case, read_status
-from rlrun_operator.names import attempt_number
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_number
 from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Json, Manifest, Urgency
 from rlrun_operator.status import reasons
 from rlrun_operator.status.change import UNSET, StatusChange, combined
@@ -49,6 +49,7 @@ def finish(
         dry_run=tuple(actions.dry_run),
         create=tuple(actions.create),
         apply=tuple(actions.apply),
+        annotate=tuple(actions.annotate),
         scale=tuple(actions.scale),
         delete=tuple(actions.delete),
         repair=tuple(actions.repair),
@@ -145,16 +146,22 @@ def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False
     orchestrator = RoleStatus(desired=0 if over else 1, ready=ready["orchestrator"])
     if case.host_name is not None:
         hosts = read_status((case.observed.host or {}).get("status") or {})
-        engines = RoleStatus() if over else hosts.inference
+        engines = InferenceStatus() if over else hosts.inference
         return StatusChange(
             trainer=RoleStatus() if over else hosts.trainer,
-            inference=RoleStatus(desired=engines.desired, ready=engines.ready, weight_version=version),
+            inference=InferenceStatus(desired=engines.desired, ready=engines.ready, weight_version=version),
             orchestrator=orchestrator,
             shared_with=shared_with(case),
         )
     return StatusChange(
         trainer=RoleStatus(desired=0 if over else wanted.trainers, ready=ready["trainer"]),
-        inference=RoleStatus(desired=0 if over else wanted.engines, ready=ready["inference"], weight_version=version),
+        inference=InferenceStatus(
+            desired=0 if over else wanted.engines,
+            ready=ready["inference"],
+            weight_version=version,
+            reason=case.past.inference.reason if case.autoscales else None,
+            selector=f"{RUN_LABEL}={case.names.run},{ROLE_LABEL}=inference" if case.serves else None,
+        ),
         orchestrator=orchestrator,
     )
 

@@ -154,7 +154,11 @@ class Admissions:
         uid, spec = str(case.metadata["uid"]), case.spec
         if spec is None:
             return ()
-        mark = (case.generation, case.past.excluded_nodes and tuple(node.name for node in case.past.excluded_nodes))
+        mark = (
+            case.generation,
+            case.wanted.engines,
+            case.past.excluded_nodes and tuple(node.name for node in case.past.excluded_nodes),
+        )
         known = self._gangs.get(uid)
         if known is None or known[0] != mark:
             made = workloads(case.context(spec, max(case.attempt, 1))).made

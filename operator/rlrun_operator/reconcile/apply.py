@@ -1,4 +1,7 @@
-"""Carries out a decision: ask, dry-run, create, apply, scale, delete, repair, in this order. The answers go into the store at once."""
+"""Carries out a decision: ask, dry-run, create, apply, annotate, scale, delete, repair, in this order.
+
+The answers go into the store at once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from rlrun_operator.kube.resources import BY_KIND, CLAIM, POD, SECRET, WATCHED
 from rlrun_operator.names import MANAGER, RUN_LABEL, is_made_for
 from rlrun_operator.render.origin import Cause, causes
 from rlrun_operator.runtime.cache import Store
-from rlrun_operator.state import Apply, Decision, Delete, Grow, Manifest, Scale
+from rlrun_operator.state import Annotate, Apply, Decision, Delete, Grow, Manifest, Scale
 
 _KEPT = {resource.kind for resource in WATCHED}
 log = logging.getLogger(__name__)
@@ -103,6 +106,8 @@ class Applier:
                 if item.manifest["kind"] != POD.kind:
                     raise
                 pod_kept_out = error  # nothing depends on a pod
+        for annotate in decision.annotate:
+            await self._annotate(namespace, annotate)
         for scale in decision.scale:
             await self._scale(namespace, scale)
         for delete in decision.delete:
@@ -214,6 +219,16 @@ class Applier:
         if not _is_own(found, manifest):
             raise NameTakenError(f"{resource.kind} {name}", manifest)
         return {**found, "apiVersion": resource.api_version, "kind": resource.kind}
+
+    async def _annotate(self, namespace: str, annotate: Annotate) -> None:
+        """Annotate an object; one that is gone, or is another one now, needs it no more."""
+        patch = {"metadata": {"uid": annotate.uid, "annotations": dict(annotate.annotations)}}
+        try:
+            self._learn(await self._client.merge(BY_KIND[annotate.ref.kind], namespace, annotate.ref.name, patch))
+        except ApiError as error:
+            if error.status not in (404, 409, 422):  # 409, 422: the UID of a living object cannot be changed
+                raise
+            log.debug("%s was not annotated: %s", annotate.ref, error)
 
     async def _scale(self, namespace: str, scale: Scale) -> None:
         resource, name = BY_KIND[scale.ref.kind], scale.ref.name

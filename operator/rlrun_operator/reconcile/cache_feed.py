@@ -106,7 +106,13 @@ def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
         found = lease["metadata"].get("annotations") or {}
         return tuple(
             found.get(key)
-            for key in (lease_keys.ATTEMPT, lease_keys.RESUMED_FROM_STEP, lease_keys.STORAGE, lease_keys.RESULTS)
+            for key in (
+                lease_keys.ATTEMPT,
+                lease_keys.RESUMED_FROM_STEP,
+                lease_keys.STORAGE,
+                lease_keys.RESULTS,
+                lease_keys.ENGINES_DRAINED,
+            )
         )
 
     return said(before) == said(now)

@@ -209,7 +209,17 @@ class Reconciler:
                 self._again(key, decision.wake_in)
             if (waits := memory.ungrown_until - self._clock()) > 0:
                 self._again(key, waits)
-            if any((decision.create, decision.apply, decision.scale, decision.delete, decision.repair, decision.grow)):
+            if any(
+                (
+                    decision.create,
+                    decision.apply,
+                    decision.annotate,
+                    decision.scale,
+                    decision.delete,
+                    decision.repair,
+                    decision.grow,
+                )
+            ):
                 # The store knows the answers: no watch event is going to come for them.
                 self._again(key, SETTLE_SECONDS)
             return

@@ -61,6 +61,8 @@ class RunContext:
     """The attempt that the run's key was made for; 0: its first key."""
     known_hash: str | None = None
     """`spec_hash` of the specification, where it is known: making it costs as much as a pod."""
+    engine_count: int | None = None
+    """Number of engines that autoscaling has chosen; None: as specified, or the first number."""
     excluded: tuple[str, ...] = ()
     """Nodes that trainer and orchestrator keep away from. Not the engines: they outlive attempts, and are not made again for it."""
 

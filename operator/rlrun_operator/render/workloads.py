@@ -70,7 +70,7 @@ def _stateful_set(ctx: RunContext) -> Manifest:
 
 def _deployment(ctx: RunContext) -> Manifest:
     spec = {
-        "replicas": ctx.spec.inference.replicas,
+        "replicas": ctx.engine_count or ctx.spec.inference.least,
         # No surge: the GPUs of a new engine are those of an old one. All at once: another template comes with a new attempt, whose
         # orchestrator is not to meet engines of two renderings.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}},

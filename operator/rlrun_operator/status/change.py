@@ -12,6 +12,7 @@ from rlrun.api.status import (
     Condition,
     ExcludedNode,
     FailureRecord,
+    InferenceStatus,
     Phase,
     ProgressStatus,
     QueueStatus,
@@ -62,7 +63,7 @@ class StatusChange:
     steps: str | Unset | None = UNSET
     results: list[str] | Unset | None = UNSET
     trainer: RoleStatus | Unset = UNSET
-    inference: RoleStatus | Unset = UNSET
+    inference: InferenceStatus | Unset = UNSET
     orchestrator: RoleStatus | Unset = UNSET
     trainer_ready: str | Unset | None = UNSET
     inference_ready: str | Unset | None = UNSET

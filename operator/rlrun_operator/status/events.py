@@ -136,7 +136,10 @@ def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
         yield EventRecord("Warning", reasons.ENGINES_UNAVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
     before, after = old.inference.desired, new.inference.desired
     if before and after != before and new.shared_with is None:
-        yield EventRecord("Normal", reasons.INFERENCE_SCALED, f"inference.replicas: {before} to {after} engines")
+        because = new.inference.reason if new.inference.reason != old.inference.reason else None
+        told = f"{before} to {after} engines"
+        message = f"{told}: {because}" if because else f"inference.replicas: {told}"
+        yield EventRecord("Normal", reasons.INFERENCE_SCALED, message)
 
 
 def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:

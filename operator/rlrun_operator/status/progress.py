@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack
 
 from rlrun.api.status import COUNT_MAX, CheckpointStatus, ProgressStatus, RLRunStatus
 from rlrun.protocol.messages import annotations as keys
+from rlrun.protocol.messages.engine_load import EngineLoad, parse_load
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.change import StatusChange
@@ -48,6 +49,12 @@ class Report:
     """Reason and words, while the volume is of no use."""
     results: tuple[str, ...] = ()
     """Measures of policies."""
+    load: EngineLoad | None = None
+    """Load of the engines over the last steps."""
+    drained: tuple[str, ...] | None = None
+    """Addresses of engines that nobody uses any more; None: the orchestrator cannot drain."""
+    engines_wanted: int | None = None
+    """Number of engines that the orchestrator was asked to leave in use."""
 
 
 def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
@@ -70,6 +77,9 @@ def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
         waiting_role=found.get(keys.WAITING_ON_ROLE) or None,
         storage=_trouble(found.get(keys.STORAGE, "")),
         results=_lines(found.get(keys.RESULTS)),
+        load=parse_load(found.get(keys.ENGINES)),
+        drained=_words(found.get(keys.ENGINES_DRAINED)),
+        engines_wanted=_count(found, keys.ENGINES_WANTED),
     )
 
 
@@ -183,6 +193,10 @@ def _lines(text: str | None) -> tuple[str, ...]:
     """Lines that the API takes; any client may have written the annotation."""
     lines = [line[: keys.RESULT_MAX] for line in str(text or "").splitlines() if line]
     return tuple(lines[: keys.RESULTS_MAX])
+
+
+def _words(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(str(text).split()[: keys.DRAINED_MAX])
 
 
 def _trouble(told: str) -> tuple[str, str] | None:

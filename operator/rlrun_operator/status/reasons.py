@@ -321,7 +321,7 @@ EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS
     ENGINES_AVAILABLE: "At least `inference.minAvailable` engines are ready.",
     ENGINES_UNAVAILABLE: "Fewer than `inference.minAvailable` engines are ready, after there were enough.",
     NODE_EXCLUDED: "The run failed twice on a node and keeps away from it for an hour.",
-    INFERENCE_SCALED: "The number of engines follows an edit of `inference.replicas`.",
+    INFERENCE_SCALED: "The number of engines follows an edit of `inference`, or `inference.autoscale` chose it; the message says why.",
     HEARTBEAT_RESUMED: "The orchestrator renews its Lease again.",
     COMPLETED: CONDITION_REASONS[COMPLETED],
     SUSPENDING: CONDITION_REASONS[SUSPENDING],

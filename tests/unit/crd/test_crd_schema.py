@@ -174,7 +174,7 @@ def test_the_printer_columns_show_fields_that_exist() -> None:
     for column in version["additionalPrinterColumns"]:
         if column["jsonPath"].startswith(".status."):
             assert fields[column["jsonPath"].removeprefix(".status.")]["type"] == column["type"]
-    assert version["subresources"] == {"status": {}}
+    assert set(version["subresources"]) == {"status", "scale"}
 
 
 def test_the_chart_carries_the_same_crd_and_never_deletes_it() -> None:

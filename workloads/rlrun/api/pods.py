@@ -154,17 +154,59 @@ class TrainerBlock(TrainerSpec, PodFields):
     )
 
 
+class AutoscaleSpec(Config):
+    """Bounds and aim of the number of engines."""
+
+    min: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Fewest engines, and the first number."""
+    max: Annotated[int, Field(ge=1, le=4096)]
+    """Most engines."""
+    target_wait: Annotated[float, Field(ge=0.01, le=0.9)] = 0.05
+    """Share of time that the trainer may wait for rollouts."""
+    stabilization_seconds: Annotated[int, Field(ge=0, le=86400)] = 120
+    """Shortest measurement; two steps at least."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.min <= self.max",
+            "autoscale.min ({self.min}) must be at most autoscale.max ({self.max}); lower min or raise max",
+            ".min",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(
+                f"autoscale.min ({self.min}) must be at most autoscale.max ({self.max}); lower min or raise max"
+            )
+        return self
+
+
 class InferenceBlock(InferenceSpec, PodFields):
     """The vLLM engines and their pods."""
 
     min_available: Annotated[int, Field(ge=0, le=4096)] = 1
     """Ready engines below which InferenceAvailable is False; at most `replicas`."""
+    autoscale: AutoscaleSpec | None = None
+    """The operator chooses the number."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         *EXTRA_ARGUMENTS_RULES,
         Rule(
-            "self.minAvailable <= self.replicas",
+            "!has(self.autoscale) || !has(self.replicas)",
+            "replicas ({self.replicas}) is the operator's choice with autoscale, within autoscale.min and autoscale.max; remove one of "
+            "them",
+            ".replicas",
+        ),
+        Rule(
+            "has(self.autoscale) || self.minAvailable <= self.replicas",
             "minAvailable ({self.minAvailable}) must be at most replicas ({self.replicas}); lower it or raise replicas",
+            ".minAvailable",
+        ),
+        Rule(
+            "!has(self.autoscale) || self.minAvailable <= self.autoscale.min",
+            "minAvailable ({self.minAvailable}) must be at most autoscale.min ({self.autoscale.min}); lower it or raise autoscale.min",
             ".minAvailable",
         ),
         Rule(
@@ -175,9 +217,30 @@ class InferenceBlock(InferenceSpec, PodFields):
         ),
     )
 
+    @property
+    def least(self) -> int:
+        """Number of engines that there are always."""
+        return self.replicas if self.autoscale is None else self.autoscale.min
+
+    @property
+    def most(self) -> int:
+        """Most engines that there may be."""
+        return self.replicas if self.autoscale is None else self.autoscale.max
+
     @model_validator(mode="after")
     def _enough(self) -> Self:
-        if self.min_available > self.replicas:
+        if self.autoscale is not None:
+            if "replicas" in self.model_fields_set:
+                raise ValueError(
+                    f"replicas ({self.replicas}) is the operator's choice with autoscale, within autoscale.min and autoscale.max; "
+                    "remove one of them"
+                )
+            if self.min_available > self.autoscale.min:
+                raise ValueError(
+                    f"minAvailable ({self.min_available}) must be at most autoscale.min ({self.autoscale.min}); lower it or raise "
+                    "autoscale.min"
+                )
+        elif self.min_available > self.replicas:
             raise ValueError(
                 f"minAvailable ({self.min_available}) must be at most replicas ({self.replicas}); lower it or raise replicas"
             )

@@ -94,8 +94,7 @@ def _trainer(spec: RLRunSpec) -> Fields:
 def _inference(spec: RLRunSpec) -> Fields:
     block = _computing(spec.inference, InferenceSpec)
     block["max_model_len"] = spec.inference.max_model_len or spec.seq_len
-    if spec.placement.colocate:
-        block["replicas"] = spec.trainer.replicas
+    block["replicas"] = spec.trainer.replicas if spec.placement.colocate else spec.inference.least
     return block
 
 

@@ -29,6 +29,7 @@ LIVE_FIELDS = (
     "progress",
     "inference.replicas",
     "inference.minAvailable",
+    "inference.autoscale",
     "trainer.guests",
     CLAIM_SIZE,
     "activeDeadlineSeconds",
@@ -64,6 +65,12 @@ class RLRunSpec(RunFields):
             ".weightSync",
         ),
         *task_parts.RULES,
+        Rule(
+            "!has(self.inference.autoscale) || !has(self.trainer.lora) || self.trainer.lora.slots == 1",
+            "inference.autoscale sees the load of this run alone, and trainer.lora.slots ({self.trainer.lora.slots}) lets others use its "
+            "engines; remove one of them",
+            ".inference",
+        ),
         Rule(
             "self.task != 'RL' || self.environments.all(e, self.orchestrator.batchSize % e.groupSize == 0)",
             "orchestrator.batchSize ({self.orchestrator.batchSize}) must be divisible by "
@@ -113,6 +120,16 @@ class RLRunSpec(RunFields):
             raise ValueError(
                 f"weightSync.transport (NCCL) connects GPUs with GPUs, or CPUs with CPUs; trainer.gpusPerReplica is {trainer} and "
                 f"inference.gpusPerReplica is {engine}; set transport: Filesystem or change one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engines_of_one_run(self) -> Self:
+        lora = self.trainer.lora
+        if self.inference.autoscale is not None and lora is not None and lora.slots > 1:
+            raise ValueError(
+                f"inference.autoscale sees the load of this run alone, and trainer.lora.slots ({lora.slots}) lets others use its "
+                "engines; remove one of them"
             )
         return self
 

@@ -85,8 +85,17 @@ class RoleStatus(Config):
     """Number of desired pods."""
     ready: PodCount = 0
     """Number of ready pods."""
+
+
+class InferenceStatus(RoleStatus):
+    """Engines."""
+
     weight_version: Count | None = None
     """Newest policy version that an engine holds."""
+    reason: str | None = None
+    """Why autoscaling has changed `desired` last."""
+    selector: str | None = None
+    """Labels of the pods."""
 
 
 class ProgressStatus(Config):
@@ -251,7 +260,7 @@ class RLRunStatus(Config):
     """Results of Eval: `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
     trainer: RoleStatus = RoleStatus()
     """The trainer's pods."""
-    inference: RoleStatus = RoleStatus()
+    inference: InferenceStatus = InferenceStatus()
     """The engines; a guest's are its host's, as its trainer is."""
     orchestrator: RoleStatus = RoleStatus()
     """The orchestrator's pod."""

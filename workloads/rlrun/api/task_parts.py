@@ -115,6 +115,7 @@ def _parts_of_training(spec: RunFields) -> unread.Parts:
             spec.checkpoint,
             [name for name in CheckpointConfig.model_fields if name != "grace_period_seconds"],
         ),
+        ("inference", spec.inference, ("autoscale",)),
         ("weightSync", spec.weight_sync, ("transport",)),
         *((("evaluation", spec.evaluation, ("interval", "timeout_seconds")),) if spec.evaluation else ()),
     )

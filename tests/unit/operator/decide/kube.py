@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlrun.protocol.messages import annotations as keys
+from rlrun_operator.decide.engines.scaling import DELETION_COST
 from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.deletion import remembered
 from rlrun_operator.kube.resources import PART_KINDS
@@ -18,7 +19,7 @@ from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.runtime.pulse import Pulse, beat
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Admission, Decision, Grow, Observed, Ungrown
+from rlrun_operator.state import Admission, Annotate, Decision, Grow, Observed, Ungrown
 from rlrun_operator.times import rfc3339
 
 NAME, UID = "run", "uid-of-run"
@@ -215,6 +216,8 @@ class Kube:
             yield lambda child=child: self._create(child)
         for apply in decision.apply:
             yield lambda apply=apply: self._apply(apply.manifest, apply.expect_absent)
+        for annotate in decision.annotate:
+            yield lambda annotate=annotate: self._annotate(annotate)
         for scale in decision.scale:
             yield lambda scale=scale: self._scale(scale.ref, scale.uid, scale.replicas)
         for delete in decision.delete:
@@ -301,6 +304,12 @@ class Kube:
             return
         claim["spec"]["resources"]["requests"]["storage"] = grow.size
         self.writes.append(f"grow {grow.claim} {grow.size}")
+
+    def _annotate(self, annotate: Annotate) -> None:
+        found = self.objects.get(annotate.ref)
+        if found is not None and found["metadata"]["uid"] == annotate.uid:
+            found["metadata"].setdefault("annotations", {}).update(annotate.annotations)
+            self.writes.append(f"annotate {annotate.ref.kind} {annotate.ref.name}")
 
     def _scale(self, ref: Ref, uid: str, replicas: int) -> None:
         if self.objects[ref]["metadata"]["uid"] != uid:
@@ -395,6 +404,14 @@ class Kube:
                 self._kubelet(ref, pod)
         return self.objects != before
 
+    def _cheapest_gone(self, pods: list[Ref], names: list[str]) -> list[str]:
+        """Names of the pods that stay: the Deployment's controller removes the cheapest first, where they have a price."""
+        costs = {p: (self.objects[p]["metadata"].get("annotations") or {}).get(DELETION_COST) for p in pods}
+        if len(pods) != len(names) and not any(costs.values()):
+            return names
+        kept = [pod.name for pod in sorted(pods, key=lambda pod: -int(costs[pod] or 0))[: len(names)]]
+        return kept + [name for name in names if name not in kept][: len(names) - len(kept)]
+
     def _reconcile(self, ref: Ref, owner: Object) -> Object:
         names = [f"{ref.name}-{i}" for i in range(owner["spec"]["replicas"])]
         mine = [
@@ -403,6 +420,7 @@ class Kube:
             if r.kind == "Pod"
             and any(x["uid"] == owner["metadata"]["uid"] for x in o["metadata"].get("ownerReferences", ()))
         ]
+        names = self._cheapest_gone(mine, names) if ref.kind == "Deployment" else names
         rendered = owner["spec"]["template"]["spec"]["containers"]
         for pod in mine:
             old = ref.kind == "Deployment" and self.objects[pod]["spec"]["containers"] != rendered
@@ -455,6 +473,8 @@ class Kube:
         said |= {f"rlrun.io/{k.replace('_', '-')}": v for k, v in more.items()}
         lease = self.objects[Ref("Lease", f"{self.run['metadata']['name']}-progress")]
         known = copied(lease)
+        asked = (lease["metadata"].get("annotations") or {}).get(keys.ENGINES_WANTED)
+        said |= {keys.ENGINES_WANTED: asked}  # a merge patch leaves it
         lease["metadata"]["annotations"] = {k: str(v) for k, v in said.items() if v is not None}
         lease["spec"] = {"renewTime": rfc3339(self.now), "holderIdentity": str(len(self.writes))}
         before = None

@@ -59,6 +59,12 @@ _BOUNDS = {
 }
 _SELECTABLE = (".status.phase",)
 """Fields that `kubectl get rlr --field-selector` takes (Kubernetes 1.31 and newer)."""
+_SCALE = {
+    "specReplicasPath": ".spec.inference.replicas",
+    "statusReplicasPath": ".status.inference.desired",
+    "labelSelectorPath": ".status.inference.selector",
+}
+"""What `kubectl scale` and autoscalers of Kubernetes read and write: the number of engines."""
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Step", "string", ".status.steps", 0),
@@ -98,7 +104,7 @@ def crd() -> Json:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}, "scale": _SCALE},
                     "selectableFields": [{"jsonPath": path} for path in _SELECTABLE],
                     "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
                     "schema": {"openAPIV3Schema": _root()},

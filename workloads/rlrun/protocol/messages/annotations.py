@@ -47,6 +47,15 @@ RESULTS_MAX = 64
 """Lines; all of them are on the volume."""
 RESULT_MAX = 512
 """Characters of a line."""
+ENGINES = "rlrun.io/engines"
+"""Load of the engines over the last steps, as JSON: `engine_load.EngineLoad`."""
+ENGINES_DRAINED = "rlrun.io/engines-drained"
+"""Addresses of engines that get no more requests and have none, apart by spaces; empty: there is none. Absent: who reports drains none."""
+DRAINED_MAX = 64
+"""Addresses."""
+ENGINES_WANTED = "rlrun.io/engines-wanted"
+"""Number of engines that the operator wants. It alone is written by the operator: the orchestrator reads it in the answer to its
+renewals, and drains engines beyond."""
 
 ALL = (
     STEP,
@@ -66,4 +75,7 @@ ALL = (
     ACTIVITY,
     STORAGE,
     RESULTS,
+    ENGINES,
+    ENGINES_DRAINED,
 )
+"""What the orchestrator writes."""

@@ -1,0 +1,152 @@
+"""The number of engines by load: it converges, follows the load, keeps its bounds, and does not swing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlrun.protocol.messages.engine_load import EngineLoad, parse_load
+from rlrun_operator.decide.engines.autoscale import FULL, LEAST_STEPS, Choice, Rules, choose
+
+RULES = Rules(least=1, most=64, target_wait=0.05, stabilization_seconds=60.0)
+PARALLEL = 1000.0
+"""Continuations in flight of a run: enough for any number of engines."""
+
+
+def measured(engines: int, work: float, *, requests: float = PARALLEL, seconds: float = 120.0) -> EngineLoad:
+    """Load of a steady run.
+
+    Args:
+        engines: those that take requests.
+        work: seconds of engines for a step, relative to the trainer's time for it.
+        requests: continuations in flight, all together.
+        seconds: of the window.
+    """
+    generates = work / engines
+    step = max(1.0, generates)
+    return EngineLoad(
+        engines=engines,
+        seconds=seconds,
+        steps=4,
+        waited=1 - 1 / step,
+        ahead=max(0.0, 1 - generates),
+        idle=max(0.0, 1 - generates),
+        requests=requests / engines,
+        waiting=0.0,
+    )
+
+
+def course(engines: int, work: float, rules: Rules = RULES, decisions: int = 12) -> list[int]:
+    """Numbers of engines, one decision after the other, each carried out before the next."""
+    numbers = [engines]
+    for _ in range(decisions):
+        numbers.append(choose(numbers[-1], measured(numbers[-1], work), rules).engines)
+    return numbers
+
+
+works = st.floats(0.05, 60.0)
+numbers = st.integers(1, 64)
+targets = st.floats(0.01, 0.5)
+
+
+@given(numbers, works, targets)
+def test_a_steady_load_is_met_soon_and_the_number_stays(engines: int, work: float, target: float) -> None:
+    rules = Rules(1, 64, target, 60.0)
+    found = course(engines, work, rules)
+    assert len(set(found[7:])) == 1, found  # at most a doubling or halving each time: six of them from 1 to 64
+    last = measured(found[-1], work)
+    assert last.waited <= target + 1e-9 or found[-1] == 64
+    assert work / max(1, found[-1] - 1) > FULL - 1e-9 or found[-1] == 1, "one fewer would do, with room"
+
+
+@given(numbers, works, targets)
+def test_it_never_goes_up_and_then_down_under_a_steady_load(engines: int, work: float, target: float) -> None:
+    found = course(engines, work, Rules(1, 64, target, 60.0))
+    moves = [after - before for before, after in itertools.pairwise(found) if after != before]
+    assert all(move > 0 for move in moves) or all(move < 0 for move in moves), found
+
+
+@given(st.integers(1, 16), st.floats(0.5, 8.0))
+def test_twice_the_load_is_followed_within_two_decisions_and_half_of_it_too(engines: int, work: float) -> None:
+    settled = course(engines, work)[-1]
+    doubled = course(settled, 2 * work, decisions=2)[-1]
+    assert measured(doubled, 2 * work).waited <= RULES.target_wait + 1e-9
+    halved = course(doubled, work, decisions=2)[-1]
+    assert halved <= max(1, math.ceil(work / FULL), math.ceil(doubled / 4))
+
+
+@given(
+    st.integers(0, 300),
+    st.builds(
+        EngineLoad,
+        engines=st.integers(1, 300),
+        seconds=st.floats(0, 1e6),
+        steps=st.integers(1, 1000),
+        waited=st.floats(0, 1),
+        ahead=st.floats(0, 1),
+        idle=st.floats(0, 1),
+        requests=st.floats(0, 1e6),
+        waiting=st.floats(0, 1e6),
+        kv=st.floats(0, 1),
+    )
+    | st.none(),
+    st.integers(1, 50),
+    st.integers(0, 50),
+)
+def test_whatever_is_reported_the_bounds_hold_and_nothing_but_a_whole_window_moves_it(
+    wanted: int, load: EngineLoad | None, least: int, more: int
+) -> None:
+    rules = Rules(least, least + more, 0.05, 60.0)
+    choice = choose(wanted, load, rules)
+    assert rules.least <= choice.engines <= rules.most
+    within = rules.least <= wanted <= rules.most
+    assert bool(choice.why) == (choice.engines != wanted)
+    if within and (load is None or load.seconds < 60 or load.steps < LEAST_STEPS):
+        assert choice == Choice(wanted)
+    if within and load is not None and load.engines > wanted:
+        assert choice == Choice(wanted), "those that are to go are still there"
+    if within and load is not None and choice.engines > wanted:
+        assert load.engines == wanted, "more are on their way"
+        assert load.waited > rules.target_wait
+
+
+def test_engines_that_would_have_no_request_are_not_asked_for() -> None:
+    """A long answer at the end of each step: another engine would have nothing to do."""
+    alone = measured(4, 40.0, requests=3.0)
+    assert alone.waited > 0.8
+    assert choose(4, alone, RULES) == Choice(4)
+    assert choose(4, measured(4, 40.0, requests=5.0), RULES).engines == 5
+
+
+def test_full_caches_and_queues_keep_engines_that_have_idle_times() -> None:
+    idle = measured(8, 2.0)
+    assert choose(8, idle, RULES).engines == 4
+    assert choose(8, idle.model_copy(update={"kv": 0.8}), RULES) == Choice(8)
+    assert choose(8, idle.model_copy(update={"kv": 0.6}), RULES).engines == 6
+    assert choose(8, idle.model_copy(update={"waiting": idle.requests}), RULES) == Choice(8)
+
+
+def test_engines_that_find_no_node_are_given_up_once_fewer_do() -> None:
+    assert choose(6, measured(4, 12.0), RULES) == Choice(6)
+    assert choose(6, measured(4, 1.5), RULES).engines == 2
+
+
+def test_the_reason_has_the_numbers() -> None:
+    assert choose(2, measured(2, 4.0), RULES).why == (
+        "with 2 engines the trainer waited for rollouts 50% of 120 s (target 5%)"
+    )
+    assert choose(4, measured(4, 1.0), RULES).why == (
+        "4 engines had no request for 75% of 120 s, and the trainer waited for rollouts 0%"
+    )
+
+
+def test_a_report_is_read_back_and_one_that_anybody_wrote_is_no_report() -> None:
+    load = measured(3, 4.0)
+    found = parse_load(load.text())
+    assert found is not None
+    assert (found.engines, found.waited) == (3, 0.25)
+    for text in (None, "", "nonsense", "{}", '{"engines": 1e99}', load.text().replace("0.25", "NaN"), "[" * 2000):
+        assert parse_load(text) is None
