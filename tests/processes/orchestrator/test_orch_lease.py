@@ -22,12 +22,13 @@ from orch_simulation import API_KEY, FakeTrainer, eventually, make_config, simul
 
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator.progress import lease as lease_module
-from rlrun.orchestrator.progress.lease import ProgressLease, lease_from_environment, stall_of
+from rlrun.orchestrator.progress.lease import ProgressLease, Wishes, lease_from_environment, stall_of
 from rlrun.orchestrator.progress.server import Progress, ProgressServer
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.volume_faults import Trouble
 from rlrun.protocol.messages import annotations, endpoints
+from rlrun.protocol.messages.engine_load import parse_load
 from rlrun.runtime import exit_codes
 
 PROGRESS = Progress(
@@ -74,7 +75,7 @@ class ApiServer:
             if value is not None:
                 assert isinstance(value, str)
                 self.annotations[key] = value
-        return web.json_response({})
+        return web.json_response({"metadata": {"annotations": self.annotations}})
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
@@ -168,6 +169,28 @@ async def test_the_lease_tells_the_progress_as_strings(server: ApiServer) -> Non
     assert spec["holderIdentity"] == "demo-orchestrator"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", spec["renewTime"])
     assert abs((datetime.fromisoformat(spec["renewTime"]) - datetime.now(UTC)).total_seconds()) < 60
+
+
+async def test_the_load_is_told_and_the_operator_heard_in_the_answer(server: ApiServer) -> None:
+    load = {"engines": 2, "seconds": 130.51234, "steps": 4, "waited": 0.25, "ahead": 0.0, "idle": 0.0}
+    load |= {"requests": 12.0, "waiting": 0.0, "kv": 0.5}
+    wishes = Wishes()
+    server.annotations = {annotations.ENGINES_WANTED: "3", annotations.ENGINES_WINDOW: "60"}
+    told = replace(PROGRESS, engine_load=load, engines_drained=("10.0.0.7", "fd00::7"))
+    lease = lease_from_environment(
+        environment(server), attempt=3, look=lambda: told, wishes=wishes, credentials=server.folder
+    )
+    assert lease is not None
+    async with server.serve():
+        await lease.renew()
+        assert (wishes.engines, wishes.window_seconds) == (3, 60.0)
+        server.annotations |= {annotations.ENGINES_WANTED: "nonsense", annotations.ENGINES_WINDOW: "inf"}
+        await lease.renew()
+        assert (wishes.engines, wishes.window_seconds) == (3, 60.0), "what cannot be read changes nothing"
+    assert server.annotations[annotations.ENGINES_DRAINED] == "10.0.0.7 fd00::7"
+    found = parse_load(server.annotations[annotations.ENGINES])
+    assert found is not None
+    assert (found.engines, found.waited, found.seconds) == (2, 0.25, 130.5)
 
 
 async def test_a_change_is_told_soon_but_not_too_often_and_idling_rarely(

@@ -19,7 +19,7 @@ from rlrun.hub.revisions import keep_revisions
 from rlrun.orchestrator.aio.background import Background, background_tasks
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
+from rlrun.orchestrator.progress.lease import Wishes, lease_from_environment, stall_of
 from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.client import TrainerClient
@@ -62,7 +62,9 @@ class RunningAttempt:
         """Runs what has no end of its own, until the attempt ends."""
         self._number, self._waits, self._total_steps, self._stop = number, waits, total_steps, stop
         self._progress: Callable[[], Progress] | None = None
-        self._lease = lease_from_environment(attempt=number, look=self.progress)
+        self.wishes = Wishes()
+        """What the operator asks for."""
+        self._lease = lease_from_environment(attempt=number, look=self.progress, wishes=self.wishes)
         self.stall = stall_of(self._lease)
 
     def progress(self) -> Progress:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.progress.lease import Wishes
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.trainer.client import TrainerClient
@@ -35,6 +36,8 @@ class RunContext:
     """Notified after each change, by `pool` too."""
     volume: Volume
     """Volume of the run's folder. Writes that the run cannot go on without wait while it refuses."""
+    wishes: Wishes = field(default_factory=Wishes)
+    """What the operator asks for."""
 
     @property
     def paths(self) -> RunPaths:

@@ -33,6 +33,7 @@ from rlrun.orchestrator.engines.discovery import Resolve, resolve
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
 from rlrun.orchestrator.engines.pool import Engine
 from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.progress.lease import Wishes
 from rlrun.orchestrator.rl_pipeline import Pipeline
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
@@ -63,6 +64,8 @@ class Outside:
     """Starts the environments; default: each in a process of its own."""
     pace: Pace = REGULAR
     """Times between looks at the engines."""
+    wishes: Wishes | None = None
+    """What the operator asks for; default: as the answers to the Lease's renewals say."""
 
 
 REAL = Outside()
@@ -141,6 +144,7 @@ async def run(
             trainer=trainer,
             signal=signals,
             volume=running.volume,
+            wishes=outside.wishes or running.wishes,
         )
         pipeline = await in_thread(partial(Pipeline, context))
         return await feed(running, pipeline, connection, trainer, loaded=loaded)

@@ -33,7 +33,9 @@ from rlrun.orchestrator.batches.replay import Recording
 from rlrun.orchestrator.checkpoint import state
 from rlrun.orchestrator.checkpoint.writer import PartWriter
 from rlrun.orchestrator.context import RunContext
+from rlrun.orchestrator.engines.draining import Drain
 from rlrun.orchestrator.engines.gpu_turns import GPUTurns
+from rlrun.orchestrator.engines.load_meter import LoadMeter
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.evaluator import Evaluator, due
 from rlrun.orchestrator.evaluation.schedule import Evaluations
@@ -41,7 +43,7 @@ from rlrun.orchestrator.groups import Groups
 from rlrun.orchestrator.journal.writer import Journal, SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.orchestrator.progress.server import Progress
-from rlrun.orchestrator.progress.snapshot import Standing
+from rlrun.orchestrator.progress.snapshot import EngineReports, Standing
 from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.trainer.client import TrainerGoneError
@@ -88,7 +90,9 @@ class Pipeline:
         self._journal = _journal(context) if self._recording is None else None
         self._groups = Groups.restore(context, base, self._journal)
         self._dispatcher = Dispatcher(context, self._groups, player)
-        self._turns = self._gpu_turns()
+        self._turns, wishes = self._gpu_turns(), context.wishes
+        self._meter = LoadMeter(pool, ahead=self._dispatcher.ahead, window=lambda: wishes.window_seconds)
+        self._drain = Drain(pool, self._signal, wanted=lambda: wishes.engines)
         self._producer = BatchProducer(
             context,
             self._groups,
@@ -97,8 +101,9 @@ class Pipeline:
             writer=self._writer,
             turns=self._turns,
         )
+        engines = EngineReports(self._sync, self._meter, self._drain)
         self._standing = Standing(
-            context, self._groups, evaluations=self._evaluations, sync=self._sync, metrics=self._metrics
+            context, self._groups, evaluations=self._evaluations, engines=engines, metrics=self._metrics
         )
         self._finished = False
         self._complete = attempt.base_step >= config.max_steps or not config.checkpoint.enabled
@@ -131,7 +136,8 @@ class Pipeline:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             following, saving = tasks.create_task(self._follow_trainer()), tasks.create_task(self._parts.run())
-            background = [tasks.create_task(self._evaluations.run())]
+            parts = (self._evaluations, self._meter, self._drain)
+            background = [tasks.create_task(part.run()) for part in parts]
             if self._recording is None or self.config.evaluation is not None:
                 background.append(tasks.create_task(self._sync.run()))
             background.append(tasks.create_task(self._make_batches()))
@@ -197,6 +203,7 @@ class Pipeline:
                     self._offer(event.step, self._turns.released(event.step))
             case "trained":
                 self._standing.trained(event.step)
+                self._meter.trained(event.metrics)
                 self._metrics.add(event.step, "trained", event.metrics)
                 await self._forget(event.step)
             case "checkpoint_saved":

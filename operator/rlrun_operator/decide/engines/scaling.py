@@ -54,12 +54,15 @@ def asked(case: Case, heard: progress.Report | None) -> list[Annotate]:
     lease, told = case.observed.lease, heard.engines_wanted if heard is not None else None
     if lease is None or heard is None or heard.drained is None or case.spec is None or not case.serves:
         return []
-    engines = case.wanted.engines
-    concerns = case.spec.inference.autoscale is not None or told is not None or replicas(case.deployment) > engines
-    if not concerns or told == engines:
+    engines, block = case.wanted.engines, case.spec.inference.autoscale
+    if block is None and told is None and replicas(case.deployment) <= engines:
         return []
-    ref = Ref("Lease", case.names.progress)
-    return [Annotate(ref, uid_of(lease), {keys.ENGINES_WANTED: str(engines)})]
+    wishes = {keys.ENGINES_WANTED: str(engines)}
+    if block is not None:
+        wishes[keys.ENGINES_WINDOW] = str(block.stabilization_seconds)
+    if wishes.items() <= (lease["metadata"].get("annotations") or {}).items():
+        return []
+    return [Annotate(Ref("Lease", case.names.progress), uid_of(lease), wishes)]
 
 
 def scaled(case: Case, heard: progress.Report | None) -> tuple[list[Annotate], list[Scale]]:

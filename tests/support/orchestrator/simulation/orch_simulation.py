@@ -32,6 +32,8 @@ from rlrun.trainer.channel.run_channel import Channel
 
 API_KEY = "key"
 DEADLINE_SECONDS = 60.0
+TRAINED = {"loss": 0.5, "perf/throughput": 10.0}
+"""The trainer's metrics of each step."""
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -222,15 +224,17 @@ class FakeTrainer:
         await self._release(base)
         for step in range(base + 1, self.max_steps + 1):
             self.channel.phase("waiting_for_batch")
+            since = time.monotonic()
             batch = await asyncio.to_thread(read_batch, await self._next())
             assert (batch.step, batch.attempt) == (step, self.attempt.attempt)
+            waited = time.monotonic() - since
             self.channel.phase("training")
             assert all(engine.asleep for engine in self.beside), "it was told to train while an engine was awake"
             self.has_gpus = True
             await asyncio.sleep(self.step_seconds())
             self.batches.append(batch)
             self._publish(step)
-            self.channel.emit("trained", step, metrics={"loss": 0.5, "perf/throughput": 10.0})
+            self.channel.emit("trained", step, metrics=TRAINED | {"time/wait_for_batch": waited})
             if step % self.checkpoint_interval == 0 or step == self.max_steps:
                 folder = self.paths.checkpoint(step, self.attempt.attempt)
                 (folder / "trainer").mkdir(parents=True)

@@ -473,8 +473,8 @@ class Kube:
         said |= {f"rlrun.io/{k.replace('_', '-')}": v for k, v in more.items()}
         lease = self.objects[Ref("Lease", f"{self.run['metadata']['name']}-progress")]
         known = copied(lease)
-        asked = (lease["metadata"].get("annotations") or {}).get(keys.ENGINES_WANTED)
-        said |= {keys.ENGINES_WANTED: asked}  # a merge patch leaves it
+        asked = (keys.ENGINES_WANTED, keys.ENGINES_WINDOW)  # a merge patch leaves them
+        said |= {key: (lease["metadata"].get("annotations") or {}).get(key) for key in asked}
         lease["metadata"]["annotations"] = {k: str(v) for k, v in said.items() if v is not None}
         lease["spec"] = {"renewTime": rfc3339(self.now), "holderIdentity": str(len(self.writes))}
         before = None

@@ -110,13 +110,17 @@ class Replica:
     """True if its release cannot work with this one, as the last try of a hand-over has shown."""
     seconds_per_token: float | None = None
     """Recent mean over the longest continuation of each request."""
+    draining: bool = False
+    """True if it is to go: it gets no more requests. Written by `Drain`."""
+    kv_usage: float = 0.0
+    """Use of its KV cache at the last look; 0 also where it does not say."""
     answered: float = 0.0
     """Time of its last answer to a request (monotonic seconds)."""
 
     @property
     def open(self) -> bool:
         """True if it takes new requests. Not during a hand-over: their first tokens would be computed by neither version."""
-        return self.version is not None and not self.updating
+        return self.version is not None and not self.updating and not self.draining
 
     def room(self, count: int) -> bool:
         """True if it may be asked for `count` more; always when it has nothing to do."""
@@ -200,15 +204,20 @@ class EnginePool:
         return "; ".join(f"{r.url}: {r.failure}" for r in self.replicas) or self.nobody
 
     @property
+    def in_use(self) -> list[Replica]:
+        """Replicas that take requests, or will once their hand-over is over."""
+        return [replica for replica in self.replicas if replica.version is not None and not replica.draining]
+
+    @property
     def version(self) -> int | None:
         """The version that new rollouts are sampled with: the newest that a replica holds.
 
         While others still load it, it waits for them as long as the fastest took, lest that one gets all the work of a step.
         """
-        held = sorted({r.version for r in self.replicas if r.version is not None}, reverse=True)
-        loading = any(replica.updating for replica in self.replicas)
+        held = sorted({r.version for r in self.in_use if r.version is not None}, reverse=True)
+        loading = any(replica.updating for replica in self.replicas if not replica.draining)
         for version in held:
-            if not loading or time.monotonic() >= min(r.due for r in self.replicas if r.version == version):
+            if not loading or time.monotonic() >= min(r.due for r in self.in_use if r.version == version):
                 return version
         return None
 

@@ -8,11 +8,14 @@ does not get on either calls itself not ready.
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +25,8 @@ from loguru import logger
 from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.protocol.messages import annotations as names
-from rlrun.protocol.messages.annotations import RENEW_SECONDS, RESULT_MAX, RESULTS_MAX
+from rlrun.protocol.messages.annotations import DRAINED_MAX, RENEW_SECONDS, RESULT_MAX, RESULTS_MAX
+from rlrun.protocol.messages.engine_load import EngineLoad
 
 CHANGE_SECONDS = 5.0
 """Shortest time between two renewals: all runs together renew within what one API server bears."""
@@ -61,8 +65,8 @@ class ApiServer:
         self._authority = b""
         """Certificates that the session trusts."""
 
-    async def patch_lease(self, name: str, patch: Mapping[str, object]) -> None:
-        """Merge `patch` into the Lease `name`.
+    async def patch_lease(self, name: str, patch: Mapping[str, object]) -> str:
+        """Merge `patch` into the Lease `name`. Returns the whole object as JSON.
 
         Raises:
             LeaseError: why it did not work.
@@ -71,12 +75,12 @@ class ApiServer:
             token, authority = await asyncio.to_thread(self._read)
             kept = self._session is not None and authority == self._authority
             try:
-                await self._request(name, patch, token, authority)
+                return await self._request(name, patch, token, authority)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 if not kept:
                     raise
                 await self.close()  # the server has closed it since the last renewal
-                await self._request(name, patch, token, authority)
+                return await self._request(name, patch, token, authority)
         except TimeoutError:
             await self.close()  # nobody may be at its other end
             raise LeaseError(f"{self._url} did not answer within {REQUEST_SECONDS:g} s") from None
@@ -84,7 +88,7 @@ class ApiServer:
             await self.close()
             raise LeaseError(str(error) or type(error).__name__) from error
 
-    async def _request(self, name: str, patch: Mapping[str, object], token: str, authority: bytes) -> None:
+    async def _request(self, name: str, patch: Mapping[str, object], token: str, authority: bytes) -> str:
         if self._session is not None and authority != self._authority:
             await self.close()
         if self._session is None:
@@ -97,6 +101,7 @@ class ApiServer:
             text = await response.text()
             if response.status >= 300:
                 raise LeaseError(f"the API server answered {response.status}: {_message(text)}")
+            return text
 
     async def close(self) -> None:
         """Close the connection; the next renewal opens another one."""
@@ -111,6 +116,27 @@ class ApiServer:
 def _message(text: str) -> str:
     found = re.search(r'"message":\s*"((?:[^"\\]|\\.)*)"', text)
     return (found[1] if found else text.strip())[:300]
+
+
+@dataclass
+class Wishes:
+    """What the operator asks of a run, in the answers to the Lease's renewals."""
+
+    engines: int | None = None
+    """Number of engines to leave in use; None: it asks for nothing."""
+    window_seconds: float | None = None
+    """Seconds that a report of their load is to cover."""
+
+    def take(self, lease: str) -> None:
+        """Read an answer; what cannot be read leaves all as it was."""
+        try:
+            found = json.loads(lease)["metadata"].get("annotations") or {}
+            engines = int(found[names.ENGINES_WANTED]) if names.ENGINES_WANTED in found else None
+            window = float(found[names.ENGINES_WINDOW]) if names.ENGINES_WINDOW in found else None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return
+        self.engines = None if engines is None or engines < 1 else engines
+        self.window_seconds = window if window is not None and math.isfinite(window) and window >= 0 else None
 
 
 def progress_annotations(progress: Progress, attempt: int) -> dict[str, str | None]:
@@ -139,6 +165,10 @@ def progress_annotations(progress: Progress, attempt: int) -> dict[str, str | No
         if progress.storage is None
         else f"{progress.storage.reason}: {progress.storage.text}"[:1024],
         names.RESULTS: "\n".join(line[:RESULT_MAX] for line in progress.results[:RESULTS_MAX]) or None,
+        names.ENGINES: None if progress.engine_load is None else EngineLoad(**progress.engine_load).text(),
+        names.ENGINES_DRAINED: None
+        if progress.engines_drained is None
+        else " ".join(progress.engines_drained[:DRAINED_MAX]),
     }
 
 
@@ -155,6 +185,7 @@ class ProgressLease:
         attempt: the attempt.
         server: the API server.
         look: the current progress.
+        wishes: gets what the answers say.
         clock: steady seconds.
     """
 
@@ -166,8 +197,10 @@ class ProgressLease:
         attempt: int,
         server: ApiServer,
         look: Callable[[], Progress],
+        wishes: Wishes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._wishes = wishes or Wishes()
         self._name, self._holder, self._attempt = name, holder, attempt
         self._server, self._look, self._clock = server, look, clock
         self._began = clock()
@@ -197,7 +230,7 @@ class ProgressLease:
         progress = self._look()
         self._note(progress)
         try:
-            await self._server.patch_lease(self._name, self._patch(progress))
+            self._wishes.take(await self._server.patch_lease(self._name, self._patch(progress)))
         except LeaseError as error:
             if self._outage is None:
                 self._outage = self._clock()
@@ -245,7 +278,8 @@ class ProgressLease:
         """Key of a change: steps, role and phase waited for, and volume trouble. Numbers in words tick all the time and do not count."""
         phase = _NUMBERS.sub("", progress.waiting_phase or "")
         trouble = _NUMBERS.sub("", progress.storage.text) if progress.storage is not None else None
-        return progress.step, progress.policy_version, progress.checkpoint_step, progress.waiting_role, phase, trouble
+        steps = progress.step, progress.policy_version, progress.checkpoint_step
+        return *steps, progress.waiting_role, phase, trouble, progress.engines_drained
 
 
 def stall_of(lease: ProgressLease | None) -> Callable[[], str | None]:
@@ -254,7 +288,12 @@ def stall_of(lease: ProgressLease | None) -> Callable[[], str | None]:
 
 
 def lease_from_environment(
-    env: Mapping[str, str] = os.environ, *, attempt: int, look: Callable[[], Progress], credentials: Path = CREDENTIALS
+    env: Mapping[str, str] = os.environ,
+    *,
+    attempt: int,
+    look: Callable[[], Progress],
+    wishes: Wishes | None = None,
+    credentials: Path = CREDENTIALS,
 ) -> ProgressLease | None:
     """The Lease that the pod's environment names; None outside a cluster.
 
@@ -262,6 +301,7 @@ def lease_from_environment(
         env: `RLRUN_PROGRESS_LEASE`, `RLRUN_NAMESPACE`, `RLRUN_POD_NAME`, `KUBERNETES_SERVICE_HOST`, `KUBERNETES_SERVICE_PORT`.
         attempt: the attempt.
         look: the current progress.
+        wishes: gets what the operator asks for.
         credentials: folder of `token` and `ca.crt`.
     """
     name, host = env.get("RLRUN_PROGRESS_LEASE"), env.get("KUBERNETES_SERVICE_HOST")
@@ -276,4 +316,5 @@ def lease_from_environment(
         env.get("RLRUN_NAMESPACE", "default"),
         credentials,
     )
-    return ProgressLease(name, holder=env.get("RLRUN_POD_NAME", ""), attempt=attempt, server=server, look=look)
+    holder = env.get("RLRUN_POD_NAME", "")
+    return ProgressLease(name, holder=holder, attempt=attempt, server=server, look=look, wishes=wishes)

@@ -68,6 +68,10 @@ class Progress:
     """See `Activity`."""
     storage: Trouble | None = None
     """Reason why the volume is of no use at the moment."""
+    engine_load: dict[str, float] | None = None
+    """Load of the engines over the last steps, by the names of `EngineLoad`; None: not measured yet."""
+    engines_drained: tuple[str, ...] | None = None
+    """Addresses of engines that nobody uses any more, because they are to go; None: this task drains none."""
     results: tuple[str, ...] = ()
     """Measures of policies, where that is what the run is for: a line per policy and environment."""
 
@@ -142,6 +146,10 @@ def prometheus(progress: Progress) -> bytes:
     for name, (summary, field) in _GAUGES.items():
         if values[field] is not None:
             Gauge(name, summary, registry=registry).set(values[field])
+    if progress.engine_load is not None:
+        gauge = Gauge("rlrun_engine_load", "Load of the engines over the last steps", ["measure"], registry=registry)
+        for measure, value in progress.engine_load.items():
+            gauge.labels(measure).set(value)
     if progress.eval:
         gauge = Gauge("rlrun_eval_reward_mean", "Latest held-out mean reward", ["environment"], registry=registry)
         for label, value in progress.eval.items():

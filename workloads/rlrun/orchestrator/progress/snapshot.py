@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from rlrun.orchestrator.aio.volume import worst
 from rlrun.orchestrator.context import RunContext
+from rlrun.orchestrator.engines.draining import Drain
+from rlrun.orchestrator.engines.load_meter import LoadMeter
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.schedule import Evaluations
 from rlrun.orchestrator.groups import Groups
@@ -17,6 +20,20 @@ from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
 from rlrun.protocol.files.volume_faults import Trouble
 
 
+@dataclass(frozen=True)
+class EngineReports:
+    """Parts of the run that know the engines."""
+
+    sync: WeightSync
+    meter: LoadMeter
+    drain: Drain
+
+    def load(self) -> dict[str, float] | None:
+        """See `Progress.engine_load`."""
+        found = self.meter.report()
+        return found.model_dump() if found is not None else None
+
+
 class Standing:
     """Read-only view of all parts of the run. Only events (`trained`, `saved`) are passed to it.
 
@@ -24,16 +41,23 @@ class Standing:
         context: of the attempt.
         groups: where groups are.
         evaluations: beside the training.
-        sync: hands the weights over.
+        engines: what is known of them.
         metrics: of the steps.
     """
 
     def __init__(
-        self, context: RunContext, groups: Groups, *, evaluations: Evaluations, sync: WeightSync, metrics: MetricsFile
+        self,
+        context: RunContext,
+        groups: Groups,
+        *,
+        evaluations: Evaluations,
+        engines: EngineReports,
+        metrics: MetricsFile,
     ) -> None:
         self._config, self._pool = context.config, context.pool
         self._trainer, self._volume = context.trainer, context.volume
-        self._groups, self._evaluations, self._sync, self._metrics = groups, evaluations, sync, metrics
+        self._groups, self._evaluations, self._metrics = groups, evaluations, metrics
+        self._sync, self._engines = engines.sync, engines
         attempt = context.attempt
         self._resumed_from = attempt.base_step if attempt.base_attempt is not None else None
         self._step, self._checkpoint_step = attempt.base_step, self._resumed_from
@@ -72,6 +96,8 @@ class Standing:
             waiting_role=waiting.role,
             waiting_phase=waiting.phase,
             waiting_since=waiting.since,
+            engine_load=self._engines.load(),
+            engines_drained=self._engines.drain.drained(),
             activity=self._activity.saw(
                 self._step,
                 made=self._groups.made,

@@ -74,6 +74,22 @@ class Dispatcher:
             allowed = min(allowed, self._pool.room() - coming)
         return min(allowed, config.max_steps * config.batch_size + config.surplus - (accepted + running))
 
+    def ahead(self) -> bool:
+        """True if every rollout that staleness allows is started: only the trainer can bring new ones about."""
+        version, config, groups = self._pool.version, self._config, self._groups
+        if version is None:
+            return False
+        started = groups.accepted + groups.running
+        allowed = capacity(
+            concurrency=config.max_concurrency + groups.running,
+            running=groups.running,
+            max_async_level=config.algorithm.max_async_level,
+            version=version,
+            batch_size=config.batch_size,
+            accepted=groups.accepted,
+        )
+        return allowed <= 0 or started >= config.max_steps * config.batch_size
+
     async def run(self) -> None:
         """Dispatch until cancelled.
 

@@ -54,8 +54,10 @@ ENGINES_DRAINED = "rlrun.io/engines-drained"
 DRAINED_MAX = 64
 """Addresses."""
 ENGINES_WANTED = "rlrun.io/engines-wanted"
-"""Number of engines that the operator wants. It alone is written by the operator: the orchestrator reads it in the answer to its
-renewals, and drains engines beyond."""
+"""Number of engines that the operator wants. The operator writes it, and the orchestrator reads it in the answer to its renewals, and
+drains engines beyond."""
+ENGINES_WINDOW = "rlrun.io/engines-window"
+"""Seconds that a report of the load is to cover; written and read likewise."""
 
 ALL = (
     STEP,

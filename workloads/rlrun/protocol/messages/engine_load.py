@@ -24,7 +24,7 @@ class EngineLoad(BaseModel):
     waited: Share
     """Share of the time that the trainer waited for rollouts."""
     ahead: Share
-    """Share of the time that the orchestrator waited for the trainer: all rollouts that it may start were done."""
+    """Share of the time that the orchestrator waited for the trainer: all rollouts that it may start were started."""
     idle: Share
     """Share of the engines' time that they had no request meanwhile."""
     requests: Mean

@@ -1,0 +1,133 @@
+"""Load of the engines over the last steps: how long trainer and orchestrator waited for each other, and whether engines had work.
+
+A window is of whole steps through which the same engines took requests: with another number all begins anew, so that who decides on it
+never sees a mixture. Engines are looked at a few times a second; the trainer says itself how long it waited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.protocol.messages.engine_load import EngineLoad
+
+LOOK_SECONDS = 0.25
+WINDOW_SECONDS = 120.0
+"""Shortest window, unless another is asked for."""
+LEAST_STEPS = 2
+LONGEST_STEPS = 1000
+"""Steps that are remembered."""
+WAITED = "time/wait_for_batch"
+"""The trainer's own measure, in seconds of a step."""
+
+
+@dataclass
+class _Step:
+    """Sums over the time of one step, in seconds or seconds of all engines."""
+
+    seconds: float = 0.0
+    waited: float = 0.0
+    looked: float = 0.0
+    ahead: float = 0.0
+    idle: float = 0.0
+    requests: float = 0.0
+    waiting: float = 0.0
+    kv: float = 0.0
+
+
+class LoadMeter:
+    """Measures from the attempt's first step on.
+
+    Args:
+        pool: the engines.
+        ahead: whether all rollouts that may be started are, so that only the trainer can bring new ones about.
+        window: seconds that a report is to cover.
+        clock: steady seconds.
+    """
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        *,
+        ahead: Callable[[], bool],
+        window: Callable[[], float | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool, self._ahead, self._window, self._clock = pool, ahead, window, clock
+        self._steps: deque[_Step] = deque(maxlen=LONGEST_STEPS)
+        self._step: _Step | None = None
+        """The step that is under way; None: it began with other engines, or before the first one."""
+        self._engines: frozenset[Replica] = frozenset()
+        self._looked = self._began = clock()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Take in what the engines do now, for the time since the last look."""
+        now, engines = self._clock(), frozenset(self._pool.in_use)
+        passed, self._looked = now - self._looked, now
+        if engines != self._engines:
+            self._engines, self._step = engines, None
+            self._steps.clear()
+        step = self._step
+        if step is None or not engines:
+            return
+        idle = sum(not engine.load for engine in engines) / len(engines)
+        step.looked += passed
+        if self._ahead():
+            step.ahead += passed
+            step.idle += passed * idle
+        step.requests += passed * sum(engine.load for engine in engines)
+        step.waiting += passed * self._pool.waiting
+        step.kv += passed * max(engine.kv_usage for engine in engines)
+
+    def trained(self, metrics: Mapping[str, float]) -> None:
+        """End a step, with the trainer's metrics of it."""
+        self.look()
+        now = self._clock()
+        step, began = self._step, self._began
+        self._step, self._began = _Step(), now
+        if step is None or not step.looked or WAITED not in metrics:
+            return
+        step.seconds = now - began
+        step.waited = min(max(0.0, metrics[WAITED]), step.seconds)
+        self._steps.append(step)
+
+    def report(self) -> EngineLoad | None:
+        """The load over the shortest window of the last steps that is long enough, or over all of them; None: no step was measured."""
+        if not self._steps or not self._engines:
+            return None
+        chosen = self._chosen(self._window() or WINDOW_SECONDS)
+        looked, n = sum(step.looked for step in chosen), len(self._engines)
+
+        def share(name: str, whole: float) -> float:
+            return min(1.0, sum(getattr(step, name) for step in chosen) / whole)
+
+        seconds = sum(step.seconds for step in chosen)
+        return EngineLoad(
+            engines=n,
+            seconds=seconds,
+            steps=len(chosen),
+            waited=share("waited", seconds),
+            ahead=share("ahead", looked),
+            idle=share("idle", looked),
+            requests=sum(step.requests for step in chosen) / looked / n,
+            waiting=sum(step.waiting for step in chosen) / looked / n,
+            kv=share("kv", looked),
+        )
+
+    def _chosen(self, seconds: float) -> Sequence[_Step]:
+        chosen: list[_Step] = []
+        for step in reversed(self._steps):
+            if len(chosen) >= LEAST_STEPS and sum(one.seconds for one in chosen) >= seconds:
+                break
+            chosen.append(step)
+        return chosen
