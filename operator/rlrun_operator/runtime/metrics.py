@@ -168,6 +168,10 @@ class _Runs:
             "rlrun_restarts", "Restarts; counted: towards maxRestarts", labels=[*_RUN, "reason", "counted"]
         )
         gpus = GaugeMetricFamily("rlrun_gpus_allocated", "GPUs of pods that have a node", labels=[*_RUN, "role"])
+        engines = [
+            GaugeMetricFamily(f"rlrun_engines_{name}", text, labels=_RUN)
+            for name, text in (("wanted", "Engines that a run is to have"), ("ready", "Engines that are ready"))
+        ]
         place = GaugeMetricFamily("rlrun_queue_position", "Place of a run that waits in the queue, from 1", labels=_RUN)
         queued = GaugeMetricFamily(
             "rlrun_queue_since_timestamp_seconds",
@@ -184,6 +188,8 @@ class _Runs:
             attempt.add_metric(labels, status.attempt)
             step.add_metric(labels, status.progress.step)
             lost.add_metric(labels, status.checkpoint.steps_lost_total)
+            for family, count in zip(engines, (status.inference.desired, status.inference.ready), strict=True):
+                family.add_metric(labels, count)
             if status.progress.reward is not None:
                 reward.add_metric(labels, status.progress.reward)
             if (stepped := seconds_of(status.progress.last_step_time)) is not None:
@@ -195,7 +201,7 @@ class _Runs:
                 restarts.add_metric([*labels, reason, counted], count)
             for role, count in _gpus(self._store.children((namespace, name))).items():
                 gpus.add_metric([*labels, role], count)
-        yield from (info, phase, attempt, step, reward, last, lost, restarts, gpus, place, queued)
+        yield from (info, phase, attempt, step, reward, last, lost, restarts, gpus, place, queued, *engines)
 
 
 def _count(status: Mapping[str, object], name: str) -> int:

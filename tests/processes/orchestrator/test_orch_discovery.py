@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually, make_config
 
@@ -18,8 +19,11 @@ from rlrun.orchestrator.engines.discovery import Discovery, resolve
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.main import Outside, run
+from rlrun.orchestrator.progress.lease import Wishes
+from rlrun.orchestrator.progress.metrics_file import read_lines
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.messages import endpoints
 from rlrun.runtime import exit_codes
 
 SERVICE = "http://run-inference.team.svc:8000"
@@ -58,7 +62,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def orchestrate(
-    config: OrchestratorConfig, cluster: Cluster, during: Callable[[FakeTrainer], object], step_seconds: float = 0.0
+    config: OrchestratorConfig,
+    cluster: Cluster,
+    during: Callable[[FakeTrainer], object],
+    step_seconds: float = 0.0,
+    wishes: Wishes | None = None,
 ) -> FakeTrainer:
     """A whole run; `during` is a coroutine function that plays the cluster."""
     paths = RunPaths(Path(config.output_dir))
@@ -67,7 +75,8 @@ async def orchestrate(
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_service": SERVICE})
         world = asyncio.create_task(during(trainer))  # type: ignore[arg-type]
         try:
-            code = await run(resolved, attempt=1, api_key=API_KEY, outside=Outside(cluster.connect, cluster.look_up))
+            outside = Outside(cluster.connect, cluster.look_up, wishes=wishes)
+            code = await run(resolved, attempt=1, api_key=API_KEY, outside=outside)
             assert code == exit_codes.OK
             await world
         finally:
@@ -97,6 +106,43 @@ async def test_replicas_come_go_and_are_replaced_during_a_run(tmp_path: Path, to
     trainer = await orchestrate(config, cluster, world, step_seconds=0.02)
     assert [batch.step for batch in trainer.batches] == list(range(1, 31))
     assert cluster.connections == [f"http://10.0.0.{n}:8000" for n in (1, 2, 3)]
+
+
+async def test_engines_that_are_to_go_end_their_requests_and_no_rollout_is_lost(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    cluster, wishes, steps = Cluster(), Wishes(), 40
+    config = make_config(tmp_path, tokenizer_folder, max_steps=steps)
+    progress = f"http://127.0.0.1:{config.metrics_port}{endpoints.ORCHESTRATOR_PROGRESS}"
+
+    async def drained() -> list[str]:
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        async with aiohttp.ClientSession(headers=headers) as session, session.get(progress) as response:
+            return list((await response.json())["engines_drained"])
+
+    async def world(trainer: FakeTrainer) -> None:
+        engines = {f"10.0.0.{n}": cluster.start(f"10.0.0.{n}", FakeEngine(lambda: 0.003)) for n in (1, 2, 3)}
+        await eventually(lambda: all(engine.requests for engine in engines.values()))
+        for wanted in (2, 1):
+            wishes.engines = wanted
+            while len(found := await drained()) < 3 - wanted - (3 - len(cluster.running)):
+                await asyncio.sleep(0.01)
+            gone = engines[found[0]]
+            assert (gone.running, gone.aborted) == (0, 0)
+            seen = len(gone.requests)
+            gone.down = True
+            cluster.running.remove(found[0])
+            done = len(trainer.batches)
+            await eventually(lambda: len(trainer.batches) >= min(done + 2, steps))
+            assert len(gone.requests) == seen, "it was drained"
+
+    trainer = await orchestrate(config, cluster, world, step_seconds=0.05, wishes=wishes)
+    assert [batch.step for batch in trainer.batches] == list(range(1, steps + 1))
+    groups = [group for batch in trainer.batches for group in {sample.group for sample in batch.samples}]
+    assert len(groups) == len(set(groups)) == 4 * steps
+    lines = read_lines(RunPaths(Path(config.output_dir)).metrics)
+    assert lines[-1]["engines/moved_requests"] == 0
+    assert not [key for line in lines for key, value in line.items() if key.startswith("groups/") and value]
 
 
 async def test_a_request_to_an_engine_that_vanished_without_a_word_is_asked_elsewhere(

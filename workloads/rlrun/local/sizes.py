@@ -50,6 +50,14 @@ def allocation(spec: RLRunSpec) -> Iterator[Finding]:
     yield Finding(("allocation",), "; ".join([f"is {', '.join(parts)}", *notes(spec.allocation)]), notice=True)
 
 
+def autoscale(spec: RLRunSpec) -> Iterator[Finding]:
+    """A notice that the number of engines does not change on one machine."""
+    block = spec.inference.autoscale
+    if block is not None:
+        words = f"is for a cluster; on one machine the run has autoscale.min ({block.min}) engines throughout"
+        yield Finding(("inference", "autoscale"), words, notice=True)
+
+
 def _memory(spec: RLRunSpec, model: Architecture, reference: Architecture | None) -> Iterator[Finding]:
     """Notices, not problems: the sum is an estimate."""
     known = {role: memory_of(product) for role, product in gpu_products(spec).items() if product is not None}

@@ -51,6 +51,7 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
         "lastFailure": {"reason": "TrainerFailed"},
         "progress": {"step": 41, "reward": 0.71, "lastStepTime": "2026-01-01T00:00:00Z"},
         "checkpoint": {"stepsLostTotal": 3},
+        "inference": {"desired": 4, "ready": 2},
     }
     run = make("RLRun", "a", 1, spec={"model": {"name": "Qwen/Qwen3-8B"}}, status=status)
     gpu = {"limits": {"nvidia.com/gpu": "8"}}
@@ -72,6 +73,8 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
         f"rlrun_reward{{{labels}}} 0.71",
         f"rlrun_last_step_timestamp_seconds{{{labels}}} 1.7672256e+09",
         f"rlrun_steps_lost_total{{{labels}}} 3.0",
+        f"rlrun_engines_wanted{{{labels}}} 4.0",
+        f"rlrun_engines_ready{{{labels}}} 2.0",
         'rlrun_restarts_total{counted="true",namespace="ns",reason="TrainerFailed",run="a"} 1.0',
         'rlrun_gpus_allocated{namespace="ns",role="trainer",run="a"} 8.0',
         'rlrun_phase_duration_seconds_sum{phase="Starting"} 30.0',

@@ -19,7 +19,7 @@ from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Apply, Decision, Delete, EventRecord, Observed, Scale, progress_seconds
+from rlrun_operator.state import Annotate, Apply, Decision, Delete, EventRecord, Observed, Scale, progress_seconds
 from rlrun_operator.validate_spec import judge
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
 
@@ -109,6 +109,11 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
             dry_run=(child(),),
             create=(child("Secret", "a-rlrun"),),
             apply=(Apply(child()),),
+            annotate=(
+                Annotate(Ref("Pod", "old"), old["metadata"]["uid"], {"example.org/cost": "-1"}),
+                Annotate(Ref("Pod", "gone"), "uid-gone", {"example.org/cost": "-1"}),
+                Annotate(Ref("Deployment", "a-inference"), "uid-of-another", {"example.org/cost": "-1"}),
+            ),
             scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
             delete=(Delete(Ref("Pod", "old"), old["metadata"]["uid"], grace_seconds=0),),
             repair=(Apply(child("Service", "a-trainer")),),
@@ -122,6 +127,9 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
         ("dry-run", "statefulsets"),
         ("create", "ns"),
         ("patch", "statefulsets"),
+        ("patch", "pods"),
+        ("patch", "pods"),
+        ("patch", "deployments"),
         ("patch", "deployments"),
         ("delete", "pods"),
         ("patch", "services"),
