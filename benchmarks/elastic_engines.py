@@ -41,14 +41,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support/orchestrator/s
 from orch_simulation import API_KEY, FakeTrainer, begin, in_process, make_config
 
 RESULTS = Path(__file__).parent / "results" / "elastic_engines.md"
-QUIET, BUSY, AFTER = 50, 120, 80
+QUIET, BUSY, AFTER = 20, 45, 35
 """Steps with short answers, with long ones, and with short ones again."""
-STEP_SECONDS = 0.4
+STEP_SECONDS = 1.0
 GROUPS, MEMBERS = 8, 2
-ANSWER_SECONDS = 0.04
+ANSWER_SECONDS = 0.1
 LONGER = 4
 """Factor on an answer's time in the busy steps."""
-RULES = Rules(least=1, most=6, target_wait=0.05, stabilization_seconds=3.0)
+RULES = Rules(least=1, most=6, target_wait=0.05, stabilization_seconds=5.0)
 LOOK_SECONDS = 0.5
 
 
@@ -245,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger.add(sys.stderr, filter=lambda record: record["name"] == __name__, format="{message}")
     from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
-    fixed = [(f"{n} fixed", Rules(n, n, 0.05, 3.0)) for n in (1, 2, 4)]
+    fixed = [(f"{n} fixed", Rules(n, n, 0.05, 5.0)) for n in (1, 2, 4)]
     outcomes = []
     for name, rules in (*fixed, (f"elastic, {RULES.least} to {RULES.most}", RULES)):
         with tempfile.TemporaryDirectory() as folder:

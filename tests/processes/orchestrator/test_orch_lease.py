@@ -173,7 +173,7 @@ async def test_the_lease_tells_the_progress_as_strings(server: ApiServer) -> Non
 
 async def test_the_load_is_told_and_the_operator_heard_in_the_answer(server: ApiServer) -> None:
     load = {"engines": 2, "seconds": 130.51234, "steps": 4, "waited": 0.25, "ahead": 0.0, "idle": 0.0}
-    load |= {"requests": 12.0, "waiting": 0.0, "kv": 0.5}
+    load |= {"busy": 1.0, "requests": 12.0, "waiting": 0.0, "kv": 0.5}
     wishes = Wishes()
     server.annotations = {annotations.ENGINES_WANTED: "3", annotations.ENGINES_WINDOW: "60"}
     told = replace(PROGRESS, engine_load=load, engines_drained=("10.0.0.7", "fd00::7"))

@@ -73,6 +73,7 @@ def test_a_report_has_the_shares_of_whole_steps() -> None:
     assert (report.engines, report.steps, report.seconds) == (2, 2, 20.0)
     assert report.waited == pytest.approx(0.3)
     assert (report.ahead, report.idle) == (pytest.approx(0.5, abs=0.06), pytest.approx(0.25, abs=0.03))
+    assert report.busy == pytest.approx(0.75, abs=0.03)
     assert report.requests == pytest.approx((4 + 2) / 2, abs=0.2)
     assert report.waiting == pytest.approx(1.0, abs=0.2)
 

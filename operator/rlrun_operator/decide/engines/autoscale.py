@@ -2,7 +2,9 @@
 
 With n engines the engines' work of a step takes (work / n), and the trainer's a time of its own; the longer of both is the step's. So:
 
-- The trainer waits for a share w of the time: with n (1 - target) / (1 - w) engines it would wait for the target share.
+- The trainer waits for a share w of the time, and the engines have requests for a share b of it: n b (1 - target) / (1 - w) engines that
+  have requests all the time would make it wait for the target share. Where it waits for something else (a slow environment, the last
+  long answer, taking turns), b is low, and more engines are of no use.
 - It does not wait, and the engines have no request for a share i of the time: n (1 - i) would be busy all the time. The number falls to
   what has that work with `FULL` of its time.
 
@@ -82,7 +84,7 @@ def choose(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice:
 def _more(load: EngineLoad, target: float) -> int:
     """Engines with which the trainer waits for the target share; at most twice as many, and none that would have no request."""
     n = load.engines
-    needed = math.ceil(n * (1 - target) / (1 - min(load.waited, _MOST_WAITED)) - _CLOSE)
+    needed = math.ceil(n * load.busy * (1 - target) / (1 - min(load.waited, _MOST_WAITED)) - _CLOSE)
     useful = math.floor(n * (load.requests + load.waiting) + _CLOSE)
     return min(needed, 2 * n, useful)
 

@@ -34,6 +34,7 @@ def measured(engines: int, work: float, *, requests: float = PARALLEL, seconds: 
         waited=1 - 1 / step,
         ahead=max(0.0, 1 - generates),
         idle=max(0.0, 1 - generates),
+        busy=generates / step,
         requests=requests / engines,
         waiting=0.0,
     )
@@ -88,6 +89,7 @@ def test_twice_the_load_is_followed_within_two_decisions_and_half_of_it_too(engi
         waited=st.floats(0, 1),
         ahead=st.floats(0, 1),
         idle=st.floats(0, 1),
+        busy=st.floats(0, 1),
         requests=st.floats(0, 1e6),
         waiting=st.floats(0, 1e6),
         kv=st.floats(0, 1),
@@ -119,6 +121,13 @@ def test_engines_that_would_have_no_request_are_not_asked_for() -> None:
     assert alone.waited > 0.8
     assert choose(4, alone, RULES) == Choice(4)
     assert choose(4, measured(4, 40.0, requests=5.0), RULES).engines == 5
+
+
+def test_a_trainer_that_waits_for_something_else_gets_no_more_engines() -> None:
+    """A slow environment, or a step whose engines and trainer take turns: most of the time the engines have nothing to do."""
+    turns = measured(4, 8.0).model_copy(update={"waited": 0.5, "busy": 0.5})
+    assert choose(4, turns, RULES) == Choice(4)
+    assert choose(4, turns.model_copy(update={"busy": 0.9}), RULES).engines == 7
 
 
 def test_full_caches_and_queues_keep_engines_that_have_idle_times() -> None:

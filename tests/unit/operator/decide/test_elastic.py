@@ -20,7 +20,15 @@ DEPLOYMENT, LEASE = Ref("Deployment", "run-inference"), Ref("Lease", "run-progre
 
 def load(engines: int, *, waited: float = 0.0, idle: float = 0.0, seconds: float = 300.0) -> str:
     found = EngineLoad(
-        engines=engines, seconds=seconds, steps=5, waited=waited, ahead=idle, idle=idle, requests=50, waiting=0
+        engines=engines,
+        seconds=seconds,
+        steps=5,
+        waited=waited,
+        ahead=idle,
+        idle=idle,
+        busy=1 - idle,
+        requests=50,
+        waiting=0,
     )
     return found.text()
 

@@ -34,6 +34,7 @@ class _Step:
     looked: float = 0.0
     ahead: float = 0.0
     idle: float = 0.0
+    busy: float = 0.0
     requests: float = 0.0
     waiting: float = 0.0
     kv: float = 0.0
@@ -82,6 +83,7 @@ class LoadMeter:
             return
         idle = sum(not engine.load for engine in engines) / len(engines)
         step.looked += passed
+        step.busy += passed * (1 - idle)
         if self._ahead():
             step.ahead += passed
             step.idle += passed * idle
@@ -119,6 +121,7 @@ class LoadMeter:
             waited=share("waited", seconds),
             ahead=share("ahead", looked),
             idle=share("idle", looked),
+            busy=share("busy", looked),
             requests=sum(step.requests for step in chosen) / looked / n,
             waiting=sum(step.waiting for step in chosen) / looked / n,
             kv=share("kv", looked),

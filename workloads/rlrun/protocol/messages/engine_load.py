@@ -27,6 +27,8 @@ class EngineLoad(BaseModel):
     """Share of the time that the orchestrator waited for the trainer: all rollouts that it may start were started."""
     idle: Share
     """Share of the engines' time that they had no request meanwhile."""
+    busy: Share
+    """Share of the engines' time that they had a request."""
     requests: Mean
     """Continuations in flight per engine."""
     waiting: Mean
