@@ -72,7 +72,7 @@ async def orchestrate(
     """A whole run, or an endless one until all has happened; `during` is a coroutine function that plays the cluster."""
     paths = RunPaths(Path(config.output_dir))
     trainer = FakeTrainer(paths, begin(paths, 1), config.max_steps, config.checkpoint.interval, lambda: step_seconds)
-    async with trainer, asyncio.timeout(DEADLINE_SECONDS if endless else 30):
+    async with trainer, asyncio.timeout(DEADLINE_SECONDS):
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_service": SERVICE})
         world = asyncio.create_task(during(trainer))  # type: ignore[arg-type]
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -159,3 +161,53 @@ def test_a_report_is_read_back_and_one_that_anybody_wrote_is_no_report() -> None
     assert (found.engines, found.waited) == (3, 0.25)
     for text in (None, "", "nonsense", "{}", '{"engines": 1e99}', load.text().replace("0.25", "NaN"), "[" * 2000):
         assert parse_load(text) is None
+
+
+def simulated(rules: Rules, seed: int, steps: int = 300) -> tuple[float, float, int]:
+    """A run whose answers become four times as long for a third of its steps, with chance in each of them.
+
+    Engines take half a minute to start, and as long to drain; the trainer takes 10 s a step.
+
+    Returns:
+        Share of the time that the trainer waited, engines on average, and changes of their number.
+    """
+    random, now, waited, used, changes = Random(seed), 0.0, 0.0, 0.0, 0
+    wanted = engines = rules.least
+    until, window = math.inf, list[tuple[float, float, float]]()
+    for step in range(steps):
+        work = 8.0 * (4 if steps // 3 <= step < 2 * steps // 3 else 1) * random.uniform(0.85, 1.15)
+        seconds = max(10.0, work / engines)
+        window = [*window, (seconds, seconds - 10.0, max(0.0, seconds - work / engines))][-6:]
+        now, waited, used = now + seconds, waited + seconds - 10.0, used + seconds * engines
+        if wanted != engines:
+            if now >= until:
+                engines, window = wanted, []
+            continue
+        whole = sum(one[0] for one in window)
+        idle = sum(one[2] for one in window) / whole
+        load = EngineLoad(
+            engines=engines,
+            seconds=whole,
+            steps=len(window),
+            waited=sum(one[1] for one in window) / whole,
+            ahead=idle,
+            idle=idle,
+            busy=1 - idle,
+            requests=50,
+            waiting=0,
+        )
+        chosen = choose(wanted, load, rules).engines
+        if chosen != wanted:
+            wanted, until, changes = chosen, now + 30.0, changes + 1
+    return waited / now, used / now, changes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_run_whose_load_changes_waits_little_with_few_engines(seed: int) -> None:
+    few, many = (simulated(Rules(n, n, 0.05, 30.0), seed) for n in (1, 4))
+    elastic = simulated(Rules(1, 6, 0.05, 30.0), seed)
+    assert few[0] > 0.4
+    assert many[0] < 0.01
+    assert elastic[0] < 0.1, "what it takes to see the change, and to start engines, is in it"
+    assert elastic[1] < 0.65 * many[1]
+    assert elastic[2] <= 8, "it does not swing"
