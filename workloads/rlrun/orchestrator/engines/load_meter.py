@@ -110,21 +110,21 @@ class LoadMeter:
         chosen = self._chosen(self._window() or WINDOW_SECONDS)
         looked, n = sum(step.looked for step in chosen), len(self._engines)
 
-        def share(name: str, whole: float) -> float:
-            return min(1.0, sum(getattr(step, name) for step in chosen) / whole)
+        def share(of: Callable[[_Step], float], whole: float) -> float:
+            return min(1.0, sum(of(step) for step in chosen) / whole)
 
         seconds = sum(step.seconds for step in chosen)
         return EngineLoad(
             engines=n,
             seconds=seconds,
             steps=len(chosen),
-            waited=share("waited", seconds),
-            ahead=share("ahead", looked),
-            idle=share("idle", looked),
-            busy=share("busy", looked),
+            waited=share(lambda step: step.waited, seconds),
+            ahead=share(lambda step: step.ahead, looked),
+            idle=share(lambda step: step.idle, looked),
+            busy=share(lambda step: step.busy, looked),
             requests=sum(step.requests for step in chosen) / looked / n,
             waiting=sum(step.waiting for step in chosen) / looked / n,
-            kv=share("kv", looked),
+            kv=share(lambda step: step.kv, looked),
         )
 
     def _chosen(self, seconds: float) -> Sequence[_Step]:

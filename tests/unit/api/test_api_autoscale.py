@@ -1,0 +1,48 @@
+"""`inference.autoscale`: where the number of engines is the operator's, and where it cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.local.sizes import autoscale
+
+ELASTIC = {"autoscale": {"min": 2, "max": 4}}
+
+
+def spec(**blocks: Any) -> RLRunSpec:
+    base: dict[str, Any] = {"model": {"path": "m"}, "environments": [{"id": "reverse-text"}]}
+    return RLRunSpec.model_validate(base | {"inference": ELASTIC} | blocks)
+
+
+def test_one_machine_starts_the_fewest_engines_and_says_so() -> None:
+    (notice,) = autoscale(spec())
+    assert (notice.key, notice.notice) == (("inference", "autoscale"), True)
+    assert "autoscale.min (2) engines throughout" in notice.message
+    assert list(autoscale(spec(inference={"replicas": 2}))) == []
+    engines = resolve(spec(), name="run", uid="uid", output_dir="/out").inference
+    assert engines is not None
+    assert engines.replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        (
+            {"placement": {"colocate": True}, "algorithm": {"maxAsyncLevel": 0}},
+            "is for engines that have pods of their own",
+        ),
+        ({"task": "Eval"}, "is for tasks that train; remove it"),
+        ({"trainer": {"sharedWith": "host", "lora": {}}}, "is the host's"),
+        ({"trainer": {"lora": {"slots": 2}}}, "sees the load of this run alone"),
+        ({"allocation": "vllm:d4+fsdp:d4"}, "is the operator's choice with autoscale"),
+    ],
+)
+def test_where_nobody_could_choose_it_is_refused(blocks: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words) as caught:
+        spec(**blocks)
+    assert "autoscale" in str(caught.value)
