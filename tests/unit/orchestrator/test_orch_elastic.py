@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from orch_simulation import FakeEngine, eventually
 
@@ -148,6 +148,7 @@ def test_an_engine_stays_after_all_where_another_pod_was_removed() -> None:
     assert [replica.open for replica in world.pool.replicas] == [True, True]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["engine", "starting"]), min_size=1, max_size=8), st.integers(-1, 10))
 def test_one_that_takes_requests_is_always_left(kinds: list[str], wanted: int) -> None:
     world = World(engines=0, wanted=wanted)

@@ -7,7 +7,7 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.protocol.messages.engine_load import EngineLoad, parse_load
@@ -55,6 +55,7 @@ numbers = st.integers(1, 64)
 targets = st.floats(0.01, 0.5)
 
 
+@settings(deadline=None)
 @given(numbers, works, targets)
 def test_a_steady_load_is_met_soon_and_the_number_stays(engines: int, work: float, target: float) -> None:
     rules = Rules(1, 64, target, 60.0)
@@ -65,6 +66,7 @@ def test_a_steady_load_is_met_soon_and_the_number_stays(engines: int, work: floa
     assert work / max(1, found[-1] - 1) > FULL - 1e-9 or found[-1] == 1, "one fewer would do, with room"
 
 
+@settings(deadline=None)
 @given(numbers, works, targets)
 def test_it_never_goes_up_and_then_down_under_a_steady_load(engines: int, work: float, target: float) -> None:
     found = course(engines, work, Rules(1, 64, target, 60.0))
@@ -72,6 +74,7 @@ def test_it_never_goes_up_and_then_down_under_a_steady_load(engines: int, work: 
     assert all(move > 0 for move in moves) or all(move < 0 for move in moves), found
 
 
+@settings(deadline=None)
 @given(st.integers(1, 16), st.floats(0.5, 8.0))
 def test_twice_the_load_is_followed_within_two_decisions_and_half_of_it_too(engines: int, work: float) -> None:
     settled = course(engines, work)[-1]
@@ -81,6 +84,7 @@ def test_twice_the_load_is_followed_within_two_decisions_and_half_of_it_too(engi
     assert halved <= max(1, math.ceil(work / FULL), math.ceil(doubled / 4))
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 300),
     st.builds(
