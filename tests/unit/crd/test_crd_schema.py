@@ -174,7 +174,20 @@ def test_the_printer_columns_show_fields_that_exist() -> None:
     for column in version["additionalPrinterColumns"]:
         if column["jsonPath"].startswith(".status."):
             assert fields[column["jsonPath"].removeprefix(".status.")]["type"] == column["type"]
+
+
+def test_the_scale_subresource_is_about_the_engines() -> None:
+    (version,) = crd()["spec"]["versions"]
     assert set(version["subresources"]) == {"status", "scale"}
+    scale = version["subresources"]["scale"]
+    halves = {".spec.": dict(nodes(spec_schema())), ".status.": dict(nodes(status_schema()))}
+    kinds = {
+        name: fields[path.removeprefix(half)]["type"]
+        for name, path in scale.items()
+        for half, fields in halves.items()
+        if path.startswith(half)
+    }
+    assert kinds == {"specReplicasPath": "integer", "statusReplicasPath": "integer", "labelSelectorPath": "string"}
 
 
 def test_the_chart_carries_the_same_crd_and_never_deletes_it() -> None:
