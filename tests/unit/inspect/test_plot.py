@@ -44,8 +44,17 @@ def test_smoothing_is_the_mean_of_the_last_values_and_what_is_no_number_is_left_
     lines = [{"step": step, "m": value} for step, value in enumerate([1.0, 3.0, float("nan"), 5.0, "x", True])]
     assert curve("l", lines, "m", 2).values == [1.0, 2.0, 4.0]
     assert curve("l", lines, "m").steps == [0, 1, 3]
-    many = [{"step": step, "m": 1.0} for step in range(5000)]
-    assert len(curve("l", many, "m").steps) == 1000
+
+
+def test_a_long_curve_keeps_every_peak_and_its_ends() -> None:
+    values = [float(step % 7) for step in range(5000)]
+    values[1234], values[4001] = 99.0, -99.0
+    found = curve("l", [{"step": step, "m": value} for step, value in enumerate(values)], "m")
+    assert 900 < len(found.steps) <= 1000
+    assert list(found.steps) == sorted(set(found.steps))
+    points = dict(zip(found.steps, found.values, strict=True))
+    assert (points[1234], points[4001], points[0], points[4999]) == (99.0, -99.0, 0.0, values[-1])
+    assert all(values[step] == value for step, value in points.items())
 
 
 def test_a_label_is_no_markup() -> None:

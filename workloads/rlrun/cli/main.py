@@ -71,6 +71,7 @@ COMMANDS = {
     "debug": Command("write a bundle for a bug report, without secrets", _Later("runs.debug:run_debug")),
     "compare": Command("show runs beside each other", _Later("runs.compare:run_compare")),
     "plot": Command("draw a metric of runs", _Later("runs.plot:run_plot")),
+    "ui": Command("serve a web page of runs in folders", _Later("runs.ui:run_ui")),
     "pull": Command("copy a model, checkpoint, traces, metrics or logs out of a cluster", _Later("runs.pull:run_pull")),
     "suspend": Command("save a run and free its GPUs", _Later("runs.change:run_suspend")),
     "resume": Command("go on with a suspended run", _Later("runs.change:run_resume")),

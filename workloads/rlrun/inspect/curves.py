@@ -38,10 +38,39 @@ def curve(label: str, lines: Sequence[Mapping[str, object]], metric: str, smooth
         for line in lines
         if _is_number(value := line.get(metric)) and _is_number(step := line.get("step"))
     ]
-    values = [value for _, value in found]
-    means = [sum(part) / len(part) for at in range(len(values)) for part in [values[max(0, at - smooth + 1) : at + 1]]]
-    stride = max(1, -(-len(found) // _POINTS_MAX))
-    return Line(label, [step for step, _ in found][::stride], means[::stride])
+    steps = [step for step, _ in found]
+    return thinned(Line(label, steps, smoothed([value for _, value in found], smooth)), _POINTS_MAX)
+
+
+def smoothed(values: Sequence[float], smooth: int) -> list[float]:
+    """Mean of the last `smooth` values at each of them; fewer at the beginning."""
+    if smooth <= 1:
+        return list(values)
+    # Sums of parts, not differences of running sums: one huge value (a loss that diverged) would spoil all that follow it.
+    return [
+        math.fsum(part) / len(part) for at in range(len(values)) for part in [values[max(0, at - smooth + 1) : at + 1]]
+    ]
+
+
+def thinned(line: Line, most: int) -> Line:
+    """A curve of at most `most` points: of each span of equal length the lowest and the highest, so that no peak is lost.
+
+    Args:
+        line: any curve, by ascending steps.
+        most: at least 4. The first and the last point always stay.
+    """
+    count = len(line.values)
+    if count <= most:
+        return line
+    spans = (most - 2) // 2
+    kept = [0]
+    for at in range(spans):
+        first, last = 1 + at * (count - 2) // spans, 1 + (at + 1) * (count - 2) // spans
+        part = line.values[first:last]
+        low, high = first + part.index(min(part)), first + part.index(max(part))
+        kept += sorted({low, high})
+    kept.append(count - 1)
+    return Line(line.label, [line.steps[at] for at in kept], [line.values[at] for at in kept])
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

@@ -4,11 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from rlrun.inspect.screen import cut
 from rlrun.runtime.printable import printable
 
 Row = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a rollout, as the trace has it."""
+
+    role: str
+    text: str
+    """What is no text (parts, images) as JSON."""
+    calls: tuple[tuple[str, str], ...] = ()
+    """Calls of tools: name and arguments."""
+
+
+def turns(row: Row) -> list[Turn]:
+    """Messages of a rollout. Their texts are those of the trace: `printable` has not seen them."""
+    return [Turn(str(one.get("role")), _body(one.get("content")), tuple(_calls(one))) for one in _messages(row)]
+
+
+def _body(content: object) -> str:
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+
+
+def _calls(message: Row) -> Iterator[tuple[str, str]]:
+    for call in _maps(message.get("tool_calls")):
+        function = call.get("function")
+        named = function if isinstance(function, Mapping) else call
+        yield str(named.get("name")), str(named.get("arguments", ""))
+
+
+def version_spans(row: Row) -> list[Row]:
+    """Spans of tokens of one policy version each: `{version, start, end}`, of all sequences."""
+    return [span for spans in _lists(row.get("versions")) for span in _maps(spans)]
 
 
 def newest(rows: Sequence[Row]) -> list[Row]:
@@ -53,15 +86,13 @@ def text(row: Row, *, most: int) -> str:
     metrics = row.get("metrics")
     if isinstance(metrics, Mapping) and metrics:
         lines.append("   " + ", ".join(f"{printable(str(name))} {_short(value)}" for name, value in metrics.items()))
-    for message in _messages(row):
-        lines += list(_turn(message, most))
+    for turn in turns(row):
+        lines += list(_turn(turn, most))
     return "\n".join(lines)
 
 
 def _head(row: Row) -> str:
-    versions = sorted(
-        {int(_number(span.get("version"))) for spans in _lists(row.get("versions")) for span in _maps(spans)}
-    )
+    versions = sorted({int(_number(span.get("version"))) for span in version_spans(row)})
     words = [
         f"reward {_short(row.get('reward'))}",
         f"advantage {_short(row.get('advantage'))}",
@@ -89,18 +120,12 @@ def _messages(row: Row) -> list[Row]:
     return found
 
 
-def _turn(message: Row, most: int) -> Iterator[str]:
-    role = printable(str(message.get("role")))
-    content = message.get("content")
-    body = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
-    calls = message.get("tool_calls")
-    body = printable(body, lines=True)
+def _turn(turn: Turn, most: int) -> Iterator[str]:
+    role, body = printable(turn.role), printable(turn.text, lines=True)
     for at, line in enumerate((cut(body, most) if most else body).splitlines() or [""]):
         yield f"   {role + ':' if at == 0 else '':<11} {line}"
-    for call in _maps(calls):
-        function = call.get("function")
-        named = function if isinstance(function, Mapping) else call
-        written = printable(f"{named.get('name')}({named.get('arguments', '')})")
+    for name, arguments in turn.calls:
+        written = printable(f"{name}({arguments})")
         yield f"   {'calls':<11} {cut(written, most) if most else written}"
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rlrun.config.models.run import RunConfig
 from rlrun.config.models.tracking import TrackedSamplesConfig
+from rlrun.protocol.files.growing_lines import Lines
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.tracking.names import Translator
 from rlrun.tracking.record import Mark, Record, SampleRow
@@ -17,39 +16,6 @@ _NOT_METRICS = ("step", "attempt", "time")
 _TEXT_CHARACTERS = 4000
 """Most characters of a prompt or a completion that are sent."""
 SYSTEM_FILE = "system.jsonl"
-
-
-class Lines:
-    """Whole lines of a JSONL file that grows, or is replaced by another. A line that is not JSON is left out."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset, self._last = 0, b""
-        """Position at which reading goes on, and the line that ends there: another one is of another file."""
-
-    def new(self) -> tuple[bool, list[dict[str, object]]]:
-        """True if reading has begun at the start of the file, and the whole lines that are new since the call before."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset - len(self._last))
-                begins = self._offset == 0 or file.read(len(self._last)) != self._last
-                if begins:
-                    self._offset, self._last = 0, b""
-                file.seek(self._offset)
-                whole, newline, _ = file.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return False, []
-        lines = whole.splitlines(keepends=True)
-        if newline:
-            self._offset += len(whole) + 1
-            self._last = lines[-1] + newline if lines else newline
-        found = []
-        for line in lines:
-            with suppress(ValueError):
-                document = json.loads(line)
-                if isinstance(document, dict):
-                    found.append(document)
-        return begins, found
 
 
 class Source:

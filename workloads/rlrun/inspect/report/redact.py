@@ -50,11 +50,25 @@ def known_secrets(environment: Mapping[str, str]) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def text(content: str, secrets: list[str]) -> str:
-    """A text without secrets."""
+def spans(content: str, secrets: list[str]) -> list[tuple[int, int]]:
+    """Places of a text that are secrets for certain, as `(start, end)`: known values, and shapes that only secrets have."""
+    found = [(at.start(), at.end()) for secret in secrets for at in re.finditer(re.escape(secret), content)]
+    return sorted([*found, *(at.span() for at in _SHAPES.finditer(content))])
+
+
+def certain(content: str, secrets: list[str]) -> str:
+    """A text without what is a secret for certain.
+
+    For texts of a model, in which `token = next(tokens)` is code to be read: `text` would take the word behind the name away.
+    """
     for secret in secrets:
         content = content.replace(secret, REMOVED)
-    content = _SHAPES.sub(REMOVED, content)
+    return _SHAPES.sub(REMOVED, content)
+
+
+def text(content: str, secrets: list[str]) -> str:
+    """A text without secrets."""
+    content = certain(content, secrets)
     content = _BEARER.sub(rf"\1\2{REMOVED}", content)
     content = _IN_URL.sub(rf"\1{REMOVED}@", content)
     content = _FLAG.sub(lambda m: f"{m[1]}{m[2]}{REMOVED}" if is_secret(m[1]) else m[0], content)

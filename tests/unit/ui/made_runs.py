@@ -1,0 +1,216 @@
+"""Runs' folders as `rlrun local` leaves them, and a client that asks an application without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.types import ASGIApp
+
+from rlrun.protocol.files.launcher import State, new_record, write_record
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.ui.app import make_app
+from rlrun.ui.guard import LOOPBACK, Guard
+from rlrun.ui.registry import Registry, run_id
+from rlrun.ui.secrets import Redactor
+from rlrun.ui.static_files import StaticFiles
+
+SECRET = "hunter2-hunter2"
+"""Value of a secret variable of the server's process."""
+SHAPED = "hf_" + "a1B2" * 8
+Row = dict[str, Any]
+
+
+def metrics_line(step: int, attempt: int = 1) -> Row:
+    """Metrics of a step of 2 s: 1 s computed, 0.5 s waited for rollouts."""
+    return {
+        "step": step,
+        "attempt": attempt,
+        "time": 1.7e9 + step,
+        "reward/mean": step / 100,
+        "off_policy/mean": 0.5,
+        "time/step": 2.0,
+        "time/forward_backward": 0.9,
+        "time/optimizer": 0.1,
+        "time/wait_for_batch": 0.5,
+        "time/broadcast_weights": 0.25,
+    } | ({"eval/math/reward/mean": step / 50} if step % 5 == 0 else {})
+
+
+def rollout(group: int, member: int, reward: float | None = 0.5, **changed: Any) -> Row:
+    """A line of a trace."""
+    call = {"function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}}
+    return {
+        "step": 3,
+        "attempt": 1,
+        "group": group,
+        "rollout": member,
+        "environment": "math" if group % 2 == 0 else "code",
+        "task_id": f"t{group}",
+        "dispatch_version": 1,
+        "reward": reward,
+        "advantage": 0.25,
+        "metrics": {"exact": 0.0},
+        "messages": [
+            {"role": "user", "content": f"what is {group} + {member}?"},
+            {"role": "assistant", "content": "let me see", "tool_calls": [call]},
+            {"role": "tool", "content": "4"},
+            {"role": "assistant", "content": f"it is {group + member}"},
+        ],
+        "completion": "",
+        "finish_reason": "stop",
+        "truncated": False,
+        "tokens": 20 + member,
+        "completion_tokens": 10 + member,
+        "versions": [[{"version": 1, "start": 10, "end": 14}, {"version": 2, "start": 14, "end": 20 + member}]],
+        "seconds": 0.5,
+    } | changed
+
+
+@dataclass
+class Folder:
+    """A run's folder."""
+
+    root: Path
+
+    @property
+    def paths(self) -> RunPaths:
+        return RunPaths(self.root)
+
+    @property
+    def id(self) -> str:
+        return run_id(self.root)
+
+    def write(self, name: str, content: object) -> Path:
+        """A file; what is no text becomes JSON."""
+        file = self.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        return file
+
+    def lines(self, name: str, rows: Sequence[Mapping[str, Any]], *, more: bool = False) -> Path:
+        """A file of JSON lines; `more` adds to it."""
+        file = self.root / name
+        before = file.read_text() if more else ""
+        return self.write(name, before + "".join(json.dumps(row) + "\n" for row in rows))
+
+    def config(self, **fields: Any) -> None:
+        """`run.json`."""
+        base = {"name": self.root.name, "uid": "u", "task": "RL", "max_steps": 20, "api_key": "opensesame1"}
+        self.write("run.json", {"trainer": base | fields, "orchestrator": base | fields})
+
+    def trained(self, steps: int) -> None:
+        """Steps with metrics, and a trace of the third."""
+        self.lines("metrics.jsonl", [metrics_line(step) for step in range(1, steps + 1)])
+        self.lines("traces/step_00000003.jsonl", [rollout(g, m, (g * 4 + m) / 16) for g in range(4) for m in range(4)])
+
+    def lives(self, **progress: Any) -> None:
+        """A launcher, which is this process, that runs it."""
+        known = {"step": 10, "max_steps": 20, "waiting_on": "trainer: training step 11", "waiting_role": "trainer"}
+        self._record(progress=known | progress, progress_time=time.time())
+
+    def ends(self, state: State = "Complete") -> None:
+        """Its launcher has ended."""
+        self._record(state=state)
+
+    def _record(self, **changed: Any) -> None:
+        assert write_record(
+            self.paths.launcher, replace(new_record(self.root.name, 1, "rlrun local run.yaml --resume"), **changed)
+        )
+
+
+def made(root: Path, steps: int = 10, **config: Any) -> Folder:
+    """A run with steps."""
+    folder = Folder(root)
+    folder.config(**config)
+    folder.write("attempts/0001.json", {"attempt": 1, "base_step": 0, "started_at": 1.7e9})
+    folder.trained(steps)
+    return folder
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """Asks an application, as a browser on this machine does.
+
+    Args:
+        app: with its guard.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    def get(self, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, **query: Any) -> Reply:
+        """One answer."""
+        return asyncio.run(self._ask(method, path, urlencode(query, doseq=True), headers or {}))
+
+    def json(self, path: str, **query: Any) -> Any:
+        """A good answer's document."""
+        reply = self.get(path, **query)
+        assert reply.status == 200, reply.body
+        return reply.json
+
+    async def _ask(self, method: str, path: str, query: str, headers: Mapping[str, str]) -> Reply:
+        sent: list[dict[str, Any]] = []
+        named = {"host": "127.0.0.1:8765"} | dict(headers)
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8765),
+            "headers": [(name.lower().encode(), value.encode()) for name, value in named.items()],
+        }
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        start = next(one for one in sent if one["type"] == "http.response.start")
+        found = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+        return Reply(start["status"], found, b"".join(one.get("body", b"") for one in sent))
+
+
+@contextmanager
+def page_files(folder: Path) -> Iterator[StaticFiles]:
+    """A page of one line."""
+    folder.mkdir()
+    (folder / "index.html").write_text("<!doctype html><title>page</title>")
+    yield StaticFiles(folder)
+
+
+def client(*folders: Path, static: StaticFiles, token: str | None = None) -> tuple[Client, Registry]:
+    """A guarded application of folders, and its registry."""
+    registry = Registry(folders)
+    app = make_app(
+        registry, Redactor({"MY_PASSWORD": SECRET}), static, folders=[str(one) for one in folders], seconds=0.01
+    )
+    names = LOOPBACK if token is None else None
+    return Client(Guard(app, names=names, token=token, port=8765)), registry

@@ -1,0 +1,98 @@
+"""Events of runs that change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from rlrun.ui import live
+from rlrun.ui.live import Feed
+from rlrun.ui.registry import Registry
+from tests.unit.ui.made_runs import made, metrics_line
+
+
+def document(event: str) -> dict[str, str]:
+    name, data, *_ = event.splitlines()
+    assert name == "event: runs"
+    found: dict[str, str] = json.loads(data.removeprefix("data: "))
+    return found
+
+
+async def test_a_page_hears_of_what_is_there_and_of_each_change(tmp_path: Path) -> None:
+    run = made(tmp_path / "runs" / "demo")
+    feed = Feed(Registry([run.root.parent]).fingerprints, seconds=0.001)
+    heard = feed.events()
+    async with asyncio.timeout(30):
+        first = document(await anext(heard))
+        assert list(first) == [run.id]
+        run.lines("metrics.jsonl", [metrics_line(11)], more=True)
+        second = document(await anext(heard))
+        assert second[run.id] != first[run.id]
+        other = made(tmp_path / "runs" / "other")
+        while other.id not in second:  # a look may fall between two of its files
+            second = document(await anext(heard))
+    await heard.aclose()
+
+
+async def test_one_look_serves_all_pages_and_nobody_looks_without_one() -> None:
+    looks = 0
+
+    def look() -> dict[str, str]:
+        nonlocal looks
+        looks += 1
+        return {"a": str(looks)}
+
+    feed = Feed(look, seconds=0.001)
+    async with asyncio.timeout(30):
+        pages = [feed.events() for _ in range(10)]
+        for page in pages:
+            await anext(page)
+        while looks < 5:
+            heard = [document(await anext(page))["a"] for page in pages]
+        assert max(map(int, heard)) <= looks
+        for page in pages:
+            await page.aclose()
+    before = looks
+    assert feed._task is None, "the look has ended with the last page"
+    await asyncio.sleep(0)
+    assert looks <= before + 1, "one that was under way"
+
+
+async def test_a_slow_page_gets_the_newest_state_alone() -> None:
+    state = {"a": "0"}
+    feed = Feed(lambda: dict(state), seconds=0.001)
+    heard = feed.events()
+    async with asyncio.timeout(30):
+        await anext(heard)
+        for number in range(1, 4):
+            state["a"] = str(number)
+            async with feed._changed:
+                await feed._changed.wait_for(lambda: feed._now == state)
+        assert document(await anext(heard)) == {"a": "3"}
+    await heard.aclose()
+
+
+async def test_a_folder_that_goes_away_is_no_end_of_the_events() -> None:
+    answers = [{"a": "1"}, OSError("gone"), {"a": "2"}]
+
+    def look() -> dict[str, str]:
+        found = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    heard = Feed(look, seconds=0.001).events()
+    async with asyncio.timeout(30):
+        assert [document(await anext(heard))["a"] for _ in range(2)] == ["1", "2"]
+    await heard.aclose()
+
+
+async def test_a_quiet_page_hears_that_the_server_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_KEEPALIVE_SECONDS", 0.001)
+    heard = Feed(dict, seconds=0.001).events()
+    async with asyncio.timeout(30):
+        assert [await anext(heard) for _ in range(2)] == ["event: runs\ndata: {}\n\n", ": still here\n\n"]
+    await heard.aclose()

@@ -1,0 +1,208 @@
+"""The page's routes: typed, read-only answers about the runs of a registry, and the static files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, TypeVar
+
+import yaml
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
+
+from rlrun.ui import models, overview, rollout_views
+from rlrun.ui.confine import OutsideError
+from rlrun.ui.live import Feed
+from rlrun.ui.registry import OpenRun, Registry, UnknownRunError
+from rlrun.ui.rollout_views import Source
+from rlrun.ui.secrets import Redactor
+from rlrun.ui.static_files import StaticFiles
+from rlrun.ui.tokens import tokens
+from rlrun.ui.traces import Filter, Order
+
+Model = TypeVar("Model", bound=BaseModel)
+_STEP = 99_999_999
+Step = Annotated[int | None, Query(ge=0, le=_STEP)]
+_PROBLEMS = {"model": models.Problem}
+
+
+def make_app(
+    registry: Registry, redactor: Redactor, static: StaticFiles, *, folders: list[str], seconds: float = 1.0
+) -> FastAPI:
+    """The application, without what guards it.
+
+    Args:
+        registry: the runs.
+        redactor: takes secrets out of every answer.
+        static: the page.
+        folders: names of the given folders, for people.
+        seconds: time between two looks for changes.
+    """
+    # No pages of documentation: they load scripts from other hosts.
+    app = FastAPI(title="rlrun ui", docs_url=None, redoc_url=None, openapi_url=None)
+    _add_problems(app)
+    _add_runs(app, registry, redactor, folders)
+    _add_curves(app, registry, redactor)
+    _add_rollouts(app, registry, redactor)
+    feed = Feed(registry.fingerprints, seconds)
+
+    @app.get("/api/events")
+    async def events() -> Response:
+        if feed.full:
+            return _problem(503, "too many pages of this server are open; close some")
+        return StreamingResponse(_text(feed), media_type="text/event-stream")
+
+    @app.get("/api/{rest:path}")
+    def no_answer(rest: str) -> Response:
+        return _problem(404, f"there is no /api/{rest}")
+
+    @app.api_route("/{path:path}", methods=["GET", "HEAD"])
+    def file(path: str) -> Response:
+        found = static.get(path)
+        if found is None:
+            return Response(f"there is no /{path}; the page is at /\n", status_code=404, media_type="text/plain")
+        caching = "public, max-age=31536000, immutable" if found.hashed else "no-cache"
+        return Response(found.content, media_type=found.kind, headers={"Cache-Control": caching})
+
+    return app
+
+
+async def _text(feed: Feed) -> AsyncIterator[str]:
+    async for event in feed.events():
+        yield event
+
+
+def _problem(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"problem": text}, status_code=status)
+
+
+def _add_problems(app: FastAPI) -> None:
+    """Answers to what cannot be answered: one sentence each, no traceback."""
+
+    @app.exception_handler(UnknownRunError)
+    def unknown(_request: Request, error: Exception) -> Response:
+        return _problem(404, f"there is no run {error.args[0]!s:.100}; it may have been removed or renamed")
+
+    @app.exception_handler(OutsideError)
+    def outside(_request: Request, error: Exception) -> Response:
+        return _problem(403, str(error))
+
+    @app.exception_handler(LookupError)
+    def lacking(_request: Request, error: Exception) -> Response:
+        return _problem(
+            404, str(error.args[0]) if error.args and isinstance(error.args[0], str) else "it is not there any more"
+        )
+
+    @app.exception_handler(OSError)
+    def unread(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, OSError)
+        name = str(error.filename or "a file").rpartition("/")[2]
+        if isinstance(error, FileNotFoundError):
+            return _problem(404, f"there is no {name} in the run's folder")
+        return _problem(500, f"{name}: {error.strerror or 'it cannot be read'}")
+
+    @app.exception_handler(RequestValidationError)
+    def wrong(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        return _problem(422, f"{'.'.join(str(part) for part in first['loc'][1:])}: {first['msg']}")
+
+
+def _add_runs(app: FastAPI, registry: Registry, redactor: Redactor, folders: list[str]) -> None:
+    @app.get("/api/runs")
+    def runs() -> models.RunList:
+        return redactor.model(overview.run_list(registry, folders))
+
+    @app.get("/api/runs/{run}")
+    def one(run: str) -> models.RunView:
+        found = registry.get(run)
+        return redactor.model(overview.run_view(found, registry.snapshot(found.root, time.time())))
+
+    @app.get("/api/runs/{run}/manifest")
+    def manifest(run: str) -> models.Manifest:
+        document = redactor.document(overview.manifest(registry.get(run)))
+        return models.Manifest(text=yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+
+    @app.get("/api/compare")
+    def compare(run: Annotated[list[str], Query(min_length=2, max_length=8)]) -> models.Comparison:
+        found = [registry.get(one) for one in run]
+        return redactor.model(overview.comparison(found, [redactor.document(_config(one)) for one in found]))
+
+
+def _config(run: OpenRun) -> dict[str, object]:
+    """Configuration of one role, which has the fields of all."""
+    document: Mapping[str, object] = overview.manifest(run)
+    found = document.get("trainer", document)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _add_curves(app: FastAPI, registry: Registry, redactor: Redactor) -> None:
+    @app.get("/api/runs/{run}/curves")
+    def curves(
+        run: str,
+        metric: Annotated[list[str], Query(min_length=1, max_length=24)],
+        first: Step = None,
+        last: Step = None,
+        smooth: Annotated[int, Query(ge=1, le=200)] = 1,
+        points: Annotated[int, Query(ge=4, le=4000)] = 1000,
+    ) -> models.Curves:
+        index = registry.get(run).steps()
+        return overview.curves(index, metric, first=first, last=last, smooth=smooth, points=points)
+
+    @app.get("/api/runs/{run}/timeline")
+    def timeline(
+        run: str, first: Step = None, last: Step = None, spans: Annotated[int, Query(ge=1, le=400)] = 80
+    ) -> models.Timeline:
+        return overview.timeline(registry.get(run).steps(), first=first, last=last, spans=spans)
+
+    @app.get("/api/runs/{run}/staleness")
+    def staleness(run: str, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Staleness:
+        return overview.staleness(registry.get(run), step)
+
+
+def _add_rollouts(app: FastAPI, registry: Registry, redactor: Redactor) -> None:
+    @app.get("/api/runs/{run}/traces")
+    def traced(run: str) -> models.TracedSteps:
+        return rollout_views.traced(registry.get(run))
+
+    @app.get("/api/runs/{run}/rollouts")
+    def page(
+        run: str,
+        step: Step = None,
+        evaluation: Step = None,
+        environment: str | None = None,
+        reward_min: Annotated[float | None, Query(alias="rewardMin", allow_inf_nan=False)] = None,
+        reward_max: Annotated[float | None, Query(alias="rewardMax", allow_inf_nan=False)] = None,
+        tokens_min: Annotated[int | None, Query(alias="tokensMin", ge=0)] = None,
+        tokens_max: Annotated[int | None, Query(alias="tokensMax", ge=0)] = None,
+        group: Annotated[int | None, Query(ge=0)] = None,
+        order: Order = "trace",
+        offset: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> models.RolloutPage:
+        found = registry.get(run)
+        wanted = Filter(environment, reward_min, reward_max, tokens_min, tokens_max, group)
+        index = found.trace(Source(step, evaluation).path(found))
+        return rollout_views.page(index, wanted, order, redactor.text, offset=offset, limit=limit)
+
+    @app.get("/api/runs/{run}/rollouts/{number}")
+    def rollout(run: str, number: int, step: Step = None, evaluation: Step = None) -> models.RolloutView:
+        row, whole = rollout_views.whole(registry.get(run), Source(step, evaluation), number)
+        return rollout_views.view(row, whole, redactor.text)
+
+    @app.get("/api/runs/{run}/rollouts/{number}/tokens")
+    def coloured(run: str, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Tokens:
+        found = registry.get(run)
+        row, _ = rollout_views.whole(found, Source(step, None), number)
+        attempt, group, member = (
+            row[name] if isinstance(row[name], int) else 0 for name in ("attempt", "group", "rollout")
+        )
+        return tokens(found, step, int(attempt), int(group), int(member), redactor.spans)  # type: ignore[call-overload]
+
+    @app.get("/api/runs/{run}/rollouts/{number}/diff/{other}")
+    def diff(run: str, number: int, other: int, step: Step = None, evaluation: Step = None) -> models.DiffView:
+        found, source = registry.get(run), Source(step, evaluation)
+        first, second = (rollout_views.whole(found, source, one) for one in (number, other))
+        return rollout_views.difference(first, second, redactor.text)

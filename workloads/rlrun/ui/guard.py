@@ -1,0 +1,123 @@
+"""Checks before every request, and headers of every answer: who may ask, under which name, and what a page may load."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+_METHODS = ("GET", "HEAD")
+_WITHOUT_TOKEN = "this page asks for the token of the address that `rlrun ui` has printed: http://HOST:PORT/?token=…"
+
+
+class Guard:
+    """Middleware.
+
+    Args:
+        app: what answers.
+        names: host names by which the server may be called, which keeps out pages of others that resolve a name of theirs to this
+            address (DNS rebinding). None: any; a token is then what keeps them out.
+        token: what a request must bring, in the address once and then as a cookie. None: nothing.
+        port: of the server; cookies of one host are shared by all of its ports, so it is part of the cookie's name.
+    """
+
+    def __init__(self, app: ASGIApp, *, names: Iterable[str] | None, token: str | None, port: int) -> None:
+        if names is None and token is None:
+            raise ValueError("without names a token is needed")
+        self._app, self._token = app, token
+        self._names = None if names is None else frozenset(names)
+        self._cookie = f"rlrun_ui_{port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (refusal or self._app)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self._names is not None and _name(host) not in self._names:
+            return _problem(421, f"this server is not called {host!r}; open it as http://localhost and its port")
+        if scope["method"] not in _METHODS:
+            return _problem(405, f"{scope['method']} changes nothing here: this page only reads")
+        if scope["path"].startswith("/api/") and headers.get("sec-fetch-site", "same-origin") not in (
+            "same-origin",
+            "none",
+        ):
+            return _problem(403, "another site's page may not read this")
+        return self._without_token(scope, headers)
+
+    def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
+        if self._token is None:
+            return None
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        brought = next((value for name, value in query if name == "token"), None)
+        if brought is not None and self._is_token(brought):
+            rest = urlencode([(name, value) for name, value in query if name != "token"])
+            # Out of the address, so that it stays neither in the history nor in a picture of the window.
+            answer = RedirectResponse(f"{_local(scope['path'])}{'?' + rest if rest else ''}", status_code=303)
+            # Lax: with Strict, a link to the page in another site's page (a chat) would come without it after this redirect.
+            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
+            return answer
+        if self._is_token(_cookie(headers.get("cookie", ""), self._cookie)):
+            return None
+        if scope["path"].startswith("/api/"):
+            return _problem(401, _WITHOUT_TOKEN)
+        return PlainTextResponse(_WITHOUT_TOKEN + "\n", status_code=401)
+
+    def _is_token(self, text: str) -> bool:
+        return self._token is not None and hmac.compare_digest(text.encode(), self._token.encode())
+
+
+def _name(host: str) -> str:
+    """Host name of a Host header, without the port: a tunnel may have given it another one."""
+    if host.startswith("["):
+        return host.partition("]")[0].lower() + "]"
+    return host.partition(":")[0].lower()
+
+
+def _local(path: str) -> str:
+    """A path that no browser takes for another host's address (`//host`)."""
+    return "/" + path.lstrip("/\\")
+
+
+def _cookie(header: str, name: str) -> str:
+    try:
+        found = SimpleCookie(header).get(name)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""
+
+
+def _problem(status: int, text: str) -> Response:
+    return JSONResponse({"problem": text}, status_code=status)

@@ -1,0 +1,78 @@
+"""Events of runs that change: one look at all folders a second, however many pages are open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+
+CLIENTS_MAX = 64
+_KEEPALIVE_SECONDS = 15.0
+"""A comment after so long without a change: what is between sees that the connection lives, and we that it does not."""
+
+
+class Feed:
+    """Fingerprints of all runs, and a wait for their next change.
+
+    Args:
+        look: reads the fingerprints; called in a thread, and only while somebody listens.
+        seconds: time between two looks.
+    """
+
+    def __init__(self, look: Callable[[], Mapping[str, str]], seconds: float = 1.0) -> None:
+        self._look, self._seconds = look, seconds
+        self._now: Mapping[str, str] = {}
+        self._number = 0
+        """Changes seen; a client that has seen fewer gets the newest state alone."""
+        self._changed = asyncio.Condition()
+        self._clients = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """True if no more pages are served."""
+        return self._clients >= CLIENTS_MAX
+
+    async def events(self) -> AsyncIterator[str]:
+        """Server-sent events: at once the fingerprints of all runs, and again after each change."""
+        self._clients += 1
+        seen = -1
+        try:
+            if self._task is None:
+                await self._refresh()
+                self._task = asyncio.create_task(self._watch())
+            while True:
+                if seen == self._number and not await self._wait(seen):
+                    yield ": still here\n\n"
+                    continue
+                seen = self._number
+                yield f"event: runs\ndata: {json.dumps(self._now)}\n\n"
+        finally:
+            self._clients -= 1
+            if self._clients == 0 and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _wait(self, seen: int) -> bool:
+        async with self._changed:
+            try:
+                async with asyncio.timeout(_KEEPALIVE_SECONDS):
+                    await self._changed.wait_for(lambda: self._number != seen)
+            except TimeoutError:
+                return False
+            return True
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        try:
+            now = await asyncio.to_thread(self._look)
+        except OSError:  # a folder that is being removed: the next look finds it gone
+            return
+        if now != self._now:
+            async with self._changed:
+                self._now, self._number = now, self._number + 1
+                self._changed.notify_all()

@@ -1,0 +1,325 @@
+"""Answers of the page's server. Their JSON has the names of these fields in camelCase; `tools.ui_types` writes them for TypeScript."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+Kind = Literal["fine", "waits", "problem", "ended"]
+
+
+class Answer(BaseModel):
+    """What all answers share."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+
+class ProgressView(Answer):
+    """Progress as a run reported it last."""
+
+    step: int | None
+    total_steps: int | None
+    policy_version: int | None
+    reward: float | None
+    loss: float | None
+    tokens_per_second: float | None
+    staleness_mean: float | None
+    last_step_time: str | None
+    eta_seconds: float | None
+    checkpoint_step: int | None
+    steps_lost: int
+
+
+class RunRow(Answer):
+    """A run in the list."""
+
+    id: str
+    name: str
+    where: str
+    task: str
+    phase: str
+    reason: str | None
+    message: str | None
+    attempt: int
+    restarts: int
+    progress: ProgressView
+    started: str | None
+    ended: str | None
+
+
+class Refused(Answer):
+    """A folder that looks like a run and is not shown."""
+
+    id: str
+    why: str
+
+
+class RunList(Answer):
+    """All runs."""
+
+    folders: list[str]
+    runs: list[RunRow]
+    refused: list[Refused]
+
+
+class FindingView(Answer):
+    """A cause, its evidence and what to do."""
+
+    what: str
+    evidence: str
+    do: str
+    since: str | None
+    kind: str
+
+
+class Why(Answer):
+    """Why a run does what it does."""
+
+    headline: str
+    now: list[FindingView]
+    before: list[FindingView]
+    besides: list[str]
+    steps: list[str]
+
+
+class FailureView(Answer):
+    """End of an attempt."""
+
+    attempt: int
+    role: str
+    process: str
+    exit_code: int | None
+    reason: str
+    message: str
+    time: str | None
+
+
+class AttemptView(Answer):
+    """An attempt and the steps of it that count."""
+
+    attempt: int
+    first_step: int
+    last_step: int
+
+
+class WaitView(Answer):
+    """What the next step waits for."""
+
+    text: str
+    role: str | None
+    phase: str | None
+    since: str | None
+
+
+class RunView(Answer):
+    """One run."""
+
+    run: RunRow
+    wait: WaitView | None
+    heard_seconds: float | None
+    command: str | None
+    why: Why
+    failures: list[FailureView]
+    attempts: list[AttemptView]
+    metrics: list[str]
+    first_step: int | None
+    last_step: int | None
+    results: list[str]
+
+
+class CurveView(Answer):
+    """Points of a metric."""
+
+    metric: str
+    steps: list[int]
+    values: list[float]
+    measured: int
+    """Points before they were thinned."""
+
+
+class Curves(Answer):
+    """Curves of a run."""
+
+    curves: list[CurveView]
+
+
+class Part(Answer):
+    """A part of the time of steps."""
+
+    name: str
+    label: str
+    waits: bool
+    """True if the trainer waits for others in it."""
+    seconds: list[float]
+    """Mean per step, for each span."""
+
+
+class Timeline(Answer):
+    """What the trainer did with its time, and what it waited for."""
+
+    first: list[int]
+    last: list[int]
+    """First and last step of each span."""
+    parts: list[Part]
+
+
+class Staleness(Answer):
+    """Sampled tokens of a step by the age of the policy that sampled them."""
+
+    step: int
+    lags: list[int]
+    tokens: list[int]
+
+
+class Manifest(Answer):
+    """Resolved configuration."""
+
+    text: str
+
+
+class RolloutRow(Answer):
+    """A rollout in a list."""
+
+    number: int
+    group: int | None
+    rollout: int | None
+    environment: str
+    task_id: str
+    reward: float | None
+    advantage: float | None
+    tokens: int | None
+    completion_tokens: int | None
+    finish_reason: str | None
+    truncated: bool
+    error: str | None
+    turns: int
+    versions: list[int]
+    prompt: str
+    answer: str
+
+
+class RolloutPage(Answer):
+    """A page of rollouts."""
+
+    total: int
+    """In the trace."""
+    chosen: int
+    """That the filter takes."""
+    offset: int
+    rows: list[RolloutRow]
+    environments: list[str]
+    reward_mean: float | None
+    reward_min: float | None
+    reward_max: float | None
+
+
+class TracedSteps(Answer):
+    """Traces of a run."""
+
+    spans: list[tuple[int, int]]
+    """First and last step of each unbroken span of steps that have one."""
+    evaluations: list[int]
+    """Policy versions."""
+
+
+class CallView(Answer):
+    """A call of a tool."""
+
+    name: str
+    arguments: str
+
+
+class TurnView(Answer):
+    """A message."""
+
+    role: str
+    text: str
+    calls: list[CallView]
+
+
+class Measured(Answer):
+    """A metric of an environment."""
+
+    metric: str
+    value: float | None
+
+
+class RolloutView(Answer):
+    """One rollout."""
+
+    row: RolloutRow
+    turns: list[TurnView]
+    tools: list[str]
+    measures: list[Measured]
+    seconds: float | None
+    dispatch_version: int | None
+
+
+class TokenSequence(Answer):
+    """Tokens of one training sequence, column by column."""
+
+    texts: list[str]
+    sampled: list[bool]
+    logprobs: list[float]
+    advantages: list[float]
+    versions: list[int]
+    cut: int
+    """Tokens that follow and are not in the answer."""
+
+
+class Tokens(Answer):
+    """Tokens of a rollout; `why` says why there are none."""
+
+    sequences: list[TokenSequence]
+    decoded: bool
+    """False: the run has no tokenizer here, and texts are numbers of tokens."""
+    why: str | None
+
+
+class Piece(Answer):
+    """Part of a text that two rollouts share, or that one of them has."""
+
+    side: Literal["both", "first", "second"]
+    text: str
+
+
+class DiffView(Answer):
+    """Two rollouts of a group beside each other."""
+
+    first: RolloutRow
+    second: RolloutRow
+    turns: list[list[Piece]]
+    roles: list[str]
+
+
+class Difference(Answer):
+    """A field whose values differ between runs."""
+
+    field: str
+    values: list[str]
+
+
+class Mean(Answer):
+    """A metric over the last tenth of the steps that all runs have."""
+
+    metric: str
+    means: list[float | None]
+
+
+class Comparison(Answer):
+    """Runs beside each other."""
+
+    ids: list[str]
+    labels: list[str]
+    steps: int
+    metrics: list[str]
+    last_tenth: list[Mean]
+    differences: list[Difference]
+
+
+class Problem(Answer):
+    """An answer that is none: what was wrong, and what to do."""
+
+    problem: str

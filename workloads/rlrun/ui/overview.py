@@ -1,0 +1,176 @@
+"""Answers about runs as wholes: their list, one run with its explanation, curves, times, staleness, comparison."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import pairwise
+
+from rlrun.inspect import compare
+from rlrun.inspect.curves import Line
+from rlrun.inspect.folder import read_config
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.why import explain
+from rlrun.ui import models
+from rlrun.ui.confine import OutsideError
+from rlrun.ui.registry import OpenRun, Registry, run_id
+from rlrun.ui.steps import StepIndex
+
+_COMPUTES = ("reference", "proximal", "values", "critic", "forward_backward", "optimizer")
+_PARTS = (
+    ("compute", "computes", False, tuple(f"time/{name}" for name in _COMPUTES)),
+    ("batch", "waits for rollouts", True, ("time/wait_for_batch",)),
+    ("turn", "waits for its turn", True, ("time/wait_for_turn",)),
+    ("weights", "publishes weights", False, ("time/broadcast_weights",)),
+    ("checkpoint", "saves", False, ("time/save_ckpt",)),
+    ("validation", "validates", False, ("time/validate",)),
+)
+"""Parts of `time/step`, in the order in which they are drawn: name, label, whether the trainer waits, metrics."""
+_REST = ("rest", "does the rest", False)
+
+
+def run_list(registry: Registry, folders: Sequence[str]) -> models.RunList:
+    """All runs, and the folders that are refused."""
+    now, rows, refused = time.time(), [], []
+    for name, root in registry.runs().items():
+        try:
+            rows.append(row(name, registry.snapshot(root, now)))
+        except OutsideError as error:
+            refused.append(models.Refused(id=name, why=str(error)))
+    return models.RunList(folders=list(folders), runs=rows, refused=refused)
+
+
+def row(name: str, seen: Snapshot) -> models.RunRow:
+    """A run in the list."""
+    progress = {key: value for key, value in asdict(seen.progress).items() if key in models.ProgressView.model_fields}
+    return models.RunRow(
+        id=name, name=seen.name, where=seen.where, task=seen.task, phase=seen.phase, reason=seen.reason, message=seen.message,
+        attempt=seen.attempt, restarts=seen.restarts, progress=models.ProgressView(**progress), started=seen.started, ended=seen.ended,
+    )  # fmt: skip
+
+
+def run_view(run: OpenRun, seen: Snapshot) -> models.RunView:
+    """One run with its explanation."""
+    now, index = time.time(), run.steps()
+    told, bounds = explain(seen, now), index.bounds
+    why = models.Why(
+        headline=told.headline,
+        now=[models.FindingView(**asdict(one)) for one in told.now],
+        before=[models.FindingView(**asdict(one)) for one in told.before],
+        besides=list(told.besides),
+        steps=list(told.steps()),
+    )
+    wanted = models.FailureView.model_fields
+    return models.RunView(
+        run=row(run_id(run.root), seen),
+        wait=models.WaitView(**asdict(seen.wait)) if seen.wait is not None else None,
+        heard_seconds=seen.heard_seconds,
+        command=seen.go_on,
+        why=why,
+        failures=[models.FailureView(**{k: v for k, v in asdict(f).items() if k in wanted}) for f in seen.failures],
+        attempts=[models.AttemptView(attempt=n, first_step=a, last_step=b) for n, (a, b) in index.attempts.items()],
+        metrics=index.names,
+        first_step=bounds[0] if bounds else None,
+        last_step=bounds[1] if bounds else None,
+        results=list(seen.results),
+    )
+
+
+def curves(
+    index: StepIndex, metrics: Sequence[str], *, first: int | None, last: int | None, smooth: int, points: int
+) -> models.Curves:
+    """Curves as they are drawn."""
+    found = []
+    for metric in metrics:
+        line = index.curve(metric, first=first, last=last, smooth=smooth, points=points)
+        measured = len(index.line(metric, first, last).steps) if len(line.steps) >= points - 2 else len(line.steps)
+        found.append(
+            models.CurveView(metric=metric, steps=list(line.steps), values=list(line.values), measured=measured)
+        )
+    return models.Curves(curves=found)
+
+
+def timeline(index: StepIndex, *, first: int | None, last: int | None, spans: int) -> models.Timeline:
+    """Mean seconds of each part of a step, over `spans` spans of equal numbers of steps."""
+    whole = index.line("time/step", first, last)
+    count = min(spans, len(whole.steps))
+    edges = [at * len(whole.steps) // count for at in range(count + 1)] if count else [0]
+    cuts = list(pairwise(edges))
+    rest = [sum(whole.values[a:b]) / (b - a) for a, b in cuts]
+    parts = []
+    for name, label, waits, metrics in _PARTS:
+        sums = [0.0] * len(whole.steps)
+        for metric in metrics:
+            _add(sums, whole.steps, index.line(metric, first, last))
+        means = [max(0.0, sum(sums[a:b]) / (b - a)) for a, b in cuts]
+        rest = [max(0.0, left - mean) for left, mean in zip(rest, means, strict=True)]
+        if any(means):
+            parts.append(models.Part(name=name, label=label, waits=waits, seconds=means))
+    if any(rest):
+        parts.append(models.Part(name=_REST[0], label=_REST[1], waits=_REST[2], seconds=rest))
+    return models.Timeline(
+        first=[whole.steps[a] for a, _ in cuts], last=[whole.steps[b - 1] for _, b in cuts], parts=parts
+    )
+
+
+def _add(sums: list[float], steps: Sequence[int], line: Line) -> None:
+    """Add a metric, which fewer steps may have, to the sums of steps."""
+    places = {step: at for at, step in enumerate(steps)} if len(line.steps) != len(steps) else None
+    for at, (step, value) in enumerate(zip(line.steps, line.values, strict=True)):
+        place = at if places is None else places.get(step)
+        if place is not None:
+            sums[place] += value
+
+
+def staleness(run: OpenRun, step: int) -> models.Staleness:
+    """Histogram of a step.
+
+    Raises:
+        FileNotFoundError: the step has no trace.
+    """
+    lags = run.trace(run.paths.trace(step)).lags(step - 1)
+    return models.Staleness(step=step, lags=list(lags), tokens=list(lags.values()))
+
+
+def manifest(run: OpenRun) -> dict[str, object]:
+    """The resolved configuration of a run, as it is stored."""
+    paths = run.paths
+    if paths.run_json.is_file():
+        with run.fence.open(paths.run_json) as file, suppress(ValueError, RecursionError):
+            document = json.load(file)
+            if isinstance(document, dict):
+                return document
+    return read_config(paths, paths.attempts_on_disk())
+
+
+def comparison(runs: Sequence[OpenRun], configs: Sequence[dict[str, object]]) -> models.Comparison:
+    """Runs beside each other.
+
+    Args:
+        runs: at least two.
+        configs: the configuration of each, without secrets.
+    """
+    indexes, labels = [run.steps() for run in runs], [run.root.name for run in runs]
+    named = [
+        compare.Curve(label, [dict.fromkeys(index.names)], config)
+        for label, index, config in zip(labels, indexes, configs, strict=True)
+    ]
+    metrics = compare.metrics(named)
+    common = min((index.bounds or (0, 0))[1] for index in indexes)
+    tail = max(1, common - common // 10)
+    means = [
+        models.Mean(metric=name, means=[_mean(index, name, tail, common) for index in indexes]) for name in metrics
+    ]
+    differences = [models.Difference(field=name, values=values) for name, values in compare.differences(named)]
+    every = sorted({name for index in indexes for name in index.names})
+    return models.Comparison(
+        ids=[run_id(run.root) for run in runs], labels=labels, steps=common, metrics=every, last_tenth=means, differences=differences
+    )  # fmt: skip
+
+
+def _mean(index: StepIndex, metric: str, first: int, last: int) -> float | None:
+    values = index.line(metric, first, last).values
+    return sum(values) / len(values) if values else None

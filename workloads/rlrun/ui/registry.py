@@ -1,0 +1,178 @@
+"""Runs that the page may show, by an id; and what is kept of each between requests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+
+from rlrun.inspect.folder import is_run, read_folder, runs_below
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.ui.confine import Fence
+from rlrun.ui.steps import StepIndex
+from rlrun.ui.traces import TraceIndex
+
+_OPEN_RUNS = 32
+"""Runs whose metrics are kept in memory; those that were not asked for longest make room."""
+_OPEN_TRACES = 4
+"""Traces of a run that are kept as an index."""
+_OVER = ("Complete", "Failed", "Suspended")
+Fingerprint = tuple[tuple[int, int, int], ...]
+
+
+class UnknownRunError(LookupError):
+    """No run has this id."""
+
+
+class OpenRun:
+    """A run that somebody looks at.
+
+    Args:
+        root: its folder.
+        fence: the folders that may be read.
+    """
+
+    def __init__(self, root: Path, fence: Fence) -> None:
+        self.root, self.paths, self.fence = root, RunPaths(root), fence
+        self._steps = StepIndex(self.paths.metrics)
+        self._traces: OrderedDict[tuple[str, int, int, int], TraceIndex] = OrderedDict()
+        self._lock = Lock()
+
+    def steps(self) -> StepIndex:
+        """Its metrics, up to date.
+
+        Raises:
+            OutsideError: the file is a link that leads out.
+        """
+        if self.paths.metrics.exists():
+            self.fence.open(self.paths.metrics).close()
+        self._steps.refresh()
+        return self._steps
+
+    def trace(self, path: Path) -> TraceIndex:
+        """Index of a trace; made again only when the file has changed.
+
+        Raises:
+            FileNotFoundError: the step has none.
+            OutsideError: it is a link that leads out.
+        """
+        with self._lock, self.fence.open(path) as file:
+            found = os.fstat(file.fileno())
+            key = (path.name, found.st_ino, found.st_size, found.st_mtime_ns)
+            index = self._traces.pop(key, None) or TraceIndex(file)
+            self._traces[key] = index
+            while len(self._traces) > _OPEN_TRACES:
+                self._traces.popitem(last=False)
+            return index
+
+
+class Registry:
+    """All runs of the given folders, found anew whenever they are asked for.
+
+    Args:
+        folders: each a run, or a folder with runs right below it.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+        self.fence = Fence(folders)
+        self._open: OrderedDict[Path, OpenRun] = OrderedDict()
+        self._over: dict[Path, tuple[Fingerprint, Snapshot]] = {}
+        self._lock = Lock()
+        self.snapshots_read = 0
+        """Folders read for a snapshot."""
+
+    def runs(self) -> dict[str, Path]:
+        """Folders of all runs by id, in the order of the folders and of their names."""
+        found: dict[str, Path] = {}
+        for folder in self._folders:
+            for root in runs_below(folder):
+                found.setdefault(run_id(root), root)
+        return found
+
+    def get(self, run: str) -> OpenRun:
+        """The run of an id.
+
+        Raises:
+            UnknownRunError: there is none.
+            OutsideError: a link leads out of its folder.
+        """
+        root = next((root for folder in self._folders for root in _candidates(folder) if run_id(root) == run), None)
+        if root is None or not is_run(root):
+            raise UnknownRunError(run)
+        self.fence.check_run(root)
+        with self._lock:
+            found = self._open.pop(root, None) or OpenRun(root, self.fence)
+            self._open[root] = found
+            while len(self._open) > _OPEN_RUNS:
+                self._open.popitem(last=False)
+            return found
+
+    def snapshot(self, root: Path, now: float) -> Snapshot:
+        """A look at a run; of one that is over, the look before, as long as nothing has changed in its folder.
+
+        Raises:
+            OutsideError: a link leads out of its folder.
+        """
+        self.fence.check_run(root)
+        before, mark = self._over.get(root), fingerprint(root)
+        if before is not None and before[0] == mark:
+            return before[1]
+        self.snapshots_read += 1
+        seen = read_folder(root, now)
+        if seen.phase in _OVER:
+            self._over[root] = (mark, seen)
+        else:
+            self._over.pop(root, None)
+        return seen
+
+    def fingerprints(self) -> dict[str, str]:
+        """A short text for each run that changes with its folder; an entry per run, also of those that may not be read."""
+        return {run: digest(repr(fingerprint(root))) for run, root in self.runs().items()}
+
+
+def _candidates(folder: Path) -> list[Path]:
+    try:
+        return [folder, *sorted(folder.iterdir())]
+    except OSError:
+        return [folder]
+
+
+def run_id(root: Path) -> str:
+    """Id of a run in addresses: its folder's name for people, and a digest of where that is."""
+    plain = "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in root.name
+    )
+    return f"{plain[:80]}.{digest(str(root.absolute()))}"
+
+
+def digest(text: str) -> str:
+    """Eight letters that stand for a text."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def fingerprint(root: Path) -> Fingerprint:
+    """State of the files that a run writes when it goes on, without reading them."""
+    paths = RunPaths(root)
+    files = (
+        paths.metrics,
+        paths.launcher,
+        paths.run_json,
+        paths.attempts,
+        paths.checkpoints,
+        paths.traces,
+        root / "logs",
+    )
+    return tuple(_state(path) for path in files)
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)

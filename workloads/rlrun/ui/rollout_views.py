@@ -1,0 +1,179 @@
+"""Answers about rollouts: pages of a step, one of them, two of a group beside each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
+
+from rlrun.inspect import rollouts
+from rlrun.inspect.rollouts import Row
+from rlrun.inspect.volume import traced_steps
+from rlrun.ui import models
+from rlrun.ui.registry import OpenRun
+from rlrun.ui.traces import Filter, Order, TraceIndex
+
+Clean = Callable[[str], str]
+"""Text of a model or an environment -> the same without secrets."""
+_DIFF_MAX = 3000
+"""Words, or lines, that are compared; longer texts stand beside each other as wholes."""
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trace: of a trained step, or of the evaluation of a policy version."""
+
+    step: int | None
+    evaluation: int | None
+
+    def path(self, run: OpenRun) -> Path:
+        """Its file.
+
+        Raises:
+            LookupError: neither is named.
+        """
+        if self.evaluation is not None:
+            return run.paths.evaluation_trace(self.evaluation)
+        if self.step is None:
+            raise LookupError("name a step or an evaluation")
+        return run.paths.trace(self.step)
+
+
+def traced(run: OpenRun) -> models.TracedSteps:
+    """Steps and evaluations that have a trace."""
+    names = [path.name for path in run.paths.traces.iterdir()] if run.paths.traces.is_dir() else []
+    versions = [int(found[1]) for name in names if (found := re.fullmatch(r"eval_(\d{8})\.jsonl", name))]
+    return models.TracedSteps(spans=_spans(traced_steps(names)), evaluations=sorted(versions))
+
+
+def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Unbroken spans of ascending numbers."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def page(
+    index: TraceIndex, wanted: Filter, order: Order, clean: Clean, *, offset: int, limit: int
+) -> models.RolloutPage:
+    """A page of the rollouts that are wanted."""
+    found = index.choose(wanted, order)
+    rewards = [reward for row in found if isinstance(reward := row["reward"], float)]
+    return models.RolloutPage(
+        total=len(index.rows),
+        chosen=len(found),
+        offset=offset,
+        rows=[row_view(row, clean) for row in found[offset : offset + limit]],
+        environments=index.environments,
+        reward_mean=sum(rewards) / len(rewards) if rewards else None,
+        reward_min=min(rewards, default=None),
+        reward_max=max(rewards, default=None),
+    )
+
+
+def row_view(row: Row, clean: Clean) -> models.RolloutRow:
+    """A row of the index."""
+    texts = {name: clean(str(row[name])) for name in ("environment", "task_id", "prompt", "answer")}
+    plain = {name: value for name, value in row.items() if name in models.RolloutRow.model_fields}
+    versions = [version for version, _ in row["versions"]]  # type: ignore[attr-defined]
+    error = clean(str(row["error"])) if row["error"] else None
+    return models.RolloutRow(**{**plain, **texts, "versions": versions, "error": error})  # type: ignore[arg-type]
+
+
+def whole(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
+    """Row of the index, and the whole rollout.
+
+    Raises:
+        LookupError: there is no such rollout.
+        FileNotFoundError: there is no such trace.
+    """
+    index = run.trace(source.path(run))
+    row = next((row for row in index.rows if row["number"] == number), None)
+    if row is None:
+        raise LookupError(f"the trace has no rollout {number}")
+    with run.fence.open(source.path(run)) as file:
+        return row, index.read(file, number)
+
+
+def view(row: Row, found: Row, clean: Clean) -> models.RolloutView:
+    """One rollout."""
+    measures = found.get("metrics")
+    named = measures if isinstance(measures, Mapping) else {}
+    tools = found.get("tools")
+    seconds, version = found.get("seconds"), found.get("dispatch_version")
+    return models.RolloutView(
+        row=row_view(row, clean),
+        turns=[_turn(turn, clean) for turn in rollouts.turns(found)],
+        tools=[clean(name) for name in _tool_names(tools if isinstance(tools, list) else [])],
+        measures=[models.Measured(metric=clean(str(name)), value=_number(value)) for name, value in named.items()],
+        seconds=_number(seconds),
+        dispatch_version=version if isinstance(version, int) else None,
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
+
+
+def _tool_names(tools: Sequence[object]) -> Iterator[str]:
+    for tool in tools:
+        if isinstance(tool, Mapping):
+            function = tool.get("function")
+            yield str((function if isinstance(function, Mapping) else tool).get("name"))
+
+
+def _turn(turn: rollouts.Turn, clean: Clean) -> models.TurnView:
+    calls = [models.CallView(name=clean(name), arguments=clean(arguments)) for name, arguments in turn.calls]
+    return models.TurnView(role=turn.role, text=clean(turn.text), calls=calls)
+
+
+def difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: Clean) -> models.DiffView:
+    """Two rollouts, turn by turn.
+
+    Args:
+        first: row of the index and whole rollout.
+        second: of the other one.
+        clean: takes secrets out.
+    """
+    pairs = list(zip_longest(rollouts.turns(first[1]), rollouts.turns(second[1])))
+    return models.DiffView(
+        first=row_view(first[0], clean),
+        second=row_view(second[0], clean),
+        turns=[list(pieces(clean(_text(a)), clean(_text(b)))) for a, b in pairs],
+        roles=[(a or b).role for a, b in pairs],
+    )
+
+
+def _text(turn: rollouts.Turn | None) -> str:
+    if turn is None:
+        return ""
+    return "\n".join([turn.text, *(f"{name}({arguments})" for name, arguments in turn.calls)])
+
+
+def pieces(first: str, second: str) -> Iterator[models.Piece]:
+    """Parts that two texts share or that one has, by words; by lines where these are too many. Joined, they are the texts."""
+    a, b = _WORDS.findall(first), _WORDS.findall(second)
+    if max(len(a), len(b)) > _DIFF_MAX:
+        a, b = first.splitlines(keepends=True), second.splitlines(keepends=True)
+    if max(len(a), len(b)) > _DIFF_MAX:
+        a, b = [first], [second]
+    for kind, i, j, k, n in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if kind == "equal":
+            yield models.Piece(side="both", text="".join(a[i:j]))
+            continue
+        yield from _one_side("first", a[i:j])
+        yield from _one_side("second", b[k:n])
+
+
+def _one_side(side: Literal["first", "second"], words: Sequence[str]) -> Iterator[models.Piece]:
+    if words:
+        yield models.Piece(side=side, text="".join(words))

@@ -1,0 +1,89 @@
+"""The page's server: its socket, its token, and what it prints."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from rlrun.ui.app import make_app
+from rlrun.ui.guard import LOOPBACK, Guard
+from rlrun.ui.registry import Registry
+from rlrun.ui.secrets import Redactor
+from rlrun.ui.static_files import StaticFiles
+
+_GRACE_SECONDS = 2
+"""Streams of events never end by themselves."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen.
+
+    Attributes:
+        host: a name or an address of this machine.
+        port: 0 takes a free one.
+        token: ask for a token on loopback, too.
+    """
+
+    host: str
+    port: int
+    token: bool
+
+    @property
+    def loopback(self) -> bool:
+        """True if no other machine reaches it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def guarded(app: ASGIApp, address: Address, port: int, token: str | None) -> Guard:
+    """The application behind its checks: names of loopback there, a token elsewhere."""
+    names = {*LOOPBACK, _in_url(address.host).lower()} if address.loopback else None
+    return Guard(app, names=names, token=token, port=port)
+
+
+def serve(folders: Sequence[Path], address: Address, say: Callable[[str], None], *, seconds: float = 1.0) -> None:
+    """Serve until a signal.
+
+    Args:
+        folders: runs, or folders with runs right below them; all of them exist.
+        address: where.
+        say: prints the page's address, once it is served.
+        seconds: time between two looks for changes.
+
+    Raises:
+        OSError: the address cannot be listened on, or the installation has no page.
+    """
+    static = StaticFiles()
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.create_server((address.host, address.port), family=family)
+    port = listener.getsockname()[1]
+    token = secrets.token_urlsafe(24) if address.token or not address.loopback else None
+    registry, redactor = Registry(folders), Redactor(os.environ)
+    app = make_app(registry, redactor, static, folders=[str(folder) for folder in folders], seconds=seconds)
+    config = uvicorn.Config(
+        guarded(app, address, port, token),
+        log_level="warning",
+        access_log=False,  # its lines would have the token
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    name = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host
+    say(f"http://{_in_url(name)}:{port}/{'?token=' + token if token else ''}")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,138 @@
+"""Metrics of all steps of a run, as columns: read once, then only what was added since."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+from threading import Lock
+
+from rlrun.inspect.curves import Line, smoothed, thinned
+from rlrun.protocol.files.growing_lines import Lines
+
+_CHUNK = 4 * 1024 * 1024
+METRICS_MAX = 2000
+"""Metrics that are kept of a run; an environment can make names for ever."""
+_NOT_METRICS = ("step", "attempt", "time")
+
+
+class StepIndex:
+    """Columns of `metrics.jsonl`.
+
+    A step that comes again, of a later attempt, takes the place of that step and of all after it.
+
+    Args:
+        path: the file; it may not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = Lock()
+        self.lines_read = 0
+        """Lines parsed since the index was made."""
+        self._begin()
+        self._lines = Lines(path)
+
+    def _begin(self) -> None:
+        self._steps, self._attempts, self._times = array("q"), array("q"), array("d")
+        self._columns: dict[str, array[float]] = {}
+
+    def refresh(self) -> None:
+        """Read what was added since the last call."""
+        with self._lock:
+            while True:
+                before = self._lines.offset
+                begins, lines = self._lines.new(_CHUNK)
+                if begins:
+                    self._begin()
+                for line in lines:
+                    self._add(line)
+                if self._lines.offset == before:
+                    return
+
+    def _add(self, line: dict[str, object]) -> None:
+        self.lines_read += 1
+        step = line.get("step")
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**62:
+            return
+        if self._steps and step <= self._steps[-1]:
+            self._cut(bisect_left(self._steps, step))
+        count = len(self._steps)
+        self._steps.append(step)
+        self._attempts.append(_whole(line.get("attempt")))
+        self._times.append(_number(line.get("time")))
+        for name, value in line.items():
+            if name in _NOT_METRICS or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            column = self._columns.get(name)
+            if column is None:
+                if len(self._columns) >= METRICS_MAX:
+                    continue
+                column = self._columns[name] = array("d", [math.nan]) * count
+            column.append(_number(value))
+        for column in self._columns.values():
+            if len(column) == count:
+                column.append(math.nan)
+
+    def _cut(self, count: int) -> None:
+        """Keep the first `count` steps."""
+        for column in (self._steps, self._attempts, self._times, *self._columns.values()):
+            del column[count:]
+
+    @property
+    def names(self) -> list[str]:
+        """Metrics that were measured at some step, sorted."""
+        with self._lock:
+            return sorted(self._columns)
+
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """First and last step; None: there is none."""
+        with self._lock:
+            return (self._steps[0], self._steps[-1]) if self._steps else None
+
+    @property
+    def attempts(self) -> dict[int, tuple[int, int]]:
+        """First and last step that each attempt trained, of those that count."""
+        with self._lock:
+            found: dict[int, tuple[int, int]] = {}
+            at = 0
+            while at < len(self._attempts):  # attempts ascend: each takes one search
+                attempt = self._attempts[at]
+                after = bisect_right(self._attempts, attempt, lo=at)
+                found[attempt] = (self._steps[at], self._steps[after - 1])
+                at = max(after, at + 1)
+            return found
+
+    def line(self, metric: str, first: int | None = None, last: int | None = None) -> Line:
+        """Curve of a metric between two steps, both included; values that are no numbers are left out."""
+        with self._lock:
+            begin = 0 if first is None else bisect_left(self._steps, first)
+            end = len(self._steps) if last is None else bisect_right(self._steps, last)
+            column = self._columns.get(metric)
+            values = column[begin:end] if column is not None else array("d")
+            known = [
+                (step, value) for step, value in zip(self._steps[begin:end], values, strict=False) if value == value
+            ]
+        return Line(metric, [step for step, _ in known], [value for _, value in known])
+
+    def curve(self, metric: str, *, first: int | None, last: int | None, smooth: int, points: int) -> Line:
+        """A curve as it is drawn: the mean of the last `smooth` values, and of these at most `points` with all peaks."""
+        found = self.line(metric, first, last)
+        return thinned(Line(metric, found.steps, smoothed(found.values, smooth)), points)
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < 2**62 else 0
+
+
+def _number(value: object) -> float:
+    """A number that a picture has a place for; else NaN."""
+    if not isinstance(value, int | float):
+        return math.nan
+    try:
+        found = float(value)
+    except OverflowError:
+        return math.nan
+    return found if math.isfinite(found) else math.nan

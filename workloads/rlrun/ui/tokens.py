@@ -1,0 +1,129 @@
+"""Tokens of a rollout with what is known of each, from the packed batch of its step and the run's own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlrun.runtime.extras import explain
+from rlrun.ui import models
+from rlrun.ui.registry import OpenRun
+
+if TYPE_CHECKING:
+    from rlrun.protocol.files.batch import Sample
+
+_BATCH_BYTES_MAX = 2 << 30
+_TOKENIZER_BYTES_MAX = 128 << 20
+_TOKENS_MAX = 20_000
+"""Tokens of a sequence that are sent."""
+_LETTER_TOKENS = 8
+"""More tokens than a letter can have: text that is still broken then is shown so."""
+HIDDEN = "•"
+Spans = Callable[[str], Sequence[tuple[int, int]]]
+"""Text -> places in it that are secrets."""
+Decode = Callable[[Sequence[int]], str]
+
+
+def tokens(run: OpenRun, step: int, attempt: int, group: int, rollout: int, secrets: Spans) -> models.Tokens:
+    """Tokens of a rollout that was trained, as long as the batch of its step is on the volume.
+
+    Raises:
+        OutsideError: a file of the batch is a link that leads out.
+    """
+    folder = run.paths.batch(step, attempt)
+    try:
+        for name in ("batch.json", "samples.safetensors"):
+            with run.fence.open(folder / name) as file:
+                large = file.seek(0, 2) > _BATCH_BYTES_MAX
+    except FileNotFoundError:
+        return _none(f"the batch of step {step} is not on the volume any more: it is kept until a checkpoint covers it")
+    if large:
+        return _none(f"the batch of step {step} has more than {_BATCH_BYTES_MAX >> 30} GiB")
+    try:
+        from rlrun.protocol.files.batch import BatchError, read_batch
+    except ImportError as error:
+        return _none(explain(error) or str(error))
+    try:
+        samples = [one for one in read_batch(folder).samples if (one.group, one.rollout) == (group, rollout)]
+    except BatchError as error:
+        return _none(str(error))
+    decode = decoder(run)
+    found = [_sequence(sample, decode, secrets) for sample in samples]
+    return models.Tokens(
+        sequences=found, decoded=decode is not None, why=None if found else "the batch does not hold this rollout"
+    )
+
+
+def _none(why: str) -> models.Tokens:
+    return models.Tokens(sequences=[], decoded=False, why=why)
+
+
+def _sequence(sample: Sample, decode: Decode | None, secrets: Spans) -> models.TokenSequence:
+    ids = sample.input_ids[:_TOKENS_MAX].tolist()
+    texts = [str(one) for one in ids] if decode is None else hidden(pieces(ids, decode), secrets)
+    return models.TokenSequence(
+        texts=texts,
+        sampled=sample.loss_mask[:_TOKENS_MAX].tolist(),
+        logprobs=[round(value, 4) for value in sample.logprobs[:_TOKENS_MAX].tolist()],
+        advantages=[round(value, 4) for value in sample.advantages[:_TOKENS_MAX].tolist()],
+        versions=sample.versions[:_TOKENS_MAX].tolist(),
+        cut=len(sample) - len(ids),
+    )
+
+
+def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
+    """Text of each token, such that they join to what all of them mean.
+
+    A token is decoded behind the ones before it, on which spaces may depend. Of a letter of several tokens the last one has it, the others
+    are empty.
+    """
+    found, before, shown = [], 0, 0  # tokens before..shown were shown last: what they mean is known
+    for at in range(len(ids)):
+        known, text = decode(ids[before:shown]), decode(ids[before : at + 1])
+        if text.endswith("\ufffd") and at + 1 - shown < _LETTER_TOKENS and at + 1 < len(ids):
+            found.append("")
+            continue
+        found.append(text[len(known) :])
+        before, shown = shown, at + 1
+    return found
+
+
+def hidden(texts: Sequence[str], secrets: Spans) -> list[str]:
+    """Texts of tokens, those that have a part of a secret replaced by a dot."""
+    spans = secrets("".join(texts))
+    found, begin = [], 0
+    for text in texts:
+        end = begin + len(text)
+        found.append(HIDDEN if any(start < end and begin < stop for start, stop in spans) else text)
+        begin = end
+    return found
+
+
+def decoder(run: OpenRun) -> Decode | None:
+    """The tokenizer that lies in the run's folder; None: there is none that can be read."""
+    paths = run.paths
+    published = [*reversed(paths.versions_on_disk()[-2:])]
+    for folder in (paths.model, *(one.path for one in published)):
+        if (found := _load(run, folder / "tokenizer.json")) is not None:
+            return found
+    return None
+
+
+def _load(run: OpenRun, path: Path) -> Decode | None:
+    try:
+        with run.fence.open(path) as file:
+            content = file.read(_TOKENIZER_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return None
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(content.decode())
+    except Exception:  # of any kind: the file chooses
+        return None
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return decode

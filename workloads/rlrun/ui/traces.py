@@ -1,0 +1,171 @@
+"""Index of a trace: of each rollout what lists, filters and histograms need, and where its line is. Built once, then paged."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Literal
+
+from rlrun.inspect import rollouts
+from rlrun.inspect.rollouts import Row
+
+_LINE_MAX = 32 * 1024 * 1024
+"""Bytes of a rollout; a longer line is left out."""
+_EXCERPT = 160
+Order = Literal["trace", "worst", "best", "longest", "shortest"]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Choice of rollouts; None: any."""
+
+    environment: str | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    tokens_min: int | None = None
+    """Sampled tokens."""
+    tokens_max: int | None = None
+    group: int | None = None
+
+    def takes(self, row: Row) -> bool:
+        """True if a row of the index is chosen."""
+        reward, tokens = row["reward"], row["completion_tokens"]
+        return (
+            self.environment in (None, row["environment"])
+            and self.group in (None, row["group"])
+            and _between(reward, self.reward_min, self.reward_max)
+            and _between(tokens, self.tokens_min, self.tokens_max)
+        )
+
+
+def _between(value: object, least: float | None, most: float | None) -> bool:
+    if least is None and most is None:
+        return True
+    if not isinstance(value, int | float):
+        return False
+    return (least is None or value >= least) and (most is None or value <= most)
+
+
+class TraceIndex:
+    """Rollouts of one file, of the newest attempt that wrote it.
+
+    Args:
+        file: the trace; read to its end, and not closed.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.lines_read = 0
+        """Lines parsed to make the index."""
+        rows = [_entry(number, begin, row) for number, (begin, row) in enumerate(self._read(file))]
+        self.rows: Sequence[Row] = rollouts.newest(rows)
+        self._by_number = {row["number"]: row for row in self.rows}
+        self.environments = rollouts.environments(self.rows)
+
+    def _read(self, file: BinaryIO) -> Iterator[tuple[int, Mapping[str, object]]]:
+        while True:
+            begin = file.tell()
+            line = file.readline(_LINE_MAX)
+            if not line:
+                return
+            if not line.endswith(b"\n") and len(line) == _LINE_MAX:
+                while (rest := file.readline(_LINE_MAX)) and not rest.endswith(b"\n"):
+                    pass
+                continue
+            self.lines_read += 1
+            for row in rollouts_of(line):
+                yield begin, row
+
+    def choose(self, wanted: Filter, order: Order) -> list[Row]:
+        """Rows that are wanted, in an order. Rollouts without a reward have no place among the worst or the best."""
+        found = [row for row in self.rows if wanted.takes(row)]
+        match order:
+            case "worst":
+                return rollouts.choose(found, worst=len(found), best=None, environment=None)
+            case "best":
+                return rollouts.choose(found, worst=None, best=len(found), environment=None)
+            case "longest" | "shortest":
+                return sorted(found, key=_length, reverse=order == "longest")
+            case "trace":
+                return found
+
+    def read(self, file: BinaryIO, number: int) -> Row:
+        """The whole rollout of a row.
+
+        Raises:
+            LookupError: there is no such rollout, or its line is not there any more.
+        """
+        file.seek(self._by_number[number]["begin"])  # type: ignore[arg-type]
+        return next(iter(rollouts_of(file.readline(_LINE_MAX))), None) or _gone(number)
+
+    def lags(self, policy: int) -> dict[int, int]:
+        """Sampled tokens by how many versions older than `policy` the one that sampled them is."""
+        found: Counter[int] = Counter()
+        for row in self.rows:
+            for version, tokens in row["versions"]:  # type: ignore[attr-defined]
+                found[policy - version] += tokens
+        return dict(sorted(found.items()))
+
+
+def _gone(number: int) -> Row:
+    raise LookupError(number)
+
+
+def _length(row: Row) -> int:
+    tokens = row["completion_tokens"]
+    return tokens if isinstance(tokens, int) else 0
+
+
+def rollouts_of(line: bytes) -> list[Mapping[str, object]]:
+    """The rollout of a line of a trace; none, where it is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    return [row] if isinstance(row, dict) else []
+
+
+def _entry(number: int, begin: int, row: Row) -> dict[str, object]:
+    turns = rollouts.turns(row)
+    asked = next((turn.text for turn in turns if turn.role == "user"), "")
+    said = next((turn.text for turn in reversed(turns) if turn.role == "assistant"), "")
+    return {
+        "number": number,
+        "begin": begin,
+        "attempt": row.get("attempt"),
+        "group": _whole(row.get("group")),
+        "rollout": _whole(row.get("rollout", row.get("sample"))),
+        "environment": str(row.get("environment")),
+        "task_id": str(row.get("task_id")),
+        "reward": _number(row.get("reward")),
+        "advantage": _number(row.get("advantage")),
+        "tokens": _whole(row.get("tokens")),
+        "completion_tokens": _whole(row.get("completion_tokens")),
+        "finish_reason": row["finish_reason"] if isinstance(row.get("finish_reason"), str) else None,
+        "truncated": row.get("truncated") is True,
+        "error": str(row["error"]) if row.get("error") else None,
+        "turns": len(turns),
+        "versions": _versions(row),
+        "prompt": asked[:_EXCERPT],
+        "answer": said[-_EXCERPT:],
+    }
+
+
+def _versions(row: Row) -> tuple[tuple[int, int], ...]:
+    """Versions with the number of tokens that each sampled."""
+    found: Counter[int] = Counter()
+    for span in rollouts.version_spans(row):
+        version, start, end = (_whole(span.get(name)) for name in ("version", "start", "end"))
+        if version is not None and start is not None and end is not None:
+            found[version] += max(0, end - start)
+    return tuple(sorted(found.items()))
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
+
+
+def _number(value: object) -> float | None:
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if whole else None  # type: ignore[arg-type]
