@@ -1,0 +1,238 @@
+// Made by `python -m tools.ui_types --write` from rlrun/ui/models.py.
+
+export interface ProgressView {
+  step: number | null;
+  totalSteps: number | null;
+  policyVersion: number | null;
+  reward: number | null;
+  loss: number | null;
+  tokensPerSecond: number | null;
+  stalenessMean: number | null;
+  lastStepTime: string | null;
+  etaSeconds: number | null;
+  checkpointStep: number | null;
+  stepsLost: number;
+}
+
+export interface RunRow {
+  id: string;
+  name: string;
+  where: string;
+  task: string;
+  phase: string;
+  reason: string | null;
+  message: string | null;
+  attempt: number;
+  restarts: number;
+  progress: ProgressView;
+  started: string | null;
+  ended: string | null;
+}
+
+export interface Refused {
+  id: string;
+  why: string;
+}
+
+export interface RunList {
+  folders: string[];
+  runs: RunRow[];
+  refused: Refused[];
+}
+
+export interface FindingView {
+  what: string;
+  evidence: string;
+  do: string;
+  since: string | null;
+  kind: string;
+}
+
+export interface Why {
+  headline: string;
+  now: FindingView[];
+  before: FindingView[];
+  besides: string[];
+  steps: string[];
+}
+
+export interface FailureView {
+  attempt: number;
+  role: string;
+  process: string;
+  exitCode: number | null;
+  reason: string;
+  message: string;
+  time: string | null;
+}
+
+export interface AttemptView {
+  attempt: number;
+  firstStep: number;
+  lastStep: number;
+}
+
+export interface WaitView {
+  text: string;
+  role: string | null;
+  phase: string | null;
+  since: string | null;
+}
+
+export interface RunView {
+  run: RunRow;
+  wait: WaitView | null;
+  heardSeconds: number | null;
+  command: string | null;
+  why: Why;
+  failures: FailureView[];
+  attempts: AttemptView[];
+  metrics: string[];
+  firstStep: number | null;
+  lastStep: number | null;
+  results: string[];
+}
+
+export interface CurveView {
+  metric: string;
+  steps: number[];
+  values: number[];
+  measured: number;
+}
+
+export interface Curves {
+  curves: CurveView[];
+}
+
+export interface Part {
+  name: string;
+  label: string;
+  waits: boolean;
+  seconds: number[];
+}
+
+export interface Timeline {
+  first: number[];
+  last: number[];
+  parts: Part[];
+}
+
+export interface Staleness {
+  step: number;
+  lags: number[];
+  tokens: number[];
+}
+
+export interface Manifest {
+  text: string;
+}
+
+export interface RolloutRow {
+  number: number;
+  group: number | null;
+  rollout: number | null;
+  environment: string;
+  taskId: string;
+  reward: number | null;
+  advantage: number | null;
+  tokens: number | null;
+  completionTokens: number | null;
+  finishReason: string | null;
+  truncated: boolean;
+  error: string | null;
+  turns: number;
+  versions: number[];
+  prompt: string;
+  answer: string;
+}
+
+export interface RolloutPage {
+  total: number;
+  chosen: number;
+  offset: number;
+  rows: RolloutRow[];
+  environments: string[];
+  rewardMean: number | null;
+  rewardMin: number | null;
+  rewardMax: number | null;
+}
+
+export interface TracedSteps {
+  spans: [number, number][];
+  evaluations: number[];
+}
+
+export interface CallView {
+  name: string;
+  arguments: string;
+}
+
+export interface TurnView {
+  role: string;
+  text: string;
+  calls: CallView[];
+}
+
+export interface Measured {
+  metric: string;
+  value: number | null;
+}
+
+export interface RolloutView {
+  row: RolloutRow;
+  turns: TurnView[];
+  tools: string[];
+  measures: Measured[];
+  seconds: number | null;
+  dispatchVersion: number | null;
+}
+
+export interface TokenSequence {
+  texts: string[];
+  sampled: boolean[];
+  logprobs: number[];
+  advantages: number[];
+  versions: number[];
+  cut: number;
+}
+
+export interface Tokens {
+  sequences: TokenSequence[];
+  decoded: boolean;
+  why: string | null;
+}
+
+export interface Piece {
+  side: "both" | "first" | "second";
+  text: string;
+}
+
+export interface DiffView {
+  first: RolloutRow;
+  second: RolloutRow;
+  turns: Piece[][];
+  roles: string[];
+}
+
+export interface Difference {
+  field: string;
+  values: string[];
+}
+
+export interface Mean {
+  metric: string;
+  means: (number | null)[];
+}
+
+export interface Comparison {
+  ids: string[];
+  labels: string[];
+  steps: number;
+  metrics: string[];
+  lastTenth: Mean[];
+  differences: Difference[];
+}
+
+export interface Problem {
+  problem: string;
+}

@@ -1,0 +1,103 @@
+// Stacked bars of times, and a histogram: plain SVG, with the same numbers as a table.
+import type { Staleness, Timeline } from "./answers";
+import { number } from "./format";
+
+export function Times({ found }: { found: Timeline }) {
+  const spans = found.first.length;
+  if (spans === 0) return <p class="note">No step has been timed yet.</p>;
+  const sums = found.first.map((_, at) => found.parts.reduce((sum, part) => sum + (part.seconds[at] ?? 0), 0));
+  const most = Math.max(...sums, 1e-9);
+  const width = 100 / spans;
+  const mean = (seconds: number[]) => seconds.reduce((sum, one) => sum + one, 0) / spans;
+  const total = mean(sums);
+  const waits = found.parts.filter((part) => part.waits).reduce((sum, part) => sum + mean(part.seconds), 0);
+  return (
+    <>
+      <p>
+        The trainer waits for others in {number(total ? (100 * waits) / total : 0, 2)} % of its time.{" "}
+        {waits > total / 2 ? "Rollouts are what a step waits for: more engines, or less to sample, make it faster." : ""}
+        {total > 0 && waits < total / 20 ? "The trainer itself is what a step takes: rollouts are there before it needs them." : ""}
+      </p>
+      <svg class="times" viewBox="0 0 100 40" preserveAspectRatio="none" role="img" aria-label={`Seconds of a step over ${spans} spans of steps, by what the trainer did; the table has the means`}>
+        {found.first.map((first, at) => {
+          let top = 40;
+          return (
+            <g key={first}>
+              {found.parts.map((part) => {
+                const height = (40 * (part.seconds[at] ?? 0)) / most;
+                top -= height;
+                return (
+                  <rect key={part.name} class={`part-${part.name}`} x={at * width} y={top} width={Math.max(0.05, width * 0.92)} height={height}>
+                    <title>{`steps ${first} to ${found.last[at]}: ${part.label} for ${number(part.seconds[at])} s`}</title>
+                  </rect>
+                );
+              })}
+            </g>
+          );
+        })}
+      </svg>
+      <p class="axis">
+        <span>step {found.first[0]}</span>
+        <span>up to {number(most, 3)} s a step</span>
+        <span>step {found.last.at(-1)}</span>
+      </p>
+      <table class="plain">
+        <caption>The trainer's time, mean of a step</caption>
+        <thead>
+          <tr>
+            <th scope="col">The trainer…</th>
+            <th scope="col">Seconds</th>
+            <th scope="col">Share</th>
+          </tr>
+        </thead>
+        <tbody>
+          {found.parts.map((part) => (
+            <tr key={part.name}>
+              <th scope="row">
+                <i class={`swatch part-${part.name}`} /> {part.label}
+              </th>
+              <td>{number(mean(part.seconds), 3)}</td>
+              <td>{number(total ? (100 * mean(part.seconds)) / total : 0, 2)} %</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </>
+  );
+}
+
+export function Lags({ found }: { found: Staleness }) {
+  const total = found.tokens.reduce((sum, one) => sum + one, 0);
+  if (total === 0) return <p class="note">No token of step {found.step} was sampled by a version that is known.</p>;
+  const most = Math.max(...found.tokens);
+  return (
+    <table class="plain lags">
+      <caption>Tokens of step {found.step} by the age of the policy that sampled them</caption>
+      <thead>
+        <tr>
+          <th scope="col">Versions old</th>
+          <th scope="col">Tokens</th>
+          <th scope="col">Share</th>
+          <th scope="col" aria-label="Bar" />
+        </tr>
+      </thead>
+      <tbody>
+        {found.lags.map((lag, at) => {
+          const tokens = found.tokens[at] ?? 0;
+          return (
+            <tr key={lag}>
+              <th scope="row">{lag}</th>
+              <td>{number(tokens)}</td>
+              <td>{number((100 * tokens) / total, 3)} %</td>
+              <td class="bar" aria-hidden="true">
+                <svg viewBox="0 0 100 10" preserveAspectRatio="none">
+                  <rect class="part-compute" width={(100 * tokens) / most} height="10" />
+                </svg>
+              </td>
+            </tr>
+          );
+        })}
+      </tbody>
+    </table>
+  );
+}

@@ -1,0 +1,170 @@
+// One rollout: turns, tokens with colours, and another rollout of its group beside it.
+import { useState } from "preact/hooks";
+import type { DiffView, RolloutPage as Page, RolloutView, Tokens, TurnView } from "./answers";
+import { address, useAnswer } from "./api";
+import { number } from "./format";
+import { Answered, Choice, Facts, Section, Title } from "./parts";
+import { FILTERS } from "./rollouts";
+import { change, to } from "./route";
+import { Coloured } from "./tokens";
+
+export function RolloutPage({ id, number: at, query }: { id: string; number: number; query: URLSearchParams }) {
+  const where = { step: query.get("step"), evaluation: query.get("evaluation") };
+  const asked = useAnswer<RolloutView>(address(`/runs/${id}/rollouts/${at}`, where));
+  const chosen = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]));
+  document.title = `Rollout ${at} · RLRun`;
+  return (
+    <>
+      <Title>Rollout {at}</Title>
+      <nav aria-label="Of this run">
+        <a href={to(`/run/${id}`)}>The run</a>
+        <a href={to(`/run/${id}/rollouts`, chosen)}>Rollouts</a>
+        <Neighbours id={id} at={at} chosen={chosen} />
+      </nav>
+      <Answered asked={asked}>
+        {(found) => (
+          <>
+            <Known found={found} />
+            <Section title="Turns" id="turns">
+              {found.turns.length === 0 ? <p class="note">{found.row.error ? `It ended in an error: ${found.row.error}` : "The trace has no turns of it."}</p> : null}
+              <Turns turns={found.turns} />
+            </Section>
+            {where.evaluation ? null : <TokensSection id={id} at={at} step={where.step} query={query} />}
+            {found.row.group === null ? null : <Beside id={id} at={at} group={found.row.group} where={where} query={query} />}
+          </>
+        )}
+      </Answered>
+    </>
+  );
+}
+
+/** The rollouts before and after this one, in the order and with the filters of the list. */
+function Neighbours({ id, at, chosen }: { id: string; at: number; chosen: Record<string, string | null> }) {
+  const [base, turn] = useState(0);
+  const asked = useAnswer<Page>(chosen.step || chosen.evaluation ? address(`/runs/${id}/rollouts`, { ...chosen, offset: base, limit: 200 }) : null);
+  const rows = asked.answer?.rows ?? [];
+  const place = rows.findIndex((row) => row.number === at);
+  if (asked.answer && place < 0 && base + 200 < asked.answer.chosen && asked.answer.offset === base) turn(base + 200);
+  const link = (row: { number: number } | undefined, text: string, name: "data-next" | "data-previous") =>
+    row === undefined ? null : (
+      <a {...{ [name]: true }} href={to(`/run/${id}/rollouts/${row.number}`, chosen)}>
+        {text}
+      </a>
+    );
+  if (place < 0) return null;
+  return (
+    <>
+      {link(rows[place - 1], "Previous", "data-previous")}
+      {link(rows[place + 1], "Next", "data-next")}
+    </>
+  );
+}
+
+function Known({ found }: { found: RolloutView }) {
+  const { row } = found;
+  const facts: [string, string][] = [
+    ["Reward", number(row.reward)],
+    ["Advantage", number(row.advantage)],
+    ["Environment", row.environment],
+    ["Task", row.taskId],
+    ["Group", row.group === null ? "–" : `${row.group}, rollout ${row.rollout}`],
+    ["Tokens sampled", `${number(row.completionTokens)} of ${number(row.tokens)}`],
+    ["Versions", row.versions.join(", ") || "–"],
+    ["Ended by", `${row.finishReason ?? "–"}${row.truncated ? ", truncated" : ""}`],
+    ["Took", found.seconds === null ? "–" : `${number(found.seconds, 3)} s`],
+    ...found.measures.map((one): [string, string] => [one.metric, number(one.value)]),
+  ];
+  return (
+    <>
+      <Facts facts={facts} />
+      {found.tools.length ? <p>Tools: {found.tools.join(", ")}</p> : null}
+    </>
+  );
+}
+
+function Turns({ turns }: { turns: TurnView[] }) {
+  return (
+    <ol class="turns">
+      {turns.map((turn, at) => (
+        <li key={at} class={turn.role}>
+          <h3>{turn.role}</h3>
+          {turn.text ? <div class="text">{turn.text}</div> : null}
+          {turn.calls.map((call, number) => (
+            <div key={number} class="call">
+              calls <code>{call.name}</code> <code>{call.arguments}</code>
+            </div>
+          ))}
+        </li>
+      ))}
+    </ol>
+  );
+}
+
+const COLOURS = [["logprob", "log-probability"], ["advantage", "advantage"], ["version", "policy version"]] as const;
+export type By = (typeof COLOURS)[number][0];
+
+function TokensSection({ id, at, step, query }: { id: string; at: number; step: string | null; query: URLSearchParams }) {
+  const asked = useAnswer<Tokens>(step ? address(`/runs/${id}/rollouts/${at}/tokens`, { step }) : null);
+  const by = (query.get("by") ?? "logprob") as By;
+  return (
+    <Section title="Tokens" id="tokens" tools={<Choice label="Colour by" value={by} options={COLOURS} put={(value) => change({ by: value })} />}>
+      <Answered asked={asked}>
+        {(found) => (
+          <>
+            {found.why ? <p class="note">No tokens are shown: {found.why}.</p> : null}
+            {found.sequences.length && !found.decoded ? <p class="note">No tokenizer is in the run's folder: tokens are shown by their numbers.</p> : null}
+            {found.sequences.map((sequence, number) => (
+              <Coloured key={`${at}-${number}`} sequence={sequence} by={by} />
+            ))}
+          </>
+        )}
+      </Answered>
+    </Section>
+  );
+}
+
+interface BesideProps {
+  id: string;
+  at: number;
+  group: number;
+  where: { step: string | null; evaluation: string | null };
+  query: URLSearchParams;
+}
+
+function Beside({ id, at, group, where, query }: BesideProps) {
+  const members = useAnswer<Page>(address(`/runs/${id}/rollouts`, { ...where, group, order: "best", limit: 200 }));
+  const others = (members.answer?.rows ?? []).filter((row) => row.number !== at);
+  const other = query.get("other") ?? "";
+  const known = others.some((row) => String(row.number) === other);
+  const asked = useAnswer<DiffView>(known ? address(`/runs/${id}/rollouts/${at}/diff/${other}`, where) : null);
+  const options = [["", "nothing"], ...others.map((row) => [String(row.number), `rollout ${row.rollout}, reward ${number(row.reward)}`] as const)] as const;
+  return (
+    <Section title="Beside another of its group" id="beside" tools={<Choice label="Compare with" value={known ? other : ""} options={options} put={(value) => change({ other: value })} />}>
+      {known ? (
+        <Answered asked={asked}>
+          {(found) => (
+            <>
+              <p class="hint">
+                <del>Only this rollout</del> (reward {number(found.first.reward)}), <ins>only the other</ins> (reward {number(found.second.reward)}).
+              </p>
+              <ol class="turns">
+                {found.turns.map((pieces, turn) => (
+                  <li key={turn} class={found.roles[turn]}>
+                    <h3>{found.roles[turn]}</h3>
+                    <div class="text">
+                      {pieces.map((piece, number) => {
+                        if (piece.side === "first") return <del key={number}>{piece.text}</del>;
+                        if (piece.side === "second") return <ins key={number}>{piece.text}</ins>;
+                        return <span key={number}>{piece.text}</span>;
+                      })}
+                    </div>
+                  </li>
+                ))}
+              </ol>
+            </>
+          )}
+        </Answered>
+      ) : null}
+    </Section>
+  );
+}
