@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) requirements/uv.txt pyproject.toml | sha256sum | cut -c1-16)
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: help install images wheel demo quickstart test test-full lint cluster unit unit-operator unit-roles docs lock clean
+.PHONY: help install images wheel demo quickstart test test-full lint cluster unit unit-operator unit-roles ui docs lock clean
 
 # The first target: plain `make` changes nothing.
 help: ## this list
@@ -90,6 +90,10 @@ test-full: test ## test, and what takes hours: soak, the whole fault matrix, ben
 	$(BIN)/python -m tests.sim --fuzz 10000 --write
 	$(BIN)/python -m tests.sim --day --write
 
+ui: install ## build the web page from its sources (needs npm) into the package
+	$(BIN)/python -m tools.ui_types --write
+	$(BIN)/python -m tools.ui_bundle --write
+
 docs: install ## write the generated pages
 	$(BIN)/python -m tools.docs --write
 	$(BIN)/python -m tools.operator_docs --write
@@ -102,10 +106,10 @@ IMAGE_CPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.11 --constraint r
 HELD = $(shell sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/images/trainer-?pu.txt | sort -u)
 IMAGE_GPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.12 --constraint requirements/gpu.txt --override requirements/images/overrides-gpu.txt --extra trainer
 lock: ## renew the lock files
-	$(UV_COMPILE) pyproject.toml requirements/engine-cpu.in --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra engine --extra dev \
+	$(UV_COMPILE) pyproject.toml requirements/engine-cpu.in --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra engine --extra dev \
 	  --override requirements/overrides-cpu.txt --python-version 3.11 -o requirements/cpu.txt
-	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra gpu --extra flash-attn --python-version 3.12 -o requirements/gpu.txt
-	$(IMAGE_COMPILE) pyproject.toml --constraint requirements/gpu.txt --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra gpu --extra dev \
+	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra gpu --extra flash-attn --python-version 3.12 -o requirements/gpu.txt
+	$(IMAGE_COMPILE) pyproject.toml --constraint requirements/gpu.txt --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra gpu --extra dev \
 	  --python-version 3.12 -o requirements/local-gpu.txt
 	$(UV_COMPILE) pyproject.toml --extra operator --python-version 3.11 -o requirements/operator.txt
 	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer -o requirements/images/common-cpu.txt

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.ui.static_files import StaticFiles
-from tests.unit.ui.made_runs import page_files
+from tests.support.made_runs import page_files
 
 
 @pytest.fixture

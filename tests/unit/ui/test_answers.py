@@ -10,7 +10,7 @@ import pytest
 from rlrun.inspect.folder import read_folder
 from rlrun.inspect.why import explain
 from rlrun.ui.static_files import StaticFiles
-from tests.unit.ui.made_runs import Client, Folder, client, made, metrics_line, rollout
+from tests.support.made_runs import Client, Folder, client, made, metrics_line, rollout
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from rlrun.ui.guard import Guard
 from rlrun.ui.static_files import StaticFiles
-from tests.unit.ui.made_runs import SECRET, SHAPED, Client, Folder, client, made, rollout
+from tests.support.made_runs import SECRET, SHAPED, Client, Folder, client, made, rollout
 
 ANSWERS = (
     "",

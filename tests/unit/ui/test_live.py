@@ -11,7 +11,7 @@ import pytest
 from rlrun.ui import live
 from rlrun.ui.live import Feed
 from rlrun.ui.registry import Registry
-from tests.unit.ui.made_runs import made, metrics_line
+from tests.support.made_runs import made, metrics_line
 
 
 def document(event: str) -> dict[str, str]:

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
 
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.ui.static_files import StaticFiles
 from rlrun.ui.tokens import HIDDEN, hidden, pieces
-from tests.unit.ui.made_runs import SHAPED, Folder, client, made
-
-
-def sample(group: int, rollout: int, ids: Sequence[int]) -> Sample:
-    count = len(ids)
-    mask = np.arange(count) >= 2
-    return Sample(
-        input_ids=np.array(ids, np.int32),
-        loss_mask=mask,
-        logprobs=np.where(mask, -0.5, 0).astype(np.float32),
-        versions=np.where(mask, 2, -1).astype(np.int32),
-        advantages=np.where(mask, 0.25, 0).astype(np.float32),
-        temperature=1.0,
-        environment="math",
-        task_id="t",
-        group=group,
-        rollout=rollout,
-        dispatch_version=1,
-        reward=0.5,
-    )
+from tests.support.made_runs import SHAPED, Folder, byte_tokenizer, client, made, sample
 
 
 @pytest.fixture
@@ -46,21 +24,8 @@ def batch_of(run: Folder, *samples: Sample) -> None:
     write_batch(run.paths.batch(3, 1), Batch(3, 1, samples))
 
 
-def letters(run: Folder) -> Tokenizer:
-    """A tokenizer with a token for each byte, in the run's folder."""
-    vocabulary = {letter: at for at, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    from tokenizers import decoders
-
-    tokenizer.decoder = decoders.ByteLevel()
-    run.paths.model.mkdir(exist_ok=True)
-    tokenizer.save(str(run.paths.model / "tokenizer.json"))
-    return tokenizer
-
-
 def test_tokens_have_their_text_probability_advantage_and_version(run: Folder, static: StaticFiles) -> None:
-    ids = letters(run).encode("2+2=4 ✓").ids
+    ids = byte_tokenizer(run).encode("2+2=4 ✓").ids
     batch_of(run, sample(0, 0, [1, 2, 3]), sample(1, 1, ids))
     found = client(run.root, static=static)[0].json(f"/api/runs/{run.id}/rollouts/5/tokens", step=3)
     assert (found["decoded"], found["why"]) == (True, None)
@@ -68,7 +33,9 @@ def test_tokens_have_their_text_probability_advantage_and_version(run: Folder, s
     assert "".join(sequence["texts"]) == "2+2=4 ✓"
     assert sequence["texts"][-4:] == [" ", "", "", "✓"], "the last byte of a letter completes it"
     assert sequence["sampled"][:3] == [False, False, True]
-    assert (sequence["logprobs"][2], sequence["advantages"][2], sequence["versions"][2]) == (-0.5, 0.25, 2)
+    assert sequence["logprobs"][1:3] == [0.0, pytest.approx(-2.5 - 2.5 * math.sin(2.6), abs=1e-3)]
+    assert sequence["advantages"][1:3] == [0.0, -0.25]
+    assert sequence["versions"][1:7] == [-1, 1, 1, 1, 1, 2]
 
 
 def test_without_a_tokenizer_tokens_are_numbers(run: Folder, static: StaticFiles) -> None:
@@ -88,7 +55,7 @@ def test_a_batch_that_is_gone_is_said_so(run: Folder, static: StaticFiles) -> No
 
 
 def test_a_tokenizer_outside_is_not_read(run: Folder, static: StaticFiles) -> None:
-    letters(run)
+    byte_tokenizer(run)
     outside = run.root.parent / "outside"
     run.paths.model.rename(outside)
     run.paths.model.symlink_to(outside)
@@ -97,7 +64,7 @@ def test_a_tokenizer_outside_is_not_read(run: Folder, static: StaticFiles) -> No
 
 
 def test_a_secret_across_tokens_is_hidden(run: Folder, static: StaticFiles) -> None:
-    ids = letters(run).encode(f"key {SHAPED} end").ids
+    ids = byte_tokenizer(run).encode(f"key {SHAPED} end").ids
     batch_of(run, sample(0, 0, ids))
     found = client(run.root, static=static)[0].json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)
     texts = found["sequences"][0]["texts"]

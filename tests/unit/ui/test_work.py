@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.ui.static_files import StaticFiles
-from tests.unit.ui.made_runs import Folder, client, made, metrics_line, rollout
+from tests.support.made_runs import Folder, client, made, metrics_line, rollout
 
 STEPS = 100_000
 ROLLOUTS = 10_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import numpy as np
 from starlette.types import ASGIApp
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.protocol.files.launcher import State, new_record, write_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.ui.app import make_app
@@ -133,6 +137,72 @@ def made(root: Path, steps: int = 10, **config: Any) -> Folder:
     folder.write("attempts/0001.json", {"attempt": 1, "base_step": 0, "started_at": 1.7e9})
     folder.trained(steps)
     return folder
+
+
+def trained_long(root: Path, steps: int = 120, **config: Any) -> Folder:
+    """A run as people look at it: noisy curves, evaluations, a trace and the batch of the third step, and the model's tokenizer."""
+    folder = made(root, **config)
+    lines = []
+    for step in range(1, steps + 1):
+        wave = math.sin(step * 1.7) * math.cos(step * 0.31)
+        learned = 1 - math.exp(-step / 60)
+        waits = 0.6 + 0.5 * math.sin(step / 9) ** 2
+        lines.append(
+            metrics_line(step)
+            | {
+                "reward/mean": 0.9 * learned + 0.04 * wave,
+                "loss": -0.05 * wave,
+                "entropy": 1.6 - learned + 0.05 * wave,
+                "mismatch_kl": 0.002 + 0.001 * abs(wave),
+                "grad_norm": 0.8 + 0.2 * wave,
+                "off_policy/mean": 0.7 + 0.3 * wave,
+                "perf/throughput": 2100 + 90 * wave,
+                "time/step": 1.6 + waits,
+                "time/wait_for_batch": waits,
+                "time/save_ckpt": 0.4 if step % 10 == 0 else 0.0,
+            }
+            | ({"eval/math/reward/mean": 0.85 * learned} if step % 5 == 0 else {})
+        )
+    folder.lines("metrics.jsonl", lines)
+    tokenizer = byte_tokenizer(folder)
+    samples = [
+        sample(g, m, tokenizer.encode(f"what is {g} + {m}? it is {g + m}").ids, 10) for g in range(4) for m in range(4)
+    ]
+    folder.paths.rollouts.mkdir(exist_ok=True)
+    write_batch(folder.paths.batch(3, 1), Batch(3, 1, tuple(samples)))
+    return folder
+
+
+def sample(group: int, rollout: int, ids: Sequence[int], given: int = 2) -> Sample:
+    """A training sequence whose first tokens are given."""
+    count = len(ids)
+    mask = np.arange(count) >= given
+    wave = np.sin(np.arange(count) * 1.3)
+    return Sample(
+        input_ids=np.array(ids, np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, -2.5 - 2.5 * wave, 0).astype(np.float32),
+        versions=np.where(mask, np.where(np.arange(count) < given + 4, 1, 2), -1).astype(np.int32),
+        advantages=np.where(mask, (rollout - 1.5) / 2, 0).astype(np.float32),
+        temperature=1.0,
+        environment="math",
+        task_id="t",
+        group=group,
+        rollout=rollout,
+        dispatch_version=1,
+        reward=0.5,
+    )
+
+
+def byte_tokenizer(folder: Folder) -> Tokenizer:
+    """A tokenizer with a token for each byte, in the run's folder."""
+    vocabulary = {letter: at for at, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    folder.paths.model.mkdir(exist_ok=True)
+    tokenizer.save(str(folder.paths.model / "tokenizer.json"))
+    return tokenizer
 
 
 @dataclass(frozen=True)

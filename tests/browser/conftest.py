@@ -1,0 +1,110 @@
+"""A real Chromium (Debian's) on pages of `rlrun ui`. What is missing is installed where it can be; else the tests say that they cannot run.
+
+Chromium comes with `apt-get install chromium`; Playwright's Python package is in the lock, and its own browsers are not used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.served import Served, served
+from tests.cluster.errors import ClusterError
+from tests.cluster.packages import install
+from tests.support.made_runs import Folder, trained_long
+from tools.ui_bundle import BundleError, modules
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make install") if not os.environ.get(
+    "CI"
+) else None
+from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+
+
+expect.set_options(timeout=30_000)
+
+
+def _cannot(why: str) -> None:
+    """Skip with a reason; in CI, where every tier has to run, fail."""
+    if os.environ.get("CI"):
+        pytest.fail(f"the browser tests cannot run: {why}", pytrace=False)
+    pytest.skip(f"the browser tests cannot run: {why}")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of the program."""
+    if (found := shutil.which("chromium")) is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        try:
+            install(["chromium", "fonts-dejavu-core"])
+        except ClusterError as error:
+            _cannot(str(error))
+        found = shutil.which("chromium")
+    if found is None:
+        _cannot("there is no chromium; install it: sudo apt-get install -y chromium")
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """Source of axe-core, of the version that the page's lock has."""
+    try:
+        return (modules() / "axe-core" / "axe.min.js").read_text()
+    except BundleError as error:
+        _cannot(str(error))
+    raise AssertionError
+
+
+@pytest.fixture(scope="session")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of two runs that nothing changes."""
+    folder = tmp_path_factory.mktemp("shown") / "runs"
+    trained_long(folder / "demo").lives(step=120, max_steps=400, eta_seconds=600.0)
+    other = trained_long(folder / "other", steps=80, lr=2e-5)
+    other.write(
+        "logs/attempt_0001/trainer/error.json",
+        {"exit_code": 65, "message": "data/train.jsonl, line 7: no field `prompt`"},
+    )
+    other.ends("Failed")
+    with served(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Folder:
+    """A run that a test may change."""
+    return trained_long(tmp_path / "runs" / "mine", steps=10)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A window; whatever it reports as an error, or loads from another host, fails the test."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    complaints: list[str] = []
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: complaints.append(f"{error} {error.stack}"))
+    page.on("request", lambda request: complaints.append(request.url) if not _own(request.url) else None)
+    page.complaints = complaints  # type: ignore[attr-defined]
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def _own(url: str) -> bool:
+    return url.startswith(("http://127.0.0.1:", "data:", "blob:"))

@@ -1,0 +1,319 @@
+"""The page in a real browser: every page with a run's data, live, by keyboard, for all readers, on a phone, and where nothing is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.served import Served, served
+from tests.support.made_runs import Folder, made, metrics_line, rollout
+
+LAST = "/rollouts/5?step=3&order=worst&other=6"
+
+
+def places(shown: Served) -> dict[str, str]:
+    """Address of each page, by its name."""
+    demo, other = (Folder(shown.folder / name).id for name in ("demo", "other"))
+    return {
+        "runs": shown.at("/"),
+        "run": shown.at(f"/run/{demo}"),
+        "failed": shown.at(f"/run/{other}"),
+        "rollouts": shown.at(f"/run/{demo}/rollouts?step=3"),
+        "rollout": shown.at(f"/run/{demo}{LAST}"),
+        "compare": shown.at(f"/compare?run={demo}&run={other}"),
+        "nothing": shown.at("/no/such/page"),
+    }
+
+
+PAGES = ("runs", "run", "failed", "rollouts", "rollout", "compare", "nothing")
+READY = {
+    "runs": "table tbody tr >> nth=1",
+    "run": "section:has(#attempts) table",
+    "failed": "section:has(#attempts) table",
+    "rollouts": "table tbody tr >> nth=15",
+    "rollout": "ins >> nth=0",
+    "compare": "section:has(#differences) table",
+    "nothing": ".problem",
+}
+
+
+def visit(page: Page, shown: Served, name: str) -> None:
+    """Open a page and wait until what it asks for is there."""
+    page.goto(places(shown)[name])
+    expect(page.locator(READY[name])).to_be_visible()
+    expect(page.get_by_text("Reading…")).to_have_count(0)
+    if name in ("run", "compare"):
+        expect(page.locator(".chart canvas").nth(3)).to_be_visible()
+
+
+def test_all_runs(page: Page, shown: Served) -> None:
+    visit(page, shown, "runs")
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0)).to_contain_text("Running")
+    expect(rows.nth(0)).to_contain_text("120 / 400")
+    expect(rows.nth(1)).to_contain_text("data/train.jsonl, line 7")
+
+
+def test_one_run(page: Page, shown: Served) -> None:
+    visit(page, shown, "run")
+    expect(page.locator("h1")).to_contain_text("demo")
+    expect(page.get_by_role("img", name=re.compile("^reward.mean over steps"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^eval.math.reward.mean"))).to_be_visible()
+    expect(page.locator("section:has(#times) table")).to_contain_text("waits for rollouts")
+    expect(page.locator("section:has(#staleness) table")).to_contain_text("Versions old")
+    page.get_by_text("The resolved configuration").click()
+    expect(page.locator("section:has(#manifest) pre")).to_contain_text("max_steps: 20")
+    expect(page.locator("section:has(#manifest) pre")).not_to_contain_text("opensesame1")
+
+
+def test_why_a_run_has_failed(page: Page, shown: Served) -> None:
+    visit(page, shown, "failed")
+    why = page.locator("section:has(#why)")
+    expect(why).to_contain_text("attempt 1 ended: DataError (trainer, exit code 65)")
+    expect(why).to_contain_text("data/train.jsonl, line 7: no field `prompt`")
+    expect(page.get_by_text("rlrun local run.yaml --resume").first).to_be_visible()
+
+
+def test_curves_are_zoomed_and_smoothed_and_the_address_keeps_it(page: Page, shown: Served) -> None:
+    visit(page, shown, "run")
+    page.get_by_label("From step").fill("20")
+    page.get_by_label("From step").press("Enter")
+    page.get_by_label("To step").fill("40")
+    page.get_by_label("To step").press("Enter")
+    expect(page.get_by_role("img", name=re.compile("reward.mean: .* at step 40"))).to_be_visible()
+    page.get_by_label("Smooth").select_option("20")
+    assert all(word in page.url for word in ("first=20", "last=40"))
+    expect(page).to_have_url(re.compile("smooth=20"))
+    page.reload()
+    expect(page.get_by_role("img", name=re.compile("reward.mean: .* at step 40"))).to_be_visible()
+    page.get_by_role("button", name="Show all steps").click()
+    expect(page.get_by_role("img", name=re.compile("reward.mean: .* at step 120"))).to_be_visible()
+
+
+def test_dragging_over_a_curve_zooms(page: Page, shown: Served) -> None:
+    visit(page, shown, "run")
+    box = page.locator(".chart .u-over").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60, steps=5)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"first=\d+&last=\d+"))
+
+
+def test_rollouts_are_filtered_and_paged(page: Page, shown: Served) -> None:
+    visit(page, shown, "rollouts")
+    page.get_by_label("Order").select_option("worst")
+    expect(page.locator("tbody tr").first).to_contain_text("group 0, 0")
+    page.get_by_label("Environment").select_option("math")
+    expect(page.locator("tbody tr")).to_have_count(8)
+    page.get_by_label("Reward from").fill("2")
+    page.get_by_label("Reward from").press("Enter")
+    expect(page.get_by_text("None of 16 rollouts fits these filters.")).to_be_visible()
+
+
+def test_a_rollout_with_its_tokens_and_another_beside_it(page: Page, shown: Served) -> None:
+    visit(page, shown, "rollout")
+    expect(page.locator(".turns").first).to_contain_text("what is 1 + 1?")
+    expect(page.locator(".call").first).to_contain_text('{"a": 2, "b": 2}')
+    expect(page.locator(".tokens")).to_have_text("what is 1 + 1? it is 2")
+    expect(page.locator(".tokens .given")).to_have_count(10)
+    assert page.locator(".tokens .deep-5, .tokens .deep-4").count() > 0
+    page.get_by_label("Colour by").select_option("advantage")
+    assert page.locator(".tokens [class^=bad]").count() > 0
+    page.get_by_label("Colour by").select_option("version")
+    assert page.locator(".tokens .deep-1").count() == 4
+    expect(page.locator("ins").last).to_have_text("3")
+    expect(page.locator("del").last).to_have_text("2")
+
+
+def test_runs_beside_each_other(page: Page, shown: Served) -> None:
+    visit(page, shown, "runs")
+    page.get_by_label("Compare", exact=False).first.check()
+    page.get_by_label("Compare", exact=False).nth(1).check()
+    page.get_by_role("link", name="Compare 2 runs").click()
+    expect(page.get_by_role("img", name=re.compile("reward.mean over steps. demo: .*; other: "))).to_be_visible()
+    expect(page.locator("section:has(#differences) table")).to_contain_text("lr")
+    expect(page.locator("section:has(#means)")).to_contain_text("Of the 80 steps")
+
+
+def test_a_run_is_followed_without_a_reload(page: Page, run: Folder) -> None:
+    with served(run.root.parent) as server:
+        page.goto(server.at("/"))
+        expect(page.locator("tbody tr")).to_have_count(1)
+        expect(page.locator(".live")).to_have_text("live")
+        made(run.root.parent / "later")
+        expect(page.locator("tbody tr")).to_have_count(2)
+        page.goto(server.at(f"/run/{run.id}"))
+        image = page.get_by_role("img", name=re.compile("reward.mean: .* at step 10"))
+        expect(image).to_be_visible()
+        run.lines("metrics.jsonl", [metrics_line(11)], more=True)
+        expect(page.get_by_role("img", name=re.compile("reward.mean: .* at step 11"))).to_be_visible()
+        run.ends("Failed")
+        expect(page.locator("h1")).to_contain_text("Failed")
+
+
+def test_a_server_that_ends_is_said_so(page: Page, run: Folder) -> None:
+    with served(run.root.parent) as server:
+        page.goto(server.at("/"))
+        expect(page.locator(".live")).to_have_text("live")
+        server.process.terminate()
+        expect(page.locator(".live")).to_contain_text("not connected")
+    page.complaints.clear()  # type: ignore[attr-defined]  # the browser reports the lost connection
+
+
+def test_by_keyboard_alone(page: Page, shown: Served) -> None:
+    visit(page, shown, "runs")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Filter")).to_be_focused()
+    page.keyboard.type("demo")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_label("Filter").fill("")
+    page.locator("tbody a").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("demo")
+    page.keyboard.press("r")
+    expect(page.locator("h1")).to_have_text("Rollouts")
+    expect(page.locator("tbody tr").first).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Step", exact=True)).to_be_focused()
+    page.locator("tbody a").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Rollout 0")
+    expect(page.locator("[data-next]")).to_be_visible()
+    page.keyboard.press("j")
+    expect(page.locator("h1")).to_have_text("Rollout 1")
+    expect(page.locator("[data-previous]")).to_be_visible()
+    page.keyboard.press("k")
+    expect(page.locator("h1")).to_have_text("Rollout 0")
+    page.locator(".tokens").focus()
+    for _ in range(11):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".token")).to_contain_text("Token 10")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.keyboard.press("g")
+    expect(page.locator("h1")).to_have_text("All runs")
+
+
+def test_the_skip_link_leads_to_the_content(page: Page, shown: Served) -> None:
+    visit(page, shown, "runs")
+    page.locator(".skip").focus()
+    expect(page.locator(".skip")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 360])
+def test_axe_finds_nothing(
+    browser: Browser, shown: Served, axe: str, scheme: Literal["light", "dark"], width: int
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    try:
+        for name in PAGES:
+            visit(page, shown, name)
+            found: Any = page.evaluate(f"{axe}; axe.run({{resultTypes: ['violations']}})")
+            assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]] == [], (
+                name
+            )
+            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 0, f"{name} is wider than a window of {width}"
+    finally:
+        context.close()
+
+
+def test_dark_and_light_by_choice(page: Page, shown: Served) -> None:
+    page.emulate_media(color_scheme="light")
+    visit(page, shown, "runs")
+    back = "getComputedStyle(document.documentElement).backgroundColor"
+    assert page.evaluate(back) == "rgb(255, 255, 255)"
+    page.get_by_label("Colours").select_option("dark")
+    assert page.evaluate(back) == "rgb(18, 19, 22)"
+    page.reload()
+    assert page.evaluate(back) == "rgb(18, 19, 22)"
+    page.get_by_label("Colours").select_option("system")
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(back) == "rgb(18, 19, 22)"
+
+
+def test_an_empty_folder_and_a_run_that_is_gone_are_said_in_words(page: Page, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    with served(folder) as server:
+        page.goto(server.at("/"))
+        expect(page.get_by_text(f"No run is in {folder} yet.")).to_be_visible()
+        new = Folder(folder / "new")
+        new.config()
+        expect(page.locator("tbody tr")).to_have_count(1)
+        page.goto(server.at(f"/run/{new.id}"))
+        expect(page.get_by_text("No step has been trained yet; curves begin with the first.")).to_be_visible()
+        expect(page.get_by_text("No step has been timed yet.")).to_be_visible()
+        page.goto(server.at(f"/run/{new.id}/rollouts"))
+        expect(page.get_by_text("No step has a trace yet")).to_be_visible()
+        page.goto(server.at("/run/gone.12345678"))
+        expect(page.get_by_role("alert")).to_have_text(
+            "there is no run gone.12345678; it may have been removed or renamed"
+        )
+        page.goto(server.at("/compare?run=one"))
+        expect(page.get_by_text("Choose at least two runs")).to_be_visible()
+    page.complaints.clear()  # type: ignore[attr-defined]  # the browser reports the answer 404
+
+
+def test_what_a_model_wrote_is_text(page: Page, tmp_path: Path) -> None:
+    evil = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
+    run = made(tmp_path / "runs" / "<b>bold", name=evil)
+    rows = [
+        rollout(0, m, environment=evil, task_id=evil, messages=[{"role": evil, "content": evil + str(m)}])
+        for m in (0, 1)
+    ]
+    run.lines("traces/step_00000003.jsonl", rows)
+    run.lines("metrics.jsonl", [{"step": 1, "loss": 1.0, f"eval/{evil}/reward/mean": 1.0}])
+    with served(run.root.parent) as server:
+        for path in ("/", f"/run/{run.id}", f"/run/{run.id}/rollouts", f"/run/{run.id}/rollouts/0?step=3&other=1"):
+            page.goto(server.at(path))
+            expect(page.get_by_text("<img src=x").or_(page.get_by_text("<b>bold")).first).to_be_visible()
+            expect(page.get_by_text("Reading…")).to_have_count(0)
+            assert page.locator("main img, main script, main b").count() == 0
+            assert page.title() != "owned"
+
+
+def test_ten_thousand_rollouts_and_a_hundred_thousand_steps_are_a_page_of_fifty_and_a_thousand_points(
+    page: Page, tmp_path: Path
+) -> None:
+    run = made(tmp_path / "runs" / "large")
+    line = '{"step": %d, "attempt": 1, "reward/mean": %.3f, "time/step": 1.0}\n'
+    run.write("metrics.jsonl", "".join(line % (step, step % 97 / 97) for step in range(1, 100_001)))
+    run.lines("traces/step_00000003.jsonl", [rollout(n // 8, n % 8, n / 1e4) for n in range(10_000)])
+    sizes: list[int] = []
+    with served(run.root.parent) as server:
+        page.on("response", lambda reply: sizes.append(len(reply.body())) if "/api/runs/" in reply.url else None)
+        page.goto(server.at(f"/run/{run.id}"))
+        expect(page.get_by_role("img", name=re.compile("at step 100000"))).to_be_visible()
+        page.goto(server.at(f"/run/{run.id}/rollouts?order=best"))
+        expect(page.locator("tbody tr")).to_have_count(50)
+        page.keyboard.press("j")
+        expect(page.get_by_text("51 to 100 of 10,000")).to_be_visible()
+    assert max(sizes) < 200_000
+
+
+def test_elsewhere_the_address_brings_the_token(page: Page, run: Folder) -> None:
+    with served(run.root.parent, "--token") as server:
+        plain = server.url.partition("?")[0]
+        reply = page.goto(plain)
+        assert reply is not None
+        assert reply.status == 401
+        page.complaints.clear()  # type: ignore[attr-defined]  # the browser reports the answer 401
+        page.goto(server.url)
+        expect(page.locator("tbody tr")).to_have_count(1)
+        assert "token" not in page.url
+        expect(page.locator(".live")).to_have_text("live")
