@@ -21,5 +21,11 @@ function licences() {
 export default defineConfig({
   base: "./",
   plugins: [licences()],
-  build: { outDir: "../static", emptyOutDir: true, modulePreload: { polyfill: false }, assetsInlineLimit: 0, target: "es2022" },
+  build: {
+    outDir: "../static",
+    emptyOutDir: true,
+    modulePreload: { polyfill: false },
+    assetsInlineLimit: 0,
+    target: ["chrome123", "firefox120", "safari17.5"], // the first that have light-dark(), which follows a chosen theme
+  },
 });

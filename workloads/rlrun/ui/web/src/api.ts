@@ -24,9 +24,9 @@ export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
     if (signal?.aborted) throw error;
     throw new Error("The server does not answer. Is `rlrun ui` still running?");
   }
-  const found = (await reply.json().catch(() => ({ problem: `the server answered ${reply.status}` }))) as T | Problem;
-  if (!reply.ok) throw new Error((found as Problem).problem);
-  return found as T;
+  if (reply.ok) return (await reply.json()) as T;
+  const refused = (await reply.json().catch(() => ({ problem: `the server answered ${reply.status}` }))) as Problem;
+  throw new Error(refused.problem);
 }
 
 export interface Asked<T> {

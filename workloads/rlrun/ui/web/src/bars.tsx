@@ -78,7 +78,7 @@ export function Lags({ found }: { found: Staleness }) {
           <th scope="col">Versions old</th>
           <th scope="col">Tokens</th>
           <th scope="col">Share</th>
-          <th scope="col" aria-label="Bar" />
+          <td />
         </tr>
       </thead>
       <tbody>
