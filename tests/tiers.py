@@ -30,6 +30,7 @@ TIERS: Mapping[str, Sequence[str]] = {
     "thorough": ("tests/thorough",),
     "tensors": ("tests/tensors",),
     "processes": ("tests/processes", "tests/security"),
+    "browser": ("tests/browser",),
     "sim": ("tests/sim",),
     "controlplane": ("tests/controlplane",),
     "parts": ("tests/trainer", "tests/engine", "tests/e2e/local"),
@@ -39,7 +40,7 @@ TIERS: Mapping[str, Sequence[str]] = {
 """Arguments of pytest."""
 LANES: Sequence[Sequence[str]] = (("parts",), ("controlplane", "cluster"))
 """Two lanes of tiers run side by side: the first computes, the second mostly waits for controllers and stubs."""
-THEN: Sequence[str] = ("processes", "thorough", "tensors", "unit", "sim")
+THEN: Sequence[str] = ("processes", "thorough", "tensors", "unit", "browser", "sim")
 """A lane that is through takes the next of these, the longest first: so both end at about the same time, whichever is slower."""
 SHORT_SUMMARY = "= short test summary info ="
 """What pytest prints above the names of the tests that failed."""
@@ -50,7 +51,7 @@ FEW = 3
 """More failures than this in a tier are no accident."""
 TESTS_FAILED = 1
 """Exit code of pytest: tests ran, and some failed."""
-IN_MEMORY = frozenset({"unit", "thorough", "tensors", "processes", "parts"})
+IN_MEMORY = frozenset({"unit", "thorough", "tensors", "processes", "browser", "parts"})
 """Tiers whose temporary files lie in memory: their processes make files durable every few milliseconds, and on a disk that takes
 images and clusters at the same time one such call may last longer than a test waits."""
 MEMORY = Path("/dev/shm")

@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_camel
 from rlrun.cli import evaluation, main, track, version
 from rlrun.cli.checks import doctor, env, env_install, fit, render, validate
 from rlrun.cli.files import convert, export, installation
-from rlrun.cli.runs import change, compare, completion, debug, logs, look, plot, pull, rollouts
+from rlrun.cli.runs import change, compare, completion, debug, logs, look, plot, pull, rollouts, ui
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -263,6 +263,7 @@ def cli_page() -> str:
         "logs": logs.logs_parser(),
         "rollouts": rollouts.rollouts_parser(),
         "compare": compare.compare_parser(),
+        "ui": ui.ui_parser(),
         "debug": debug.debug_parser(),
         "plot": plot.plot_parser(),
         "pull": pull.pull_parser(),

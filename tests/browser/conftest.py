@@ -23,24 +23,28 @@ from tools.ui_bundle import BundleError, modules
 expect.set_options(timeout=30_000)
 
 
-def _cannot(why: str) -> None:
+def cannot(why: str) -> None:
     """Skip with a reason; in CI, where every tier has to run, fail."""
     if os.environ.get("CI"):
         pytest.fail(f"the browser tests cannot run: {why}", pytrace=False)
     pytest.skip(f"the browser tests cannot run: {why}")
 
 
+def _program() -> str | None:
+    return next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of the program."""
-    if (found := shutil.which("chromium")) is None and os.geteuid() == 0 and shutil.which("apt-get"):
+    if (found := _program()) is None and os.geteuid() == 0 and shutil.which("apt-get"):
         try:
             install(["chromium", "fonts-dejavu-core"])
         except ClusterError as error:
-            _cannot(str(error))
-        found = shutil.which("chromium")
+            cannot(str(error))
+        found = _program()
     if found is None:
-        _cannot("there is no chromium; install it: sudo apt-get install -y chromium")
+        cannot("there is no chromium; install it: sudo apt-get install -y chromium")
     assert found is not None
     return found
 
@@ -59,7 +63,7 @@ def axe() -> str:
     try:
         return (modules() / "axe-core" / "axe.min.js").read_text()
     except BundleError as error:
-        _cannot(str(error))
+        cannot(str(error))
     raise AssertionError
 
 

@@ -23,7 +23,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(
+                ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "node_modules")
+            )
         else:
             shutil.copy(ROOT / name, source)
     words = [
@@ -48,6 +50,13 @@ def test_the_wheel_holds_charts_crd_and_examples_but_no_tests(wheel: Path) -> No
         assert f"rlrun-0.1.0.data/data/share/rlrun/{name}" in names
     assert "rlrun/cli/files/installation.py" in names
     assert not [name for name in names if name.startswith(("tests/", "tools/"))]
+
+
+def test_the_wheel_holds_the_web_page_and_not_its_sources(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("rlrun/ui/")}
+    static = ROOT / "workloads/rlrun/ui/static"
+    assert {f"rlrun/ui/static/{file.relative_to(static)}" for file in static.rglob("*") if file.is_file()} <= names
+    assert not [name for name in names if name.startswith("rlrun/ui/web")]
 
 
 def test_every_python_finds_what_the_extras_ask_for(wheel: Path, tmp_path: Path) -> None:

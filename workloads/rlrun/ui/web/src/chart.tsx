@@ -53,7 +53,7 @@ export function Chart({ title, curves, zoom }: { title: string; curves: Curve[];
         legend: { show: false },
         cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
         scales: { x: { time: false } },
-        axes: [axis, { ...axis, size: 58, values: (_, marks) => marks.map((mark) => number(mark)) }],
+        axes: [{ ...axis, size: 28 }, { ...axis, size: 58, values: (_, marks) => marks.map((mark) => number(mark)) }],
         series: [
           {},
           ...curves.map((curve, at): uPlot.Series => ({

@@ -52,9 +52,9 @@ export function RolloutsPage({ id, query }: { id: string; query: URLSearchParams
                 <Choice label="Environment" value={chosen.environment ?? ""} options={[["", "all"], ...environments]} put={put("environment")} />
                 <Choice label="Order" value={chosen.order ?? "trace"} options={ORDERS} put={(order) => change({ order: order === "trace" ? null : order, offset: null })} />
                 {field("rewardMin", "Reward from")}
-                {field("rewardMax", "to")}
+                {field("rewardMax", "Reward to")}
                 {field("tokensMin", "Tokens from")}
-                {field("tokensMax", "to")}
+                {field("tokensMax", "Tokens to")}
                 {field("group", "Group")}
               </div>
               <p class="hint">Traces: {known.spans.map(([first, last]) => (first === last ? `step ${first}` : `steps ${first} to ${last}`)).slice(-6).join(", ") || "none of training"}.</p>

@@ -1,0 +1,48 @@
+"""Pictures of the page for the documentation: `python -m tests.browser.pictures FOLDER` of runs that are there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+from rlrun.ui.registry import Registry
+from tests.browser.served import served
+
+TARGET = Path(__file__).parents[2] / "docs/pictures"
+
+
+def take(folder: Path, target: Path) -> None:
+    """Take all pictures of the runs of a folder; the first has traces, and the batch of its newest step."""
+    ids = list(Registry([folder]).runs())
+    shots = {
+        "ui-runs.png": ("/", "light", "tbody tr", 1100, 420),
+        "ui-run.png": (f"/run/{ids[-1]}?smooth=5", "dark", ".chart canvas", 1100, 1500),
+        "ui-rollouts.png": (f"/run/{ids[-1]}/rollouts?order=worst", "light", "tbody tr", 1100, 760),
+        "ui-rollout.png": (f"/run/{ids[-1]}/rollouts/0?step=40&by=logprob", "light", ".tokens", 1100, 900),
+        "ui-compare.png": (f"/compare?run={'&run='.join(ids)}&smooth=5", "light", ".chart canvas", 1100, 900),
+        "ui-phone.png": (f"/run/{ids[-1]}?smooth=5", "light", ".chart canvas", 390, 844),
+    }
+    with served(folder) as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        for name, (path, scheme, ready, width, height) in shots.items():
+            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+            page = context.new_page()
+            page.goto(server.at(path))
+            _settled(page, ready)
+            page.screenshot(path=target / name)
+            context.close()
+
+
+def _settled(page: Page, ready: str) -> None:
+    expect(page.locator(ready).first).to_be_visible()
+    expect(page.get_by_text("Reading…")).to_have_count(0)
+    expect(page.locator(".live")).to_have_text("live")
+
+
+if __name__ == "__main__":
+    os.chdir(Path(sys.argv[1]).parent)  # so that the pages have no other folder's name
+    TARGET.mkdir(exist_ok=True)
+    take(Path(Path(sys.argv[1]).name), TARGET)

@@ -1,0 +1,18 @@
+"""The committed page is what its sources build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.browser.conftest import cannot
+from tools.ui_bundle import BUILT, BundleError, build, differences
+
+
+def test_the_committed_page_is_what_the_sources_build(tmp_path: Path) -> None:
+    try:
+        build(tmp_path / "static")
+    except BundleError as error:
+        if "is not installed" in str(error):
+            cannot(str(error))
+        raise
+    assert differences(BUILT, tmp_path / "static") == [], "run: make ui"

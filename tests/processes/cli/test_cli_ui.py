@@ -1,0 +1,99 @@
+"""`rlrun ui` as a program: what it prints, answers, and refuses to begin with."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from rlrun.ui.server import Address, guarded
+from tests.browser.served import served
+from tests.support.made_runs import Client, made
+
+
+def rlrun(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlrun.cli.main", "ui", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def ask(url: str, path: str, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection.request("GET", path, headers=headers)
+    reply = connection.getresponse()
+    found = reply.status, reply.read()
+    connection.close()
+    return found
+
+
+def test_the_page_and_its_answers_are_served_until_a_signal(tmp_path: Path) -> None:
+    run = made(tmp_path / "runs" / "demo")
+    with served(run.root.parent) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        status, page = ask(server.url, "/")
+        assert (status, b'<div id="page">' in page) == (200, True)
+        status, found = ask(server.url, "/api/runs")
+        assert [one["name"] for one in json.loads(found)["runs"]] == ["demo"]
+        assert ask(server.url, "/api/runs", Host="evil.example")[0] == 421
+        for path in ("/..%2f..%2fpyproject.toml", "/assets/../../app.py", "/%2e%2e/app.py"):
+            assert ask(server.url, path)[0] == 404
+        events = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+        events.request("GET", "/api/events")
+        assert events.getresponse().readline() == b"event: runs\n"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) in (0, -signal.SIGTERM), "a stream of events does not hold it up"
+        events.close()
+
+
+def test_elsewhere_than_on_loopback_a_token_is_printed_and_asked_for(tmp_path: Path) -> None:
+    run = made(tmp_path / "runs" / "demo")
+    with served(run.root.parent, "--host", "0.0.0.0") as server:
+        port = urlsplit(server.url).port
+        here = f"http://127.0.0.1:{port}"
+        assert "?token=" in server.url
+        assert ask(here, "/api/runs")[0] == 401
+        assert ask(here, f"/?{urlsplit(server.url).query}")[0] == 303
+        token = server.url.partition("=")[2]
+        assert ask(here, "/api/runs", Cookie=f"rlrun_ui_{port}={token}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("127.9.9.9", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("gpu-7", False),
+    ],
+)
+def test_what_loopback_is(host: str, loopback: bool) -> None:
+    address = Address(host, 1, token=False)
+    assert address.loopback is loopback
+    if not loopback:
+        assert Client(guarded(None, address, 1, "t")).get("/api/runs").status == 401  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_not_there_and_an_address_that_is_taken_are_one_line(tmp_path: Path) -> None:
+    done = rlrun(str(tmp_path / "none"))
+    assert done.returncode == 64, done.stderr
+    assert (
+        done.stderr
+        == f"rlrun ui: FOLDER: there is no folder {tmp_path}/none; name a run's folder, or one with runs below it\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = rlrun(str(tmp_path), "--port", str(port))
+    assert done.returncode == 69, done.stderr
+    assert (
+        done.stderr
+        == f"rlrun ui: cannot listen on 127.0.0.1:{port}: Address already in use; name another --port or --host\n"
+    )
