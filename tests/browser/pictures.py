@@ -21,7 +21,7 @@ def take(folder: Path, target: Path) -> None:
         "ui-runs.png": ("/", "light", "tbody tr", 1100, 420),
         "ui-run.png": (f"/run/{ids[-1]}?smooth=5", "dark", ".chart canvas", 1100, 1500),
         "ui-rollouts.png": (f"/run/{ids[-1]}/rollouts?order=worst", "light", "tbody tr", 1100, 760),
-        "ui-rollout.png": (f"/run/{ids[-1]}/rollouts/0?step=40&by=logprob", "light", ".tokens", 1100, 900),
+        "ui-rollout.png": (f"/run/{ids[-1]}/rollouts/0?step=40&by=logprob&other=1", "light", "ins", 1100, 820),
         "ui-compare.png": (f"/compare?run={'&run='.join(ids)}&smooth=5", "light", ".chart canvas", 1100, 900),
         "ui-phone.png": (f"/run/{ids[-1]}?smooth=5", "light", ".chart canvas", 390, 844),
     }

@@ -23,6 +23,7 @@ export function RunPage({ id, query }: { id: string; query: URLSearchParams }) {
               {found.run.name} <Phase phase={found.run.phase} />
             </Title>
             <nav aria-label="Of this run">
+              <a href={to("/")}>All runs</a>
               <a href={to(`/run/${id}/rollouts`)}>Rollouts</a>
             </nav>
             <State found={found} />
