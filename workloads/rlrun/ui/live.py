@@ -21,7 +21,8 @@ class Feed:
 
     def __init__(self, look: Callable[[], Mapping[str, str]], seconds: float = 1.0) -> None:
         self._look, self._seconds = look, seconds
-        self._now: Mapping[str, str] = {}
+        self._now: Mapping[str, str] | None = None
+        """None: nobody has looked yet."""
         self._number = 0
         """Changes seen; a client that has seen fewer gets the newest state alone."""
         self._changed = asyncio.Condition()
@@ -36,10 +37,9 @@ class Feed:
     async def events(self) -> AsyncIterator[str]:
         """Server-sent events: at once the fingerprints of all runs, and again after each change."""
         self._clients += 1
-        seen = -1
+        seen = 0
         try:
-            if self._task is None:
-                await self._refresh()
+            if self._task is None:  # nothing is awaited in between: of two pages that come at once, one starts it
                 self._task = asyncio.create_task(self._watch())
             while True:
                 if seen == self._number and not await self._wait(seen):
@@ -64,8 +64,8 @@ class Feed:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._seconds)
             await self._refresh()
+            await asyncio.sleep(self._seconds)
 
     async def _refresh(self) -> None:
         try:
