@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from rlrun.ui.static_files import StaticFiles
+from rlrun.ui.traces import TraceIndex
 from tests.support.made_runs import Folder, client, made, metrics_line, rollout
 
 STEPS = 100_000
@@ -41,10 +43,19 @@ def test_a_hundred_thousand_steps_are_read_once_and_thinned(run: Folder, static:
     assert len(whole.body) < 64 * 1024
 
 
-def test_ten_thousand_rollouts_are_indexed_once_and_paged(run: Folder, static: StaticFiles) -> None:
+def test_ten_thousand_rollouts_are_indexed_once_and_paged(
+    run: Folder, static: StaticFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_indexes: list[TraceIndex] = []
+
+    def index_of(file: BinaryIO) -> TraceIndex:
+        made_indexes.append(TraceIndex(file))
+        return made_indexes[-1]
+
+    monkeypatch.setattr("rlrun.ui.registry.TraceIndex", index_of)
     rows = [rollout(number // 8, number % 8, number / ROLLOUTS) for number in range(ROLLOUTS)]
     run.lines("traces/step_00000003.jsonl", rows)
-    asked, registry = client(run.root.parent, static=static)
+    asked, _ = client(run.root.parent, static=static)
     path = f"/api/runs/{run.id}/rollouts"
     for offset in (0, 5000, 9950):
         page = asked.get(path, step=3, order="best", offset=offset)
@@ -53,9 +64,7 @@ def test_ten_thousand_rollouts_are_indexed_once_and_paged(run: Folder, static: S
     assert asked.json(path, step=3, order="worst", limit=1)["rows"][0]["number"] == 0
     asked.json(f"{path}/7777", step=3)
     asked.json(f"/api/runs/{run.id}/staleness", step=3)
-    found = registry.get(run.id)
-    index = found.trace(found.paths.trace(3))
-    assert index.lines_read == ROLLOUTS, "one index for all pages, and one line for one rollout"
+    assert [index.lines_read for index in made_indexes] == [ROLLOUTS], "one index for all pages and rollouts"
 
 
 def test_a_trace_that_is_written_again_is_indexed_again(run: Folder, static: StaticFiles) -> None:
