@@ -86,7 +86,7 @@ def row_view(row: Row, clean: Clean) -> models.RolloutRow:
     plain = {name: value for name, value in row.items() if name in models.RolloutRow.model_fields}
     versions = [version for version, _ in row["versions"]]  # type: ignore[attr-defined]
     error = clean(str(row["error"])) if row["error"] else None
-    return models.RolloutRow(**{**plain, **texts, "versions": versions, "error": error})  # type: ignore[arg-type]
+    return models.RolloutRow(**{**plain, **texts, "versions": versions, "error": error})
 
 
 def whole(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:

@@ -77,7 +77,8 @@ class StepIndex:
 
     def _cut(self, count: int) -> None:
         """Keep the first `count` steps."""
-        for column in (self._steps, self._attempts, self._times, *self._columns.values()):
+        del self._steps[count:], self._attempts[count:], self._times[count:]
+        for column in self._columns.values():
             del column[count:]
 
     @property
