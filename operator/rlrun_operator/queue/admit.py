@@ -161,7 +161,13 @@ class _Pass:
         """
         priority, *rest = self.shares.order(run)
         count = self.tries.get(run.uid, (0, 0.0))[0]
-        return count if count >= TRIES else 0, priority, self.reservation is None or self.reservation.uid != run.uid, count, *rest
+        return (
+            count if count >= TRIES else 0,
+            priority,
+            self.reservation is None or self.reservation.uid != run.uid,
+            count,
+            *rest,
+        )
 
     def _room_for(self, run: Applicant) -> Placed | None:
         """Room for all of its pods; None: it has to wait. Blind, whoever begins is alone until all of its pods have nodes."""
