@@ -52,11 +52,11 @@ def role_container(ctx: RunContext, role: Role) -> dict[str, object]:
             "rendezvous": endpoints.RENDEZVOUS_PORT,
             "health": endpoints.POD_PORT,
         },
-        "inference": {"http": endpoints.ENGINE_PORT},
+        "inference": {"http": endpoints.ENGINE_PORT, "health": endpoints.POD_PORT},
         "orchestrator": {"metrics": endpoints.ORCHESTRATOR_PORT},
     }
     if ctx.colocated:
-        ports["trainer"] |= ports["inference"]
+        ports["trainer"]["http"] = endpoints.ENGINE_PORT
     container = _container(ctx, role, name=role, command=role) | {
         "ports": [{"name": name, "containerPort": port} for name, port in ports[role].items()],
         **probes(role),

@@ -1,6 +1,7 @@
 """Prometheus metrics of the operator and of its runs.
 
-Series of runs are made from the store when they are scraped, so that those of a deleted run vanish with it.
+Series of runs are made from the store when they are scraped, so that those of a deleted run vanish with it. Names, labels and meanings
+are in `metric_names`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from rlrun.api.status import UNSERVED, Phase
+from rlrun.api.status import UNSERVED, Phase, RLRunStatus
 from rlrun_operator.decide.snapshot import read_status
 from rlrun_operator.kube.resources import POD
 from rlrun_operator.names import ROLE_LABEL, ROLES
 from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.runtime.metric_names import OPERATOR, RUNS
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import raw_conditions
@@ -24,15 +26,16 @@ from rlrun_operator.times import seconds_of
 
 PHASES = tuple(phase for phase in get_args(Phase) if phase != UNSERVED["phase"])
 """Phases of runs that an operator serves."""
-_RUN = ["namespace", "run"]
+UNKNOWN = "Unknown"
+"""Reason of a series where a status has a word that is none of ours."""
 _GPU_SUFFIX = "/gpu"
 
 
 @dataclass
-class Restarts:
-    """Restarts that this process saw, by run, reason and whether they counted; and since when each run is in its phase."""
+class Failures:
+    """Ends of attempts that this process saw, by run and reason; and since when each run is in its phase."""
 
-    total: dict[Key, dict[tuple[str, str], int]] = field(default_factory=dict)
+    total: dict[Key, dict[str, int]] = field(default_factory=dict)
     phase_since: dict[Key, tuple[str, float]] = field(default_factory=dict)
 
 
@@ -41,63 +44,47 @@ class Metrics:
 
     def __init__(self, store: Store) -> None:
         self.registry = CollectorRegistry()
-        self._seen = Restarts()
-        self.api_requests = Counter(
-            "rlrun_operator_api_requests",
-            "Requests to the API server; verb dry-run changes nothing",
-            ["verb", "resource", "code"],
-            registry=self.registry,
-        )
+        self._seen = Failures()
+        self.api_requests = self._counter("rlrun_operator_api_requests_total")
         self.reconcile_seconds = Histogram(
-            "rlrun_operator_reconcile_seconds",
-            "Time from taking a run from the queue to having acted",
-            ["outcome"],
+            *OPERATOR.arguments("rlrun_operator_reconcile_seconds"),
             registry=self.registry,
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )
         self.phase_seconds = Histogram(
-            "rlrun_phase_duration_seconds",
-            "Time that runs spent in a phase, when they left it",
-            ["phase"],
+            *OPERATOR.arguments("rlrun_phase_duration_seconds"),
             registry=self.registry,
             buckets=(1, 3, 10, 30, 60, 180, 600, 1800, 3600, 4 * 3600, 24 * 3600),
         )
-        self._queue_depth = Gauge("rlrun_operator_queue_depth", "Runs that wait for a worker", registry=self.registry)
-        self._queue_age = Gauge(
-            "rlrun_operator_queue_age_seconds", "How long the oldest of them waits", registry=self.registry
-        )
-        self._watch_age = Gauge(
-            "rlrun_operator_watch_age_seconds",
-            "Time since a watch brought anything, bookmarks included; about 60 when nothing happens",
-            ["resource", "namespace"],
-            registry=self.registry,
-        )
-        self._leader = Gauge("rlrun_operator_leader", "1 while this process acts", registry=self.registry)
-        self._places = Gauge(
-            "rlrun_operator_serves",
-            "1 where this operator looks after the runs of a namespace (that name it as managed_by), 0 where another one does",
-            ["namespace", "managed_by"],
-            registry=self.registry,
-        )
-        self._objects = Gauge("rlrun_operator_objects", "Objects in memory", ["kind"], registry=self.registry)
-        self._stops = Counter(
-            "rlrun_queue_stops",
-            "Runs that the queue has suspended: Preempted or Released",
-            ["reason"],
-            registry=self.registry,
-        )
-        self.registry.register(_Runs(store, self._seen))
+        self._queue_depth = self._gauge("rlrun_operator_queue_depth")
+        self._queue_age = self._gauge("rlrun_operator_queue_age_seconds")
+        self._watch_age = self._gauge("rlrun_operator_watch_age_seconds")
+        self._leader = self._gauge("rlrun_operator_leader")
+        self._places = self._gauge("rlrun_operator_serves")
+        self._objects = self._gauge("rlrun_operator_objects")
+        self._stops = self._counter("rlrun_queue_stops_total")
+        for reason in reasons.GIVES_BACK:
+            self._stops.labels(reason)
+        self._runs = _Runs(store, self._seen)
+        self.registry.register(self._runs)
         ProcessCollector(registry=self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        return Gauge(*OPERATOR.arguments(name), registry=self.registry)
+
+    def _counter(self, name: str) -> Counter:
+        return Counter(*OPERATOR.arguments(name), registry=self.registry)
 
     def count_request(self, verb: str, resource: str, code: str) -> None:
         """Count one request to the API server, answered or not (`code` then has the reason)."""
         self.api_requests.labels(verb, resource, code).inc()
 
     def observe_queue(self, depth: Callable[[], float], age: Callable[[], float], leader: Callable[[], float]) -> None:
-        """Read these at each scrape."""
+        """Read these at each scrape. Only a leader has series of runs: a process that stands by would count each run again."""
         self._queue_depth.set_function(depth)
         self._queue_age.set_function(age)
         self._leader.set_function(leader)
+        self._runs.leads = lambda: leader() > 0
 
     def observe_watch(self, resource: str, namespace: str | None, age: Callable[[], float]) -> None:
         """Read the age of a watch at each scrape."""
@@ -131,12 +118,12 @@ class Metrics:
             self._stops.labels(reason).inc()
         restarts = _count(new, "restarts") - _count(old, "restarts")
         if restarts > 0:
-            counted = _count(new, "restartsCountedTowardsMax") > _count(old, "restartsCountedTowardsMax")
             failure = new.get("lastFailure")
-            reason = str(failure.get("reason", "Unknown")) if isinstance(failure, Mapping) else "Unknown"
-            labels = (reason, "true" if counted else "false")
+            reason = str(failure.get("reason")) if isinstance(failure, Mapping) else ""
             totals = self._seen.total.setdefault(key, {})
-            totals[labels] = totals.get(labels, 0) + restarts
+            # A reason that no table has would be a series of its own for each word that a client writes.
+            reason = reason if reason in reasons.FAILURE_REASONS else UNKNOWN
+            totals[reason] = totals.get(reason, 0) + restarts
 
     def forget(self, key: Key) -> None:
         """The run is gone."""
@@ -147,61 +134,53 @@ class Metrics:
 class _Runs:
     """Collector of the series that are about single runs."""
 
-    def __init__(self, store: Store, seen: Restarts) -> None:
+    def __init__(self, store: Store, seen: Failures) -> None:
         self._store = store
         self._seen = seen
+        self.leads: Callable[[], bool] = lambda: True
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily("rlrun_info", "What the run is; always 1", labels=[*_RUN, "model", "uid"])
-        phase = GaugeMetricFamily("rlrun_phase", "1 for the phase that the run is in", labels=[*_RUN, "phase"])
-        attempt = GaugeMetricFamily("rlrun_attempt", "Number of the current attempt", labels=_RUN)
-        step = GaugeMetricFamily("rlrun_step", "Last trained step", labels=_RUN)
-        reward = GaugeMetricFamily("rlrun_reward", "Mean reward of the last step", labels=_RUN)
-        last = GaugeMetricFamily(
-            "rlrun_last_step_timestamp_seconds", "When the step changed last, seconds since the epoch", labels=_RUN
-        )
-        lost = CounterMetricFamily("rlrun_steps_lost", "Steps that restarts trained again", labels=_RUN)
-        restarts = CounterMetricFamily(
-            "rlrun_restarts", "Restarts; counted: towards maxRestarts", labels=[*_RUN, "reason", "counted"]
-        )
-        gpus = GaugeMetricFamily("rlrun_gpus_allocated", "GPUs of pods that have a node", labels=[*_RUN, "role"])
-        engines = [
-            GaugeMetricFamily(f"rlrun_engines_{name}", text, labels=_RUN)
-            for name, text in (("wanted", "Engines that a run is to have"), ("ready", "Engines that are ready"))
-        ]
-        place = GaugeMetricFamily("rlrun_queue_position", "Place of a run that waits in the queue, from 1", labels=_RUN)
-        queued = GaugeMetricFamily(
-            "rlrun_queue_since_timestamp_seconds",
-            "When a run that waits in the queue asked first, seconds since the epoch",
-            labels=_RUN,
-        )
-        for run in self._store.runs():
-            name, namespace = run["metadata"]["name"], run["metadata"]["namespace"]
-            labels, status = [namespace, name], read_status(run.get("status") or {})
-            info.add_metric([*labels, _model(run), run["metadata"]["uid"]], 1)
-            if status.phase is not None:
-                for each in PHASES:
-                    phase.add_metric([*labels, each], float(each == status.phase))
-            attempt.add_metric(labels, status.attempt)
-            step.add_metric(labels, status.progress.step)
-            lost.add_metric(labels, status.checkpoint.steps_lost_total)
-            for family, count in zip(engines, (status.inference.desired, status.inference.ready), strict=True):
-                family.add_metric(labels, count)
-            if status.progress.reward is not None:
-                reward.add_metric(labels, status.progress.reward)
-            if (stepped := seconds_of(status.progress.last_step_time)) is not None:
-                last.add_metric(labels, stepped)
-            if status.queue is not None and status.queue.position is not None:
-                place.add_metric(labels, status.queue.position)
-                queued.add_metric(labels, seconds_of(status.queue.since) or 0.0)
-            for (reason, counted), count in self._seen.total.get((namespace, name), {}).items():
-                restarts.add_metric([*labels, reason, counted], count)
-            for role, count in _gpus(self._store.children((namespace, name))).items():
-                gpus.add_metric([*labels, role], count)
-        yield from (info, phase, attempt, step, reward, last, lost, restarts, gpus, place, queued, *engines)
+        families = {spec.name: RUNS.family(spec.name) for spec in RUNS}
+        for run in self._store.runs() if self.leads() else ():
+            key = run["metadata"]["namespace"], run["metadata"]["name"]
+            families["rlrun_info"].add_metric([*key, _model(run), run["metadata"]["uid"]], 1)
+            for name, labels, value in _of_status(read_status(run.get("status") or {})):
+                families[name].add_metric([*key, *labels], value)
+            for reason, count in self._seen.total.get(key, {}).items():
+                families["rlrun_failures_total"].add_metric([*key, reason], count)
+            for role, count in _gpus(self._store.children(key)).items():
+                families["rlrun_gpus_allocated"].add_metric([*key, role], count)
+        yield from families.values()
+
+
+def _of_status(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """Series of a run's status: metric, its labels beside those of the run, value."""
+    for phase in PHASES:
+        yield "rlrun_phase", (phase,), float(phase == status.phase)
+    for condition in {condition.type: condition for condition in status.conditions}.values():
+        if condition.type in reasons.CONDITION_TYPES:
+            reason = condition.reason if condition.reason in reasons.CONDITION_REASONS else UNKNOWN
+            yield "rlrun_condition", (condition.type, condition.status, reason), 1
+    yield "rlrun_attempt", (), status.attempt
+    yield "rlrun_step", (), status.progress.step
+    if status.progress.total_steps:
+        yield "rlrun_max_steps", (), status.progress.total_steps
+    if status.progress.reward is not None:
+        yield "rlrun_reward_mean", (), status.progress.reward
+    if (stepped := seconds_of(status.progress.last_step_time)) is not None:
+        yield "rlrun_last_step_timestamp_seconds", (), stepped
+    yield "rlrun_steps_lost_total", (), status.checkpoint.steps_lost_total
+    counted = min(status.restarts_counted_towards_max, status.restarts)
+    yield "rlrun_restarts_total", ("true",), counted
+    yield "rlrun_restarts_total", ("false",), status.restarts - counted
+    yield "rlrun_engines_wanted", (), status.inference.desired
+    yield "rlrun_engines_ready", (), status.inference.ready
+    if status.queue is not None and status.queue.position is not None:
+        yield "rlrun_queue_position", (), status.queue.position
+        yield "rlrun_queue_since_timestamp_seconds", (), seconds_of(status.queue.since) or 0.0
 
 
 def _count(status: Mapping[str, object], name: str) -> int:

@@ -257,7 +257,7 @@ async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokeni
     text = str(seen["metrics"])
     assert "rlrun_step 2.0" in text
     assert "rlrun_policy_version 2.0" in text
-    assert "rlrun_rollouts_readmitted 0.0" in text
+    assert "rlrun_rollouts_readmitted_total 0.0" in text
     assert 'rlrun_eval_reward_mean{environment="reverse-text"}' in text
 
 

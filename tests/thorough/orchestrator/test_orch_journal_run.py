@@ -102,8 +102,8 @@ async def test_what_was_finished_before_a_kill_is_not_generated_again(
     assert sum(line["rollouts/discarded"] for line in lines if line["attempt"] == 2) == len(lost)
     assert told_of["readmitted"] == told
     assert told_of["waiting_on"].endswith(f"restarts gave back {told:.0f} finished rollouts and lost {len(lost)}")
-    assert f"rlrun_rollouts_readmitted {told}" in told_of["metrics"]
-    assert f"rlrun_rollouts_discarded {len(lost)}.0" in told_of["metrics"]
+    assert f"rlrun_rollouts_readmitted_total {told}" in told_of["metrics"]
+    assert f"rlrun_rollouts_discarded_total {len(lost)}.0" in told_of["metrics"]
     assert second.paths.journal_on_disk() == [], "the last checkpoint covers all"
 
 

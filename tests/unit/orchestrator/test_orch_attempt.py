@@ -13,6 +13,7 @@ from orch_simulation import API_KEY, make_config
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator import attempt as attempt_module
 from rlrun.orchestrator.attempt import feed, open_attempt
+from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.server import Progress, starting
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.waiting import Since, Waiting
@@ -89,6 +90,9 @@ class Work:
 
     def progress(self) -> Progress:
         return starting(Waiting("trainer", "training", 0.0), STEPS, self._volume)
+
+    def measures(self) -> Measures:
+        return Measures()
 
     async def shutdown(self) -> None:
         assert (await served(self._config))["max_steps"] == STEPS, "the progress is served to the end"

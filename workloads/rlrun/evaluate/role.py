@@ -27,6 +27,7 @@ from rlrun.orchestrator.engines.connect import open_engines
 from rlrun.orchestrator.evaluation.evaluator import Evaluator
 from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.orchestrator.main import REAL, Outside, load_chat, process
+from rlrun.orchestrator.progress.exposition import Measures, engine_loads
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.waiting import Since, Waiting
@@ -68,7 +69,9 @@ async def run(
         pool = await stack.enter_async_context(engines)
         parts = await in_thread(partial(parts_of, plan, arenas))
         account = Account(plan, parts, pool, running.since, volume)
-        running.report_with(account.progress)
+        running.report_with(
+            account.progress, lambda: Measures(engines=engine_loads(pool.replicas), volume=volume.space)
+        )
         evaluator = Evaluator(plan.orchestrator, arenas, Player(config, pool, chat), pool, chat)
         kept = GroupCommit(keep, volume, doing="keep answers")
         stack.push_async_callback(kept.close)

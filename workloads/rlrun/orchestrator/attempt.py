@@ -19,6 +19,7 @@ from rlrun.hub.revisions import keep_revisions
 from rlrun.orchestrator.aio.background import Background, background_tasks
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
+from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.lease import Wishes, lease_from_environment, stall_of
 from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
 from rlrun.orchestrator.stop import TERMINATED, Stop
@@ -62,6 +63,7 @@ class RunningAttempt:
         """Runs what has no end of its own, until the attempt ends."""
         self._number, self._waits, self._total_steps, self._stop = number, waits, total_steps, stop
         self._progress: Callable[[], Progress] | None = None
+        self._measures: Callable[[], Measures] | None = None
         self.wishes = Wishes()
         """What the operator asks for."""
         self._lease = lease_from_environment(attempt=number, look=self.progress, wishes=self.wishes)
@@ -73,9 +75,13 @@ class RunningAttempt:
             return self._progress()
         return starting(self._waits(self.since), self._total_steps, self.volume)
 
-    def report_with(self, progress: Callable[[], Progress]) -> None:
-        """Report the work's progress from now on."""
-        self._progress = progress
+    def measures(self) -> Measures:
+        """Values for the metrics beside the progress."""
+        return self._measures() if self._measures is not None else Measures(volume=self.volume.space)
+
+    def report_with(self, progress: Callable[[], Progress], measures: Callable[[], Measures]) -> None:
+        """Report the work's progress and measures from now on."""
+        self._progress, self._measures = progress, measures
 
     def stop_with(self, act: Callable[[], None]) -> None:
         """Let the first signal call `act` from now on, which lets the work end; before, it cancels everything."""
@@ -129,7 +135,12 @@ async def open_attempt(
     attempt = RunningAttempt(config, number, waits=waits, total_steps=total_steps, stop=stop)
     attempt.volume.least = least_bytes
     served = ProgressServer(
-        config.host, config.metrics_port, api_key=api_key, look=attempt.progress, stall=attempt.stall
+        config.host,
+        config.metrics_port,
+        api_key=api_key,
+        look=attempt.progress,
+        stall=attempt.stall,
+        measures=attempt.measures,
     )
     with watched(attempt.volume):
         async with served, background_tasks() as background:
@@ -167,6 +178,10 @@ class DataFlow(Protocol):
         """Current progress of the run."""
         ...
 
+    def measures(self) -> Measures:
+        """Values for the metrics beside the progress."""
+        ...
+
 
 async def feed(
     attempt: RunningAttempt,
@@ -196,7 +211,7 @@ async def feed(
         flow.stop()
         connection.leave()
 
-    attempt.report_with(flow.progress)
+    attempt.report_with(flow.progress, flow.measures)
     attempt.stop_with(stop)
     loaded()
     if not await flow.run():

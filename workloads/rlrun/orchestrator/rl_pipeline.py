@@ -41,6 +41,7 @@ from rlrun.orchestrator.evaluation.evaluator import Evaluator, due
 from rlrun.orchestrator.evaluation.schedule import Evaluations
 from rlrun.orchestrator.groups import Groups
 from rlrun.orchestrator.journal.writer import Journal, SegmentWriter, rollout_fingerprint
+from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.orchestrator.progress.snapshot import EngineReports, Standing
@@ -175,6 +176,10 @@ class Pipeline:
         """Current progress of the run."""
         return self._standing.progress()
 
+    def measures(self) -> Measures:
+        """Values for the metrics beside the progress."""
+        return self._standing.measures()
+
     def _due(self, version: int) -> bool:
         return due(version, self.config.evaluation, max_steps=self.config.max_steps)
 
@@ -202,7 +207,7 @@ class Pipeline:
                 if self._turns is not None:
                     self._offer(event.step, self._turns.released(event.step))
             case "trained":
-                self._standing.trained(event.step)
+                self._standing.trained(event.step, event.metrics)
                 self._meter.trained(event.metrics)
                 self._metrics.add(event.step, "trained", event.metrics)
                 await self._forget(event.step)

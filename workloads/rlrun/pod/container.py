@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rlrun.config.loading.loader import load_file
@@ -18,6 +18,7 @@ from rlrun.diagnostics.symptoms import symptom_of
 from rlrun.mirror.starter import mirror_beside
 from rlrun.pod.role.hang_report import StuckRole
 from rlrun.pod.role.output import Output
+from rlrun.pod.role.pod_metrics import PodMetrics
 from rlrun.pod.role.process import Launch, run_process
 from rlrun.pod.role.roles import EVERYWHERE, Programs, config_in_pod, role_environment
 from rlrun.pod.role.termination_message import failure_text, write_termination_message
@@ -85,11 +86,9 @@ class Container:
             elif command == "trainer":
                 code = self._train()
             else:
-                if command == "inference":
-                    self._wait_for_model()
                 if command == "orchestrator" and not self._has_trainer():
                     self._claim_without_trainer()
-                code = self._start(role, restart=False)
+                code = self._serve() if command == "inference" else self._start(role, restart=False)
             if code != exit_codes.OK:
                 self._tell(code, folder, shared=role != "inference" and not told_before)
             return code
@@ -144,11 +143,36 @@ class Container:
         self._claim(config_in_pod(self._config, restart=restart))
         check_number(self._paths, self._pod.attempt)
 
+    # ---- the engine
+
+    def _serve(self) -> int:
+        """Run the engine; a port for its pod's metrics that is taken costs the metrics alone."""
+        self._wait_for_model()
+        metrics = PodMetrics()
+        server = None
+        try:
+            server = self._small_server(metrics, lambda: None)
+        except RoleError as error:
+            self._output.say(f"no metrics of this pod: {error}")
+        try:
+            return self._start("inference", restart=False)
+        finally:
+            metrics.close()
+            if server is not None:
+                server.close()
+
     # ---- the trainer
+
+    def _small_server(self, metrics: PodMetrics, look: Callable[[], str | None]) -> PodServer:
+        pod = self._pod
+        return PodServer(
+            pod.pod_ip or EVERYWHERE, attempt=pod.attempt, api_key=pod.api_key, look=look, metrics=metrics.text
+        )
 
     def _train(self) -> int:
         pod = self._pod
-        server = PodServer(pod.pod_ip or EVERYWHERE, attempt=pod.attempt, api_key=pod.api_key, look=self._why_not_ready)
+        metrics = PodMetrics()
+        server = self._small_server(metrics, self._why_not_ready)
         try:
             restart = False
             self._programs.role("trainer", pod, self._config, pod.config)  # refuses a pod that is no member
@@ -164,6 +188,7 @@ class Container:
         finally:
             self._state = "the trainer's process has ended"
             server.close()
+            metrics.close()
 
     def _wait_for_all(self, server: PodServer) -> None:
         self._state = "not all pods of the trainer are up"

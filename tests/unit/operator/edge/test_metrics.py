@@ -46,10 +46,21 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
     status = {
         "phase": "Running",
         "attempt": 2,
-        "restarts": 1,
+        "restarts": 2,
         "restartsCountedTowardsMax": 1,
-        "lastFailure": {"reason": "TrainerFailed"},
-        "progress": {"step": 41, "reward": 0.71, "lastStepTime": "2026-01-01T00:00:00Z"},
+        "conditions": [
+            {
+                "type": "Progressing",
+                "status": "False",
+                "reason": "NoProgress",
+                "message": "",
+                "lastTransitionTime": "x",
+            },
+            {"type": "StorageReady", "status": "False", "reason": "Mine", "message": "", "lastTransitionTime": "x"},
+            {"type": "Mine", "status": "True", "reason": "Mine", "message": "", "lastTransitionTime": "x"},
+        ],
+        "lastFailure": {"reason": "OOMKilled"},
+        "progress": {"step": 41, "totalSteps": 50, "reward": 0.71, "lastStepTime": "2026-01-01T00:00:00Z"},
         "checkpoint": {"stepsLostTotal": 3},
         "inference": {"desired": 4, "ready": 2},
     }
@@ -70,16 +81,22 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
         'rlrun_phase{namespace="ns",phase="Running",run="a"} 1.0',
         'rlrun_phase{namespace="ns",phase="Failed",run="a"} 0.0',
         f"rlrun_step{{{labels}}} 41.0",
-        f"rlrun_reward{{{labels}}} 0.71",
+        f"rlrun_reward_mean{{{labels}}} 0.71",
+        f"rlrun_max_steps{{{labels}}} 50.0",
         f"rlrun_last_step_timestamp_seconds{{{labels}}} 1.7672256e+09",
         f"rlrun_steps_lost_total{{{labels}}} 3.0",
         f"rlrun_engines_wanted{{{labels}}} 4.0",
         f"rlrun_engines_ready{{{labels}}} 2.0",
-        'rlrun_restarts_total{counted="true",namespace="ns",reason="TrainerFailed",run="a"} 1.0',
+        'rlrun_restarts_total{counted="true",namespace="ns",run="a"} 1.0',
+        'rlrun_restarts_total{counted="false",namespace="ns",run="a"} 1.0',
+        'rlrun_failures_total{namespace="ns",reason="OOMKilled",run="a"} 2.0',
+        'rlrun_condition{namespace="ns",reason="NoProgress",run="a",status="False",type="Progressing"} 1.0',
+        'rlrun_condition{namespace="ns",reason="Unknown",run="a",status="False",type="StorageReady"} 1.0',
         'rlrun_gpus_allocated{namespace="ns",role="trainer",run="a"} 8.0',
         'rlrun_phase_duration_seconds_sum{phase="Starting"} 30.0',
     ):
         assert line in text, (line, text)
+    assert "Mine" not in text, "anybody who may write a status could make series without end"
     store.remove("RLRun", "ns", "a", "uid-RLRun-a")
     metrics.forget(key)
     assert 'run="a"' not in scrape(metrics)
@@ -113,3 +130,23 @@ def test_every_watched_kind_has_a_watch_age() -> None:
     for resource in WATCHED:
         metrics.observe_watch(resource.plural, "team-a", lambda: 3.0)
     assert scrape(metrics).count("rlrun_operator_watch_age_seconds{") == len(WATCHED)
+
+
+def test_a_process_that_stands_by_counts_no_run() -> None:
+    store = Store()
+    store.put(make("RLRun", "a", 1, spec={}, status={"phase": "Running"}), 0.0)
+    metrics, leads = Metrics(store), [1.0]
+    metrics.observe_queue(lambda: 0.0, lambda: 0.0, lambda: leads[0])
+    assert 'run="a"' in scrape(metrics)
+    leads[0] = 0.0
+    text = scrape(metrics)
+    assert 'run="a"' not in text
+    assert "rlrun_operator_leader 0.0" in text
+
+
+def test_a_run_of_no_status_yet_has_a_series_in_each_phase() -> None:
+    store = Store()
+    store.put(make("RLRun", "a", 1, spec={}), 0.0)
+    lines = [line for line in scrape(Metrics(store)).splitlines() if line.startswith("rlrun_phase{")]
+    assert len(lines) == len(PHASES) == 10
+    assert all(line.endswith(" 0.0") for line in lines)

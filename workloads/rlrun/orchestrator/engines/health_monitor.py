@@ -91,10 +91,10 @@ class Monitor:
             async with asyncio.timeout(self._pace.answer):
                 metrics = await replica.client.metrics()
         except (EngineError, TimeoutError):
-            replica.kv_usage = 0.0
+            replica.metrics = None
             replica.concurrency.forget()
         else:
-            replica.kv_usage = min(1.0, max(0.0, metrics.kv_usage))
+            replica.metrics = metrics
             replica.concurrency.observe(metrics, replica.load)
         if replica.concurrency.limit > before:
             self._signal.notify()

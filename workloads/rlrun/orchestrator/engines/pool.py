@@ -112,10 +112,15 @@ class Replica:
     """Recent mean over the longest continuation of each request."""
     draining: bool = False
     """True if it is to go: it gets no more requests. Written by `Drain`."""
-    kv_usage: float = 0.0
-    """Use of its KV cache at the last look; 0 also where it does not say."""
     answered: float = 0.0
     """Time of its last answer to a request (monotonic seconds)."""
+    metrics: EngineMetrics | None = None
+    """Its own report at the last look; None: it did not answer."""
+
+    @property
+    def kv_usage(self) -> float:
+        """Use of its KV cache at the last look; 0 also where it does not say."""
+        return 0.0 if self.metrics is None else min(1.0, max(0.0, self.metrics.kv_usage))
 
     @property
     def open(self) -> bool:

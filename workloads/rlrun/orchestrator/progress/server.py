@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
+from rlrun.orchestrator.progress.exposition import Measures, StepTotals, exposition
 from rlrun.orchestrator.trainer.waiting import Waiting
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.volume_faults import Trouble, Volume
@@ -106,14 +107,22 @@ def told(waiting: Waiting, trouble: Trouble | None) -> str:
 
 
 class StepClock:
-    """Seconds per step over the last steps."""
+    """Seconds per step over the last steps, and sums over all."""
 
     def __init__(self) -> None:
+        self.totals = StepTotals()
         self._marks: deque[tuple[int, float]] = deque(maxlen=_STEPS_FOR_ETA + 1)
 
-    def trained(self, step: int) -> None:
-        """Record that a step is done now."""
+    def trained(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Record that a step is done now.
+
+        Args:
+            step: its number.
+            metrics: of the trainer; None: nothing is trained, and what is counted are answers.
+        """
         self._marks.append((step, time.monotonic()))
+        if metrics is not None:
+            self.totals.trained(metrics)
 
     def remaining_seconds(self, max_steps: int) -> float | None:
         """Estimated seconds to the last step; None before two steps are done."""
@@ -121,40 +130,6 @@ class StepClock:
             return None
         (first, began), (last, ended) = self._marks[0], self._marks[-1]
         return (max_steps - last) * (ended - began) / (last - first)
-
-
-_GAUGES = {
-    "rlrun_step": ("Last trained step", "step"),
-    "rlrun_max_steps": ("Steps of the run", "max_steps"),
-    "rlrun_policy_version": ("Newest policy version that an engine holds", "policy_version"),
-    "rlrun_checkpoint_step": ("Step of the newest complete checkpoint", "checkpoint_step"),
-    "rlrun_reward_mean": ("Mean reward of the last trained step", "reward"),
-    "rlrun_tokens_per_second": ("Tokens trained per second in the last step", "tokens_per_second"),
-    "rlrun_staleness_mean": ("Versions between sampling and training, mean over tokens", "staleness_mean"),
-    "rlrun_rollouts_in_flight": ("Rollouts in flight", "in_flight"),
-    "rlrun_rollout_errors": ("Rollouts that ended in an error since the run began", "errors"),
-    "rlrun_rollouts_readmitted": ("Finished rollouts that restarts gave back since the run began", "readmitted"),
-    "rlrun_rollouts_discarded": ("Finished rollouts that restarts lost since the run began", "discarded"),
-    "rlrun_eta_seconds": ("Estimated seconds to the last step", "eta_seconds"),
-}
-
-
-def prometheus(progress: Progress) -> bytes:
-    """The same as Prometheus text; what is not known yet is left out."""
-    registry = CollectorRegistry()
-    values = asdict(progress)
-    for name, (summary, field) in _GAUGES.items():
-        if values[field] is not None:
-            Gauge(name, summary, registry=registry).set(values[field])
-    if progress.engine_load is not None:
-        gauge = Gauge("rlrun_engine_load", "Load of the engines over the last steps", ["measure"], registry=registry)
-        for measure, value in progress.engine_load.items():
-            gauge.labels(measure).set(value)
-    if progress.eval:
-        gauge = Gauge("rlrun_eval_reward_mean", "Latest held-out mean reward", ["environment"], registry=registry)
-        for label, value in progress.eval.items():
-            gauge.labels(label).set(value)
-    return generate_latest(registry)
 
 
 class ProgressServer:
@@ -166,6 +141,7 @@ class ProgressServer:
         api_key: the run's key.
         look: the current progress.
         stall: reason why the orchestrator calls itself not ready; None: it is ready.
+        measures: the rest of the metrics.
     """
 
     def __init__(
@@ -176,8 +152,10 @@ class ProgressServer:
         api_key: str,
         look: Callable[[], Progress],
         stall: Callable[[], str | None] = lambda: None,
+        measures: Callable[[], Measures] = Measures,
     ) -> None:
         self._host, self._port, self._key, self._look, self._stall = host, port, api_key, look, stall
+        self._measures = measures
         self._site: Site | None = None
 
     async def __aenter__(self) -> ProgressServer:
@@ -213,7 +191,10 @@ class ProgressServer:
         return web.json_response({"ready": stall is None, "reason": stall}, status=200 if stall is None else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=prometheus(self._look()), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        progress = self._look()
+        trouble = progress.storage.reason if progress.storage is not None else None
+        body = exposition(progress, self._measures(), trouble)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _progress(self, request: web.Request) -> web.Response:
         if not holds_key(request.headers.getall("Authorization", ()), self._key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlrun.orchestrator.aio.volume import worst
@@ -13,6 +14,7 @@ from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.schedule import Evaluations
 from rlrun.orchestrator.groups import Groups
 from rlrun.orchestrator.progress.activity import Activity
+from rlrun.orchestrator.progress.exposition import Measures, engine_loads
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.orchestrator.progress.server import Progress, StepClock, told
 from rlrun.orchestrator.progress.step_metrics import discarded
@@ -63,10 +65,10 @@ class Standing:
         self._step, self._checkpoint_step = attempt.base_step, self._resumed_from
         self._clock, self._since, self._activity = StepClock(), Since(), Activity()
 
-    def trained(self, step: int) -> None:
-        """Record that a step is trained."""
+    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record that a step is trained, with the trainer's metrics."""
         self._step = step
-        self._clock.trained(step)
+        self._clock.trained(step, metrics)
 
     def saved(self, step: int) -> None:
         """Record that the checkpoint of a step is complete."""
@@ -108,6 +110,11 @@ class Standing:
                 **({f"trainer/{state.phase}": state.part} if state is not None else {}),
             ),
         )
+
+    def measures(self) -> Measures:
+        """Values for the metrics beside the progress."""
+        loads = engine_loads(self._pool.replicas)
+        return Measures(self._metrics.last, self._clock.totals, loads, self._volume.space)
 
     def _trouble(self) -> Trouble | None:
         """Trouble with the volume, here or where the trainer writes."""

@@ -22,6 +22,7 @@ from rlrun.orchestrator.aio.volume import in_thread, insist, worst
 from rlrun.orchestrator.checkpoint.state import remove_batches
 from rlrun.orchestrator.checkpoint.writer import PartWriter
 from rlrun.orchestrator.progress.activity import Activity
+from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.orchestrator.progress.server import Progress, StepClock, told
 from rlrun.orchestrator.sft.samples import Position, Reader, summary
@@ -159,7 +160,7 @@ class DataPipeline:
                     self._metrics.add(0, "evaluation", event.metrics)
             case "trained":
                 self._trained = event.step
-                self._clock.trained(event.step)
+                self._clock.trained(event.step, event.metrics)
                 metrics = {name: value for name, value in event.metrics.items() if name not in _OF_SAMPLING}
                 self._metrics.add(event.step, "trained", metrics)
                 if not self.config.record_rollouts:
@@ -240,6 +241,10 @@ class DataPipeline:
             raise RoleError(str(error), exit_codes.DATA) from error
 
     # ---- for people
+
+    def measures(self) -> Measures:
+        """Values for the metrics beside the progress."""
+        return Measures(self._metrics.last, self._clock.totals, volume=self._volume.space)
 
     def progress(self) -> Progress:
         """Current progress of the run."""

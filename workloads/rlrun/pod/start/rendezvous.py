@@ -20,9 +20,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.messages.api_key import holds_key
-from rlrun.protocol.messages.endpoints import POD_JOIN, POD_PORT, POD_READY, TRAINER_READY
+from rlrun.protocol.messages.endpoints import POD_JOIN, POD_METRICS, POD_PORT, POD_READY, TRAINER_READY
 from rlrun.runtime import exit_codes
 
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REQUEST_SECONDS = 5.0
 MAX_CONNECTIONS = 256
 PROBE_SECONDS = 1.0
@@ -37,12 +38,21 @@ class PodServer:
         attempt: the attempt.
         api_key: the run's key; a pod that joins has it.
         look: why the pod is not ready; None: it is.
+        metrics: the pod's metrics, as Prometheus text.
 
     Raises:
         RoleError: the address cannot be bound.
     """
 
-    def __init__(self, host: str, *, attempt: int, api_key: str, look: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        *,
+        attempt: int,
+        api_key: str,
+        look: Callable[[], str | None],
+        metrics: Callable[[], bytes] = lambda: b"",
+    ) -> None:
         self.joined: set[int] = set()
         """Ordinals of the pods that have reported."""
         self.go = threading.Event()
@@ -59,6 +69,8 @@ class PodServer:
                     self._answer(
                         HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, ready=reason is None, reason=reason
                     )
+                elif url.path == POD_METRICS:
+                    self._send(HTTPStatus.OK, METRICS_TYPE, metrics())
                 elif url.path == POD_JOIN:
                     self._join(parse_qs(url.query))
                 else:
@@ -76,9 +88,11 @@ class PodServer:
                     self._answer(HTTPStatus.OK, go=outer.go.is_set(), reason=look())
 
             def _answer(self, status: HTTPStatus, **body: object) -> None:
-                content = json.dumps(body).encode()
+                self._send(status, "application/json", json.dumps(body).encode())
+
+            def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

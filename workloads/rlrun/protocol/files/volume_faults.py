@@ -115,6 +115,8 @@ class Volume:
         self.root, self._say = root, say
         self.least = FULL_BYTES
         """Free bytes below which the volume is called full, though no write has failed."""
+        self.space: tuple[int, int] | None = None
+        """Free bytes and all bytes at the last look; None: not known."""
         self._clock = clock
         self._lock = threading.Lock()
         self._uses: dict[object, tuple[str, float]] = {}
@@ -205,6 +207,9 @@ class Volume:
         """Ask the volume how it is; may hang as long as the volume does."""
         with self.using(_LOOKING):
             trouble = trouble_at(self.root, least=self.least)
+            state = _statvfs(self.root)
+        known = state is not None and state.f_blocks > 0
+        self.space = (state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize) if state and known else None
         if trouble is None:
             self.accept(_LOOKING)
         else:

@@ -37,9 +37,12 @@ TRAINER_READY = "/rlrun/trainer/ready"
 RENDEZVOUS_PORT = 29500
 """torchrun's store on the trainer's first pod."""
 POD_PORT = 29601
-"""Every trainer pod's own small server: its probe, and the meeting of the pods before torchrun starts."""
+"""Every trainer pod's own small server: its probe, its metrics, and the meeting of the pods before torchrun starts. An engine's pod has one
+for its metrics."""
 POD_READY = "/rlrun/pod/ready"
 """Keyless. 200 while the trainer of this pod runs (in the first pod: and its attempt has begun), else 503 with the reason."""
+POD_METRICS = "/metrics"
+"""Keyless. Prometheus text: the pod's GPUs. Served by trainers' and engines' pods."""
 POD_JOIN = "/rlrun/pod/join"
 """Route by which the other pods report to the first one."""
 

@@ -1,0 +1,188 @@
+"""The page of metrics has every metric of the code and no other, and names follow the rules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rlrun.orchestrator.progress.exposition import (
+    ORCHESTRATOR,
+    EngineLoad,
+    Measures,
+    StepTotals,
+    exposition,
+)
+from rlrun.orchestrator.progress.server import Progress
+from rlrun.pod.role.pod_metrics import POD, PodMetrics, Sample
+from rlrun.runtime.metric_table import MetricSpec
+from rlrun_operator.runtime.cache import Store
+from rlrun_operator.runtime.metric_names import OPERATOR
+from rlrun_operator.runtime.metrics import Metrics
+from tools.docs_metrics import TABLES, metrics_page, shared
+from tools.operator_docs import METRICS_PAGE
+
+ROOT = Path(__file__).parents[3]
+MAKERS = {"Gauge", "Counter", "Histogram", "Summary", "Info", "Enum", "GaugeMetricFamily", "CounterMetricFamily"}
+FULL = Progress(
+    step=3,
+    max_steps=10,
+    policy_version=3,
+    checkpoint_step=2,
+    resumed_from_step=None,
+    reward=0.5,
+    eval={"arithmetic": 0.4},
+    tokens_per_second=100.0,
+    staleness_mean=1.5,
+    waiting_on="",
+    eta_seconds=60.0,
+    in_flight=4,
+    errors=1,
+    waiting_role="orchestrator",
+)
+STEP = {
+    "loss": 0.1,
+    "grad_norm": 1.0,
+    "lr": 1e-6,
+    "entropy": 0.3,
+    "mismatch_kl": 1e-4,
+    "completion_length/mean": 20.0,
+    "batch/truncated": 0.1,
+    "batch/solve_none": 0.2,
+    "perf/mfu": 0.4,
+    "reward/mean": 0.5,
+    "reward/arithmetic/mean": 0.5,
+}
+
+
+def names(text: bytes) -> set[str]:
+    """Metrics of a scrape, with all of their series' names as one."""
+    found = set()
+    for family in text_string_to_metric_families(text.decode()):
+        if family.samples and not family.name.endswith("_created"):
+            found.add(family.name + ("_total" if family.type == "counter" else ""))
+    return found
+
+
+def specs() -> list[MetricSpec]:
+    return [spec for _, table in TABLES.values() for spec in table]
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert METRICS_PAGE.read_text() == metrics_page()
+
+
+def test_the_page_has_each_metric_of_each_program() -> None:
+    rows = re.findall(r"^\| `(rlrun_\w+)`", metrics_page(), re.M)
+    assert Counter(rows) == Counter(spec.name for spec in specs())
+
+
+def test_no_metric_is_made_past_the_tables() -> None:
+    """A family with a name of its own would be on no page."""
+    past = []
+    for file in sorted([*(ROOT / "workloads").rglob("*.py"), *(ROOT / "operator").rglob("*.py")]):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(call, ast.Call) or not call.args:
+                continue
+            maker = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            first = call.args[0]
+            if maker in MAKERS and isinstance(first, ast.Constant | ast.JoinedStr):
+                past.append(f"{file.relative_to(ROOT)}:{call.lineno}")
+    assert past == []
+
+
+def test_names_units_and_labels_follow_the_rules() -> None:
+    for spec in specs():
+        assert re.fullmatch(r"rlrun(_[a-z]+)+", spec.name), spec
+        assert spec.name.endswith("_total") == (spec.kind == "counter"), spec
+        stem = spec.name.removesuffix("_total")
+        if spec.unit in ("seconds", "bytes", "ratio"):
+            assert stem.endswith(f"_{spec.unit}"), spec
+        if spec.unit == "timestamp":
+            assert stem.endswith("_timestamp_seconds"), spec
+        assert not re.search(r"_(ms|millis|milliseconds|minutes|percent|mib|gib|kb|mb|gb)(_|$)", spec.name), spec
+        assert spec.text
+        assert "\n" not in spec.text
+
+
+def test_a_name_has_one_meaning() -> None:
+    """Operator and orchestrator share three; all else is exported by one kind of program."""
+    meanings: dict[str, set[tuple[str, str]]] = {}
+    for spec in specs():
+        meanings.setdefault(spec.name, set()).add((spec.text, spec.kind))
+    assert {name for name, found in meanings.items() if len(found) > 1} == set()
+    twice = [name for name, count in Counter(spec.name for spec in specs()).items() if count > 1]
+    assert sorted(twice) == shared() == ["rlrun_max_steps", "rlrun_reward_mean", "rlrun_step"]
+
+
+def test_an_orchestrator_exports_all_that_its_table_has() -> None:
+    totals = StepTotals()
+    totals.trained({"time/step": 10.0, "time/wait_for_batch": 4.0})
+    engines = [EngineLoad("serving", 3, 1, 0.5), EngineLoad("out", None, None, None)]
+    text = exposition(FULL, Measures(STEP, totals, engines, (10, 100)), "StorageFull")
+    assert names(text) == {spec.name for spec in ORCHESTRATOR}
+    for line in (
+        b"rlrun_trainer_wait_seconds_total 4.0",
+        b'rlrun_waiting{on="orchestrator"} 1.0',
+        b'rlrun_waiting{on="trainer"} 0.0',
+        b'rlrun_engines{state="out"} 1.0',
+        b'rlrun_engine_requests{state="running"} 3.0',
+        b'rlrun_environment_reward_mean{environment="arithmetic"} 0.5',
+        b"rlrun_volume_free_bytes 10.0",
+        b'rlrun_volume_trouble{reason="StorageFull"} 1.0',
+        b"rlrun_rollout_errors_total 1.0",
+    ):
+        assert line in text, (line, text)
+
+
+def test_what_is_not_known_yet_has_no_series() -> None:
+    text = exposition(Progress(**{**vars(FULL), "step": None, "reward": None, "eval": {}}), Measures())
+    assert {"rlrun_step", "rlrun_reward_mean", "rlrun_loss", "rlrun_engines", "rlrun_volume_free_bytes"} & names(
+        text
+    ) == set()
+    assert b"rlrun_max_steps 10.0" in text
+
+
+def test_environments_have_a_bounded_number_of_series() -> None:
+    many = {f"reward/e{number}/mean": 0.5 for number in range(1000)}
+    text = exposition(Progress(**{**vars(FULL), "eval": many}), Measures(many))
+    assert text.count(b"rlrun_environment_reward_mean{") == text.count(b"rlrun_eval_reward_mean{") == 64
+
+
+def test_a_pod_counts_the_idle_time_of_each_gpu() -> None:
+    pod = PodMetrics(lambda: None)
+    pod.note([Sample(0.0, 5, 80), Sample(0.9, 70, 80), Sample(None, 1, 10)], 2.0)
+    pod.note([Sample(0.04, 5, 80), Sample(0.0, 70, 80), Sample(None, 1, 10)], 2.0)
+    text = pod.text()
+    assert names(text) == {spec.name for spec in POD}
+    for line in (
+        b'rlrun_gpu_idle_seconds_total{gpu="0"} 4.0',
+        b'rlrun_gpu_idle_seconds_total{gpu="1"} 2.0',
+        b'rlrun_gpu_memory_used_bytes{gpu="1"} 70.0',
+        b'rlrun_gpu_utilization_ratio{gpu="0"} 0.04',
+    ):
+        assert line in text
+    assert b'utilization_ratio{gpu="2"}' not in text, "a slice of a GPU does not say"
+    pod.close()
+
+
+def test_a_pod_without_gpus_has_no_series_of_them() -> None:
+    pod = PodMetrics(lambda: None)
+    assert names(pod.text()) == {"rlrun_pod_start_timestamp_seconds"}
+    pod.close()
+
+
+def test_the_operators_own_metrics_are_those_of_its_table() -> None:
+    registry = Metrics(Store()).registry
+    declared = {
+        line.split()[2] for line in generate_latest(registry).decode().splitlines() if line.startswith("# TYPE rlrun_")
+    }
+    own = {spec.name for spec in OPERATOR}
+    assert {name for name in declared if not name.endswith("_created")} - own == {
+        spec.name for _, table in [next(iter(TABLES.values()))] for spec in table
+    }
+    assert own <= declared

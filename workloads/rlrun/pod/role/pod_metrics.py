@@ -1,0 +1,162 @@
+"""Prometheus metrics of a trainer's or engine's pod: use, memory and idle time of its GPUs.
+
+The numbers are NVML's, which needs no CUDA context and no memory of the GPU. Without the package nvidia-ml-py, a driver or a GPU there
+are no series of GPUs, and no error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+
+from rlrun.runtime.metric_table import MetricSpec, MetricTable
+
+SAMPLE_SECONDS = 2.0
+IDLE_BELOW = 0.05
+"""A GPU that computes for less than this share of a sample is idle."""
+
+_GPU = ("gpu",)
+POD = MetricTable(
+    MetricSpec(
+        "rlrun_pod_start_timestamp_seconds",
+        "gauge",
+        "When the role's container began, since the epoch",
+        unit="timestamp",
+    ),
+    MetricSpec(
+        "rlrun_gpu_utilization_ratio", "gauge", "Share of the last sample in which a kernel ran", _GPU, unit="ratio"
+    ),
+    MetricSpec("rlrun_gpu_memory_used_bytes", "gauge", "Memory of the GPU in use, by all processes", _GPU, "bytes"),
+    MetricSpec("rlrun_gpu_memory_size_bytes", "gauge", "Memory of the GPU", _GPU, "bytes"),
+    MetricSpec(
+        "rlrun_gpu_idle_seconds_total", "counter", "Time in which the GPU computed next to nothing", _GPU, "seconds"
+    ),
+)
+"""Every metric of a pod of trainers or engines; run, role and attempt are labels of the scraped pod."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One GPU at one moment."""
+
+    utilization: float | None
+    """From 0 to 1; None: the device does not say, as slices of one do not."""
+    used_bytes: int
+    size_bytes: int
+
+
+class Gpus(Protocol):
+    """A source of samples."""
+
+    def sample(self) -> Sequence[Sample]:
+        """Present state of each GPU, in order."""
+        ...
+
+
+class NvmlGpus:
+    """GPUs that NVML shows in this container. Needs nvidia-ml-py.
+
+    Raises:
+        ImportError: the package is missing.
+        Exception: there is no driver, as NVML's own error says.
+    """
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self._nvml: Any = pynvml
+        self._nvml.nvmlInit()
+        self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
+
+    def sample(self) -> Sequence[Sample]:
+        """Present state of each GPU; one that does not answer is left out."""
+        found = []
+        for handle in self._handles:
+            with suppress(self._nvml.NVMLError):
+                memory, utilization = self._nvml.nvmlDeviceGetMemoryInfo(handle), None
+                with suppress(self._nvml.NVMLError):
+                    utilization = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                found.append(Sample(utilization, int(memory.used), int(memory.total)))
+        return found
+
+
+def gpus_here() -> Gpus | None:
+    """GPUs of this container; None without the package, a driver or a GPU."""
+    try:
+        return NvmlGpus()
+    except Exception:  # NVML's errors are a class of its own, of a package that may be missing
+        return None
+
+
+class PodMetrics:
+    """Metrics of this pod, sampled in a thread until `close`.
+
+    Args:
+        gpus: makes the source of samples; called in the thread, since a driver may take seconds to answer.
+        clock: steady seconds.
+    """
+
+    def __init__(
+        self, gpus: Callable[[], Gpus | None] = gpus_here, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock, self._began, self._closed = clock, time.time(), threading.Event()
+        self._samples: Sequence[Sample] = ()
+        self._idle: dict[int, float] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        threading.Thread(target=self._run, args=(gpus,), name="gpus", daemon=True).start()
+
+    def _run(self, gpus: Callable[[], Gpus | None]) -> None:
+        source = gpus()
+        before = self._clock()
+        while source is not None and not self._closed.wait(SAMPLE_SECONDS):
+            with suppress(Exception):  # a broken driver costs the curves alone
+                samples, now = source.sample(), self._clock()
+                self.note(samples, now - before)
+                before = now
+
+    def note(self, samples: Sequence[Sample], seconds: float) -> None:
+        """Take a sample in.
+
+        Args:
+            samples: of each GPU.
+            seconds: since the sample before.
+        """
+        idle = dict(self._idle)
+        for gpu, sample in enumerate(samples):
+            if sample.utilization is not None:
+                idle[gpu] = idle.get(gpu, 0.0) + (seconds if sample.utilization < IDLE_BELOW else 0.0)
+        self._samples, self._idle = samples, idle
+
+    def text(self) -> bytes:
+        """Metrics as Prometheus text."""
+        return generate_latest(self._registry)
+
+    def close(self) -> None:
+        """Sample no more."""
+        self._closed.set()
+
+    def describe(self) -> Sequence[Metric]:
+        """Names are those of `POD`."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All series, for a registry."""
+        families = {spec.name: POD.family(spec.name) for spec in POD}
+        families["rlrun_pod_start_timestamp_seconds"].add_metric([], self._began)
+        for gpu, sample in enumerate(self._samples):
+            label = [str(gpu)]
+            if sample.utilization is not None:
+                families["rlrun_gpu_utilization_ratio"].add_metric(label, sample.utilization)
+            families["rlrun_gpu_memory_used_bytes"].add_metric(label, sample.used_bytes)
+            families["rlrun_gpu_memory_size_bytes"].add_metric(label, sample.size_bytes)
+        for gpu, seconds in self._idle.items():
+            families["rlrun_gpu_idle_seconds_total"].add_metric([str(gpu)], seconds)
+        yield from families.values()
