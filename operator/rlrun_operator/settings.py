@@ -57,6 +57,8 @@ class NetworkSettings:
     """The way of all pods of a run to the cluster's DNS."""
     api_server: tuple[Json, ...] = ANY_API_SERVER
     """The way of an orchestrator to the API server."""
+    metrics_from: tuple[Json, ...] = ()
+    """Peers that may scrape the pods of runs."""
     given: bool = False
     """True if the chart's values hold `api_server`. Else the API server is asked for its addresses."""
     discovered: bool = False
@@ -284,6 +286,7 @@ class _Network(BaseModel):
 
     dns: tuple[Json, ...] = Field(NetworkSettings.dns, min_length=1)
     api_server: tuple[Json, ...] = ()
+    metrics_from: tuple[Json, ...] = ()
 
 
 def _network(environ: Mapping[str, str], problems: list[str]) -> NetworkSettings:
@@ -293,7 +296,8 @@ def _network(environ: Mapping[str, str], problems: list[str]) -> NetworkSettings
     except ValidationError as error:
         _note("RLRUN_NETWORK", "networkPolicy", error, problems)
         return NetworkSettings()
-    return NetworkSettings(given.dns, given.api_server or ANY_API_SERVER, given=bool(given.api_server))
+    ways = given.api_server or ANY_API_SERVER
+    return NetworkSettings(given.dns, ways, given.metrics_from, given=bool(given.api_server))
 
 
 def _note(variable: str, value: str, error: ValidationError, problems: list[str]) -> None:

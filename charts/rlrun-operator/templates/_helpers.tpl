@@ -130,5 +130,6 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
 {{- $given := .Values.networkPolicy | default dict -}}
 {{- with $given.dns }}{{- $_ := set $network "dns" . -}}{{- end -}}
 {{- with $given.apiServer }}{{- $_ := set $network "apiServer" . -}}{{- end -}}
+{{- with $given.runMetricsFrom }}{{- $_ := set $network "metricsFrom" . -}}{{- end -}}
 {{- $network | toJson -}}
 {{- end -}}

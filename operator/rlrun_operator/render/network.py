@@ -53,7 +53,7 @@ def _port(name: str, number: int) -> dict[str, object]:
 def network_policies(ctx: RunContext) -> list[Manifest]:
     """Policies of the run's pods, by role and port; nothing else reaches them.
 
-    Policies add up: one of a person's own can open more, such as the way of a metrics scraper.
+    Policies add up: one of a person's own can open more.
     """
     if ctx.spec.network_policy.mode == "None":
         return _host_access(ctx)
@@ -62,7 +62,7 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
 
 
 def orchestrator_policy(ctx: RunContext) -> Manifest:
-    """Policy of the orchestrator: nothing reaches it; it reaches the trainer's channel, the engines, the API server for its Lease, and
+    """Policy of the orchestrator: a scraper alone reaches it; it reaches the trainer's channel, the engines, the API server for its Lease, and
     the servers of trackers and rewards, and its proxy."""
     serving = ctx.name if ctx.host is None else ctx.host.name
     doors = [({"podSelector": _pods(serving, "trainer")}, endpoints.TRAINER_PORT)]
@@ -78,7 +78,10 @@ def orchestrator_policy(ctx: RunContext) -> Manifest:
         egress.append(_tcp(HUB_PORT))
     outside = [*outside_rules(ctx.spec), *proxy_rules(ctx.spec, ["orchestrator"])]
     egress += [rule for i, rule in enumerate(outside) if rule not in (*egress, *outside[:i])]
-    spec = {"podSelector": _pods(ctx.name, "orchestrator"), **_both_ways(ctx, [], egress)}
+    spec = {
+        "podSelector": _pods(ctx.name, "orchestrator"),
+        **_both_ways(ctx, _scraped(ctx, endpoints.ORCHESTRATOR_PORT), egress),
+    }
     return _policy(metadata(ctx, ctx.names.orchestrator_access, "orchestrator"), spec)
 
 
@@ -90,7 +93,7 @@ def _servers(ctx: RunContext) -> Manifest:
         group.append({"podSelector": _pods(ctx.name, "inference")})
     asks = {"podSelector": _pods(ctx.name, "orchestrator")}
     doors = _tcp(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
-    ingress = [{"from": group}, {"from": [asks], **doors}]
+    ingress = [{"from": group}, {"from": [asks], **doors}, *_scraped(ctx, endpoints.ENGINE_PORT, endpoints.POD_PORT)]
     egress = [{"to": group}, *proxy_rules(ctx.spec, ["trainer", "inference"])]
     spec = {"podSelector": _among(ctx.name), **_both_ways(ctx, ingress, egress)}
     return _policy(metadata(ctx, ctx.names.account), spec)
@@ -102,6 +105,12 @@ def _both_ways(ctx: RunContext, ingress: Sequence[Manifest], egress: Sequence[Ma
     common = [*ctx.settings.network.dns, *hub, *ctx.spec.network_policy.extra_egress]
     comes_in = {"ingress": ingress} if ingress else {}  # an empty list would be another object at each apply
     return {"policyTypes": ["Ingress", "Egress"], **comes_in, "egress": [*egress, *common]}
+
+
+def _scraped(ctx: RunContext, *ports: int) -> list[Json]:
+    """The way of the metrics scrapers that the chart's values name."""
+    peers = ctx.settings.network.metrics_from
+    return [{"from": list(peers), **_tcp(*ports)}] if peers else []
 
 
 def _reference_access(ctx: RunContext) -> list[Manifest]:
