@@ -73,7 +73,12 @@ FLEET = Dashboard(
         Panel(
             "GPU use",
             "Mean use of the GPUs of each run's pods, by role.",
-            [(f"avg by (namespace, run, role) (rlrun_gpu_utilization_ratio{{{_OF_FLEET}}})", f"{_BY_RUN} {{{{role}}}}")],
+            [
+                (
+                    f"avg by (namespace, run, role) (rlrun_gpu_utilization_ratio{{{_OF_FLEET}}})",
+                    f"{_BY_RUN} {{{{role}}}}",
+                )
+            ],
             unit="percentunit",
         ),
         Panel(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import api, binaries
+from . import api, binaries, prometheus
 from .errors import ClusterError
 from .images import IMAGES, build
 from .progress import Progress
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     prepare = command("prepare", "Do the slow part of `up`: packages, binaries, the pause image.")
     prepare.add_argument("--images", action="store_true", help="also build and unpack the images of this checkout")
     prepare.add_argument(
-        "--tests", action="store_true", help="also build what tests use beside a cluster: Argo CD's code"
+        "--tests", action="store_true", help="also get what tests use beside a cluster: Argo CD's code, Prometheus"
     )
     command("standing", "Print which clusters there are, for `check-clean --since`.")
     clean = command("check-clean", "Fail when anything of any cluster is left on this machine.")
@@ -131,6 +131,7 @@ def _prepare(options: argparse.Namespace) -> int:
         binaries.find("kube", "helm", progress=progress)
     if options.tests:
         binaries.find(*binaries.OF_TESTS, progress=progress)
+        prometheus.find(progress, download=True)
     images = build(IMAGES, say=progress) if options.images else {}
     if native:
         golden.add([image.archive for image in images.values()], progress)

@@ -62,8 +62,8 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
 
 
 def orchestrator_policy(ctx: RunContext) -> Manifest:
-    """Policy of the orchestrator: a scraper alone reaches it; it reaches the trainer's channel, the engines, the API server for its Lease, and
-    the servers of trackers and rewards, and its proxy."""
+    """Policy of the orchestrator: a scraper alone reaches it; it reaches the trainer's channel, the engines, the API server for its
+    Lease, the servers of trackers and rewards, and its proxy."""
     serving = ctx.name if ctx.host is None else ctx.host.name
     doors = [({"podSelector": _pods(serving, "trainer")}, endpoints.TRAINER_PORT)]
     engines: Role = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import __main__ as command
-from tests.cluster import binaries
+from tests.cluster import binaries, prometheus
 from tests.cluster.images import IMAGES, BuiltImage
 from tests.cluster.native import golden, lifecycle
 
@@ -38,8 +38,9 @@ def test_no_test_builds_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "prepare", lambda _: None)
     monkeypatch.setattr(golden, "add", lambda *_: None)
     monkeypatch.setattr(binaries, "find", lambda *names, **_: found.extend(names))
+    monkeypatch.setattr(prometheus, "find", lambda _, *, download: found.append("prometheus") if download else None)
     makefile = (Path(__file__).parents[3] / "Makefile").read_text()
     (words,) = [line.split("tests.cluster ")[1].split() for line in makefile.splitlines() if "prepare" in line]
     monkeypatch.setattr(command, "build", lambda *_, **__: {})
     assert command.main(words) == 0
-    assert found == list(binaries.OF_TESTS)
+    assert found == [*binaries.OF_TESTS, "prometheus"]

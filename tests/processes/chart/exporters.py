@@ -1,0 +1,191 @@
+"""`python -m tests.processes.chart.exporters`: the product's real exporters, fed by runs that are replayed, until standard input ends.
+
+Prints one JSON line: the port of each exporter by its name. An operator that leads and one that stands by share their view of four runs:
+`good` trains, `bad` cannot write and gets no further, `late` waits in the queue, `new` has no status yet. The pods are those of `good`,
+and one (`forged`) that says that it is of another run and namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+
+from rlrun.orchestrator.progress.exposition import EngineLoad, Measures, StepTotals
+from rlrun.orchestrator.progress.server import Progress, ProgressServer
+from rlrun.pod.role import pod_metrics
+from rlrun.pod.role.pod_metrics import PodMetrics, Sample
+from rlrun.pod.start import rendezvous
+from rlrun.runtime.site import Site
+from rlrun_operator.kube.resources import WATCHED
+from rlrun_operator.runtime.cache import Store
+from rlrun_operator.runtime.health import Health, serve
+from rlrun_operator.runtime.metrics import Metrics
+from tests.processes.chart.replay import STEP_METRICS
+
+KEY = "k" * 32
+BEAT_SECONDS = 0.2
+FORGED = 'rlrun_loss{namespace="team-b",run="theirs",attempt="7"} 1\n'
+
+
+def run(name: str, status: dict[str, Any] | None) -> dict[str, Any]:
+    """An RLRun of the namespace team-a as the API server has it."""
+    metadata = {"name": name, "namespace": "team-a", "uid": f"uid-{name}", "resourceVersion": "1"}
+    body = {"kind": "RLRun", "apiVersion": "rlrun.io/v1alpha1", "metadata": metadata}
+    return body | {"spec": {"model": {"name": "Qwen/Qwen3-8B"}}} | ({} if status is None else {"status": status})
+
+
+def condition(type_: str, status: str, reason: str) -> dict[str, str]:
+    return {
+        "type": type_,
+        "status": status,
+        "reason": reason,
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def fleet(beat: int) -> Iterator[dict[str, Any]]:
+    """The runs after so many beats."""
+    progress = {"step": 10 + beat, "totalSteps": 1000, "reward": 0.5, "lastStepTime": now()}
+    trains = {"phase": "Running", "attempt": 1, "progress": progress, "restarts": 1, "restartsCountedTowardsMax": 1}
+    yield run("good", trains | {"conditions": [condition("Progressing", "True", "Training")]})
+    stands = {"step": 3, "totalSteps": 1000, "reward": 0.0, "lastStepTime": "2026-01-01T00:00:00Z"}
+    wrong = [condition("Progressing", "False", "NoProgress"), condition("StorageReady", "False", "StorageFull")]
+    yield run("bad", {"phase": "Running", "attempt": 4, "restarts": beat, "progress": stands, "conditions": wrong})
+    yield run("late", {"phase": "Queued", "queue": {"since": now(), "position": 1, "waiting": 1}})
+    yield run("new", None)
+
+
+class Operators:
+    """Two processes' worth of metrics over one view of the cluster."""
+
+    def __init__(self) -> None:
+        self._store = Store()
+        self._both = [Metrics(self._store), Metrics(self._store)]
+
+    async def start(self) -> dict[str, int]:
+        """Serve both; returns their ports."""
+        ports = {}
+        for name, metrics, leads in zip(("operator", "standby"), self._both, (1.0, 0.0), strict=True):
+            metrics.observe_queue(lambda: 1.0, lambda: 0.5, lambda leads=leads: leads)  # type: ignore[misc]
+            for resource in WATCHED:
+                metrics.observe_watch(resource.plural, None, lambda: 3.0)
+            metrics.observe_places([("team-a", None)], [("team-b", None)])
+            refresh = [lambda metrics=metrics: metrics.observe_objects(self._store.count())]
+            ports[name] = (await serve(Health(before_scrape=refresh), metrics.registry, 0)).port  # type: ignore[arg-type]
+        return ports
+
+    def beat(self, number: int) -> None:
+        """Let the leader work for a moment."""
+        acts = self._both[0]
+        for document in fleet(number):
+            document["metadata"]["resourceVersion"] = str(number + 2)
+            self._store.put(document, time.monotonic())
+        limits = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
+        labels = {"rlrun.io/run": "good", "rlrun.io/role": "trainer"}
+        metadata = {"name": "good-trainer-1-0", "namespace": "team-a", "uid": "p", "labels": labels}
+        pod = {"kind": "Pod", "apiVersion": "v1", "metadata": metadata | {"resourceVersion": str(number + 2)}}
+        spec = {"nodeName": "n", "containers": [{"name": "trainer", **limits}]}
+        self._store.put(pod | {"spec": spec, "status": {"phase": "Running"}}, time.monotonic())
+        for verb, code in (("patch", "200"), ("patch", "409")):
+            acts.count_request(verb, "rlruns", code)
+        acts.reconcile_seconds.labels("acted").observe(0.02)
+        old, new = ("Starting", "Running") if number % 2 else ("Running", "Starting")
+        acts.status_written(("team-a", "good"), {"phase": old}, {"phase": new}, time.monotonic())
+        failed = {"restarts": number + 1, "lastFailure": {"reason": "OOMKilled"}}
+        acts.status_written(("team-a", "bad"), {"restarts": number}, failed, time.monotonic())
+
+
+class Replay:
+    """Steps of a run's `metrics.jsonl`, one every few beats."""
+
+    def __init__(self) -> None:
+        self._step, self._totals = 10, StepTotals()
+
+    def beat(self, number: int) -> None:
+        if number % 3 == 0:
+            self._step += 1
+            self._totals.trained(STEP_METRICS)
+
+    def progress(self) -> Progress:
+        return Progress(
+            step=self._step,
+            max_steps=1000,
+            policy_version=self._step,
+            checkpoint_step=10,
+            resumed_from_step=None,
+            reward=STEP_METRICS["reward/mean"],
+            eval={"arithmetic": 0.4},
+            tokens_per_second=STEP_METRICS["perf/throughput"],
+            staleness_mean=STEP_METRICS["off_policy/mean"],
+            waiting_on="",
+            eta_seconds=600.0,
+            in_flight=8,
+            errors=self._step,
+            waiting_role="orchestrator",
+        )
+
+    def measures(self) -> Measures:
+        engines = [EngineLoad("serving", 4, 1, 0.6), EngineLoad("updating", 0, 0, 0.1)]
+        return Measures(STEP_METRICS, self._totals, engines, (10 << 30, 100 << 30))
+
+
+class TwoGpus:
+    """A GPU that computes and one that does not."""
+
+    def sample(self) -> Sequence[Sample]:
+        return [Sample(0.95, 70 << 30, 80 << 30), Sample(0.0, 1 << 30, 80 << 30)]
+
+
+def pod_server() -> int:
+    """The small server of a trainer's or engine's pod; returns its port."""
+    rendezvous.POD_PORT = 0
+    metrics = PodMetrics(TwoGpus)
+    server = rendezvous.PodServer("127.0.0.1", attempt=1, api_key=KEY, look=lambda: None, metrics=metrics.text)
+    return int(server._server.server_address[1])
+
+
+async def forged() -> int:
+    """A pod that claims to be of another run; returns its port."""
+    app = web.Application()
+    app.router.add_get("/metrics", lambda _: _text(FORGED))
+    site = Site(app)
+    await site.start("127.0.0.1", 0)
+    return site.port
+
+
+async def _text(text: str) -> web.Response:
+    return web.Response(text=text)
+
+
+async def main() -> None:
+    """Serve all until standard input ends."""
+    pod_metrics.SAMPLE_SECONDS = BEAT_SECONDS
+    operators, replay = Operators(), Replay()
+    ports = await operators.start() | {"trainer": pod_server(), "inference": pod_server(), "forged": await forged()}
+    ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+    progress = ProgressServer("127.0.0.1", 0, api_key=KEY, look=replay.progress, measures=replay.measures)
+    async with progress:
+        assert progress._site is not None
+        print(json.dumps(ports | {"orchestrator": progress._site.port}), flush=True)
+        number = 0
+        while not ended.done():
+            operators.beat(number)
+            replay.beat(number)
+            number += 1
+            await asyncio.wait([ended], timeout=BEAT_SECONDS)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,141 @@
+"""A real Prometheus that scrapes real exporters as the chart's monitors say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PODS = {
+    "orchestrator": ("metrics", {"run": "good", "role": "orchestrator", "attempt": "1"}),
+    "trainer": ("health", {"run": "good", "role": "trainer", "attempt": "1"}),
+    "inference": ("health", {"run": "good", "role": "inference"}),
+    "forged": ("http", {"run": "good", "role": "inference"}),
+}
+"""Exporters that stand for pods: the port's name, and labels of the pod."""
+DEADLINE_SECONDS = 60.0
+LOG = "prometheus.log"
+
+
+def scrape_configs(documents: list[dict[str, Any]], ports: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Prometheus' configuration as the Prometheus operator makes it of the chart's monitors, with our exporters as targets.
+
+    Args:
+        documents: the rendered chart.
+        ports: of the exporters.
+    """
+    (service,) = (d for d in documents if d["kind"] == "ServiceMonitor")
+    (pods,) = (d for d in documents if d["kind"] == "PodMonitor")
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    (endpoint,) = service["spec"]["endpoints"]
+    configs = []
+    for process in ("operator", "standby"):
+        labels = {"namespace": namespace, "job": name, "pod": process}
+        configs.append(_config(process, endpoint, ports[process], labels))
+    endpoints = {endpoint["port"]: endpoint for endpoint in pods["spec"]["podMetricsEndpoints"]}
+    for pod, (port, labels) in PODS.items():
+        meta = {f"__meta_kubernetes_pod_label_rlrun_io_{label}": value for label, value in labels.items()}
+        target = {"namespace": "team-a", "job": f"{namespace}/{pods['metadata']['name']}", "pod": pod}
+        configs.append(_config(pod, endpoints[port], ports[pod], meta | target))
+    return configs
+
+
+def _config(name: str, endpoint: Mapping[str, Any], port: int, labels: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "job_name": name,
+        "honor_labels": endpoint["honorLabels"],
+        "metrics_path": endpoint["path"],
+        "relabel_configs": [_snake(rule) for rule in endpoint.get("relabelings", ())],
+        "metric_relabel_configs": [_snake(rule) for rule in endpoint.get("metricRelabelings", ())],
+        "static_configs": [{"targets": [f"127.0.0.1:{port}"], "labels": dict(labels)}],
+    }
+
+
+def _snake(rule: Mapping[str, Any]) -> dict[str, Any]:
+    return {re.sub(r"[A-Z]", lambda found: "_" + found[0].lower(), key): value for key, value in rule.items()}
+
+
+@dataclass
+class Server:
+    """A Prometheus that runs."""
+
+    url: str
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Samples of an instant query.
+
+        Raises:
+            AssertionError: Prometheus does not take the expression.
+        """
+        url = f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return list(json.load(answer)["data"]["result"])
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{expression}: {error.read().decode()}") from None
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts that are pending or firing."""
+        with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=10) as answer:
+            return list(json.load(answer)["data"]["alerts"])
+
+    def until(self, condition: Callable[[], object], what: Callable[[], object]) -> None:
+        """Wait until `condition` holds.
+
+        Raises:
+            AssertionError: it does not for long; the message is that of `what`.
+        """
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, what()
+            time.sleep(0.3)
+
+
+def start(
+    programs: Mapping[str, Path], folder: Path, configs: list[dict[str, Any]], rules: Mapping[str, Any]
+) -> subprocess.Popen[bytes]:
+    """Start Prometheus on a port that it chooses; the caller ends it.
+
+    Args:
+        programs: by name.
+        folder: an empty one, for its files.
+        configs: what it scrapes.
+        rules: groups of alerts.
+    """
+    interval = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    (folder / "rules.yaml").write_text(yaml.safe_dump(dict(rules)))
+    document = {"global": interval, "rule_files": [str(folder / "rules.yaml")], "scrape_configs": configs}
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(document))
+    flags = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    flags += ["--web.listen-address=127.0.0.1:0"]
+    with (folder / LOG).open("wb") as log:
+        return subprocess.Popen([str(programs["prometheus"]), *flags], stdout=log, stderr=log)
+
+
+def ready(process: subprocess.Popen[bytes], folder: Path) -> Server:
+    """Wait until a Prometheus that was started in `folder` answers.
+
+    Raises:
+        AssertionError: it has ended, or does not answer for long; the message is its log.
+    """
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        said = (folder / LOG).read_text()
+        if found := re.search(r'msg="Listening on" address=(\S+)', said):
+            server = Server(f"http://{found[1]}")
+            with suppress(OSError), urllib.request.urlopen(f"{server.url}/-/ready", timeout=5):
+                return server
+        assert process.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.1)
