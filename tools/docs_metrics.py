@@ -8,6 +8,7 @@ from rlrun.orchestrator.progress.exposition import ORCHESTRATOR
 from rlrun.pod.role.pod_metrics import POD
 from rlrun.runtime.metric_table import MetricSpec, MetricTable
 from rlrun_operator.runtime.metric_names import OPERATOR, RUNS
+from tools.dashboards import DASHBOARDS
 
 TABLES: Mapping[str, tuple[str, MetricTable]] = {
     "Runs, by the operator": (
@@ -60,6 +61,10 @@ def metrics_page() -> str:
             "|---|---|---|---|---|",
         ]
         lines += [_row(spec) for spec in table]
+    lines += ["", "## Dashboards", "", "Panels of the chart's dashboards for Grafana: [monitoring](../monitoring.md)."]
+    for dashboard in DASHBOARDS:
+        lines += ["", f"### {dashboard.title}", "", "| panel | shows |", "|---|---|"]
+        lines += [f"| {panel.title} | {panel.text} |" for panel in dashboard.panels]
     return "\n".join(lines) + "\n"
 
 

@@ -299,3 +299,25 @@ def test_no_proxy_leads_to_what_is_in_the_cluster() -> None:
     assert own["NO_PROXY"] == own["no_proxy"] == f"corp.example,.svc,{inside.replace('.svc,', '')},mlflow"
     kept = {"name": "NO_PROXY", "valueFrom": {"configMapKeyRef": {"name": "proxy", "key": "no"}}}
     assert exempt([proxy, kept]) == {"NO_PROXY": ""}
+
+
+def test_scrapers_reach_the_metrics_of_all_pods_and_nothing_else() -> None:
+    peer = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+    ctx = context()
+    found = policies(replace(ctx, settings=replace(ctx.settings, network=NetworkSettings(metrics_from=(peer,)))))
+    scraped = [
+        (policy["podSelector"], rule["ports"])
+        for policy in found
+        for rule in policy.get("ingress", ())
+        if rule["from"] == [peer]
+    ]
+    ports = [sorted(port["port"] for port in ports) for _, ports in scraped]
+    assert sorted(ports) == [[8000, 29601], [9100]]
+    assert all("rlrun.io/run" in selector["matchLabels"] for selector, _ in scraped)
+
+
+def test_a_run_without_policies_gets_none_for_its_scrapers() -> None:
+    """A first policy would close its pods to everybody else."""
+    ctx = context({"networkPolicy": {"mode": "None"}})
+    settings = replace(ctx.settings, network=NetworkSettings(metrics_from=({"podSelector": {}},)))
+    assert policies(replace(ctx, settings=settings)) == []
