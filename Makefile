@@ -104,7 +104,7 @@ IMAGE_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-in
 IMAGE_CPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.11 --constraint requirements/cpu.txt
 # What the trainer's image has already: the layer of trackers leaves that alone.
 HELD = $(shell sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/images/trainer-?pu.txt | sort -u)
-IMAGE_GPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.12 --constraint requirements/gpu.txt --override requirements/images/overrides-gpu.txt --extra trainer
+IMAGE_GPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.12 --constraint requirements/gpu.txt --override requirements/images/overrides-gpu.txt --extra trainer --extra nvml
 lock: ## renew the lock files
 	$(UV_COMPILE) pyproject.toml requirements/engine-cpu.in --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra engine --extra dev \
 	  --override requirements/overrides-cpu.txt --python-version 3.11 -o requirements/cpu.txt

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rlrun.runtime.metric_table import MetricSpec, MetricTable
+from rlrun.runtime.metric_table import Kind, MetricSpec, MetricTable
 
 RUN = ("namespace", "run")
 """Labels of a series about one run. Such series are those of the process that leads, and go with the run."""
 
 
 def _of_run(name: str, text: str, *labels: str, counter: bool = False, timestamp: bool = False) -> MetricSpec:
-    kind = "counter" if counter else "gauge"
+    kind: Kind = "counter" if counter else "gauge"
     return MetricSpec(name, kind, text, (*RUN, *labels), "timestamp" if timestamp else "")
 
 

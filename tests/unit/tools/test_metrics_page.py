@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,7 +21,7 @@ from rlrun.orchestrator.progress.exposition import (
     exposition,
 )
 from rlrun.orchestrator.progress.server import Progress
-from rlrun.pod.role.pod_metrics import POD, PodMetrics, Sample
+from rlrun.pod.role.pod_metrics import POD, PodMetrics, Sample, gpus_here
 from rlrun.runtime.metric_table import MetricSpec
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.runtime.metric_names import OPERATOR
@@ -186,3 +189,44 @@ def test_the_operators_own_metrics_are_those_of_its_table() -> None:
         spec.name for _, table in [next(iter(TABLES.values()))] for spec in table
     }
     assert own <= declared
+
+
+class Nvml:
+    """nvidia-ml-py with two GPUs: a whole one, and a slice that does not say how busy it is."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, driver: bool = True) -> None:
+        self._driver = driver
+
+    def nvmlInit(self) -> None:
+        if not self._driver:
+            raise self.NVMLError("driver not loaded")
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(used=handle + 1, total=80)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        if handle:
+            raise self.NVMLError("not supported")
+        return SimpleNamespace(gpu=45, memory=3)
+
+
+def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    found = gpus_here()
+    assert found is not None
+    assert list(found.sample()) == [Sample(0.45, 1, 80), Sample(None, 2, 80)]
+
+
+@pytest.mark.parametrize("module", [None, Nvml(driver=False)], ids=["no package", "no driver"])
+def test_without_nvml_there_are_no_gpus_and_no_error(monkeypatch: pytest.MonkeyPatch, module: Nvml | None) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    assert gpus_here() is None
