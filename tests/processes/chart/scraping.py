@@ -24,7 +24,7 @@ PODS = {
     "forged": ("http", {"run": "good", "role": "inference"}),
 }
 """Exporters that stand for pods: the port's name, and labels of the pod."""
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 200.0
 LOG = "prometheus.log"
 
 
@@ -113,7 +113,7 @@ def start(
         configs: what it scrapes.
         rules: groups of alerts.
     """
-    interval = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    interval = {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "2s"}
     (folder / "rules.yaml").write_text(yaml.safe_dump(dict(rules)))
     document = {"global": interval, "rule_files": [str(folder / "rules.yaml")], "scrape_configs": configs}
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(document))
