@@ -31,6 +31,8 @@ from tests.processes.chart.replay import STEP_METRICS
 
 KEY = "k" * 32
 BEAT_SECONDS = 0.2
+SITES: list[Site] = []
+"""Servers of this process; one that nobody holds is collected, and its socket with it."""
 FORGED = 'rlrun_loss{namespace="team-b",run="theirs",attempt="7"} 1\n'
 
 
@@ -83,7 +85,10 @@ class Operators:
                 metrics.observe_watch(resource.plural, None, lambda: 3.0)
             metrics.observe_places([("team-a", None)], [("team-b", None)])
             refresh = [lambda metrics=metrics: metrics.observe_objects(self._store.count())]
-            ports[name] = (await serve(Health(before_scrape=refresh), metrics.registry, 0)).port  # type: ignore[arg-type]
+            site = await serve(Health(before_scrape=refresh), metrics.registry, 0)  # type: ignore[arg-type]
+            SITES.append(site)
+            # With port 0 each family of addresses has a port of its own.
+            ports[name] = next(port for host, port, *_ in site._runner.addresses if host == "0.0.0.0")
         return ports
 
     def beat(self, number: int) -> None:
@@ -162,6 +167,7 @@ async def forged() -> int:
     app.router.add_get("/metrics", lambda _: _text(FORGED))
     site = Site(app)
     await site.start("127.0.0.1", 0)
+    SITES.append(site)
     return site.port
 
 

@@ -36,5 +36,7 @@ def test_a_given_folder_comes_before_the_cache(monkeypatch: pytest.MonkeyPatch, 
 
 def test_without_any_source_there_is_none_or_a_message_with_the_ways() -> None:
     assert prometheus.find(print, download=False) == {}
-    with pytest.raises(ClusterError, match=r"no prometheus on PATH, and this is no Debian: .* set RLRUN_PROMETHEUS_BIN"):
+    with pytest.raises(
+        ClusterError, match=r"no prometheus on PATH, and this is no Debian: .* set RLRUN_PROMETHEUS_BIN"
+    ):
         prometheus.find(print, download=True)
