@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from rlrun_operator.restrictions import admission_policy
+import pytest
+
 from rlrun_operator.status import reasons
-from tools.operator_docs import ADMISSION_POLICY, PAGE, page
+from tools.operator_docs import files
 
 PACKAGE = Path(reasons.__file__).parents[1]
 EXPLAINED = {
@@ -18,12 +19,9 @@ EXPLAINED = {
 }
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == page()
-
-
-def test_the_charts_admission_policy_is_up_to_date() -> None:
-    assert ADMISSION_POLICY.read_text() == admission_policy.template()
+@pytest.mark.parametrize("file", files(), ids=lambda file: file.name)
+def test_a_generated_file_is_up_to_date(file: Path) -> None:
+    assert file.read_text() == files()[file], "python -m tools.operator_docs --write"
 
 
 def test_every_constant_is_explained() -> None:
