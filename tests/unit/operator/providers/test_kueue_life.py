@@ -136,6 +136,16 @@ def test_more_engines_are_admitted_before_they_are_made() -> None:
     assert len(life.kube.pods("inference")) == 4
 
 
+def test_engines_that_follow_the_load_stay_within_what_was_admitted() -> None:
+    life = Life(inference={"autoscale": {"min": 1, "max": 4}, "gpusPerReplica": 1}).running(7)
+    assert life.workload is not None
+    assert life.workload["status"]["admission"]["podSetAssignments"][1]["count"] == 4, "quota for all that there may be"
+    assert len(life.kube.pods("inference")) == 1
+    life.kube.status["inference"]["desired"] = 3
+    life.settle()
+    assert (life.phase, len(life.kube.pods("inference"))) == ("Running", 3), life.said
+
+
 def test_a_deactivated_run_comes_back_by_its_users_suspension() -> None:
     life = Life().running(7)
     life.kueue_does(life.kueue.deactivate)
