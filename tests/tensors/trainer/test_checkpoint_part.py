@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,13 +22,25 @@ from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("unused", [False, True], ids=["", "with a part that texts do not use"])
+@pytest.mark.parametrize(
+    "options", [{"name": "adamw"}, {"name": "adamw", "moments": "int8"}, {"name": "muon"}, {"name": "sgd"}], ids=str
+)
 def test_training_goes_on_bit_for_bit(
-    name: str, tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+    options: dict[str, Any],
+    unused: bool,
+    tmp_path: Path,
+    solo: Group,
+    make_model: Callable[..., nn.Module],
+    make_batch: Callable[..., Batch],
 ) -> None:
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = shard(make_model(), solo)
-        return model, make_optimizer(model, OptimizerConfig(name=name, weight_decay=0.1), solo.device)
+        whole = make_model()
+        if unused:
+            torch.manual_seed(5)
+            whole.vision = nn.Linear(4, 4)
+        model = shard(whole, solo)
+        return model, make_optimizer(model, OptimizerConfig(**options, weight_decay=0.1), solo.device)
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
         sums = []

@@ -143,6 +143,7 @@ def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | 
         own = {parameter: tensor.shape for parameter, tensor in state[name]["model"].items()}
         if (problem := _misfit(name, own if stage is None else stage.shapes, stored)) is not None:
             raise RoleError(f"{path} is a checkpoint of another model: {problem}", exit_codes.DATA)
+        _leave_out_moments(name, state[name]["optimizer"]["state"], stored)
     dcp_reader.load(state, reader)
     for name, part in parts.items():
         if name in state:
@@ -154,6 +155,23 @@ def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | 
                 options=TRAINED,
             )
     return Progress(**{name: int(value) for name, value in state["progress"].items()})
+
+
+def _leave_out_moments(part: str, moments: dict[str, Any], stored: Mapping[str, Any]) -> None:
+    """Leave out what the optimizer keeps of parameters that had no gradient before: a fresh optimizer shows it of every one.
+
+    Such are the parameters of images in a model that has seen texts alone.
+    """
+    head = f"{part}.optimizer.state."
+    kept = set()
+    for key in stored:
+        if key.startswith(head):
+            name = key.removeprefix(head)
+            while name and name not in moments:
+                name = name.rpartition(".")[0]
+            kept.add(name)
+    for parameter in moments.keys() - kept:
+        del moments[parameter]
 
 
 def parameter_key(part: str, parameter: str) -> str:
