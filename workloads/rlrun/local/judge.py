@@ -240,6 +240,7 @@ def _left_out(replaced: Collection[Key], written: Mapping[str, object]) -> list[
     left_out: list[Key] = []
     if any(key[0] == "algorithm" for key in replaced):
         left_out += [("algorithm", "loss"), ("algorithm", "advantage"), ("algorithm", "reference")]
+    left_out += [key[:1] for key in replaced if key[:2] == ("model", "tiny")]
     model = written.get("model")
     if any(key[0] == "model" for key in replaced) and not (
         isinstance(model, dict) and isinstance(model.get("path"), str)
