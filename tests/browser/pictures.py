@@ -15,7 +15,7 @@ TARGET = Path(__file__).parents[2] / "docs/pictures"
 
 
 def take(folder: Path, target: Path) -> None:
-    """Take all pictures of the runs of a folder; the first has traces, and the batch of its newest step."""
+    """Take all pictures of the runs of a folder, of which the last by name has step 40 and its batch."""
     ids = list(Registry([folder]).runs())
     shots = {
         "ui-runs.png": ("/", "light", "tbody tr", 1100, 420),
