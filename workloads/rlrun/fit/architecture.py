@@ -9,7 +9,9 @@ from functools import cached_property
 from rlrun.config.families import FAMILIES, Family
 
 _UNKNOWN = Family()
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of the number of a mixture's experts in a model's configuration."""
+"""Names of the number of a mixture's experts in a model's configuration."""
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
@@ -137,7 +139,7 @@ def from_config(config: Mapping[str, object]) -> Architecture:
     sizes = {name: _size(config, name) for name in _NEEDED}
     heads = sizes["num_attention_heads"]
     positions = config.get("max_position_embeddings")
-    experts = next((_size(config, name) for name in _EXPERTS if config.get(name)), 0)
+    experts = next((_size(config, name) for name in EXPERTS if config.get(name)), 0)
     kind = str(config.get("model_type", ""))
     own = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
     return Architecture(

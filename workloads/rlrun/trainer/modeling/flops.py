@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from rlrun.fit.architecture import EXPERTS
+
 # Dense bf16 FLOP/s by the maker's data sheets; the first name found in the device's name counts.
 PEAK_FLOPS = {
     "B200": 2.25e15,
@@ -48,15 +50,16 @@ def model_cost(model: nn.Module) -> Cost:
     """The cost of a Hugging Face causal LM.
 
     Active parameters are those of matrix products: norms and biases are not counted, a tied embedding once, an untied input
-    embedding (a look-up) not at all, and of the experts of a mixture only the share that a token visits.
+    embedding (a look-up) not at all, and of the experts of a mixture only the share that a token visits. Parts for images are not counted.
     """
-    config = model.config
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
     embedding = model.get_input_embeddings().weight
-    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is embedding
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    tied = head is not None and head.weight is embedding
+    experts = next((count for name in EXPERTS if (count := getattr(config, name, None))), None)
+    of_text = {id(one) for part in (model.get_decoder(), head) if part is not None for one in part.parameters()}
     active = 0.0
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2 or (parameter is embedding and not tied):
+        if parameter.ndim < 2 or (parameter is embedding and not tied) or id(parameter) not in of_text:
             continue
         visited = config.num_experts_per_tok / experts if experts and ".experts." in name else 1.0
         active += parameter.numel() * visited

@@ -55,7 +55,11 @@ def needs_of(config: PreTrainedConfig, features: Iterable[Feature]) -> Needs:
         features: observed in a small model of it (`packed_attention.observed_features`).
     """
     text = config.get_text_config()
-    sizes: list[int] = [size for name in _HEAD_DIMS if isinstance(size := getattr(text, name, None), int)]
+    # Gemma 4's layers have heads of their own sizes, and its configuration refuses to be asked for that of all.
+    layers = list(getattr(text, "per_layer_config", ())) or [text]
+    sizes: list[int] = [
+        size for layer in layers for name in _HEAD_DIMS if isinstance(size := getattr(layer, name, None), int)
+    ]
     heads = getattr(text, "num_attention_heads", None)
     if not sizes and heads:
         sizes.append(text.hidden_size // heads)

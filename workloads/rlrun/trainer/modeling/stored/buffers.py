@@ -34,7 +34,8 @@ def make_buffers(model: PreTrainedModel, names: set[str]) -> None:
         own = [name for name, _ in module.named_buffers(recurse=False) if prefix + name in names]
         if not own:
             continue
-        first, second = (_made(model, module, own, filling) for filling in _FILLINGS)
+        maker = _maker(model, path)
+        first, second = (_made(maker, module, own, filling) for filling in _FILLINGS)
         for name in own:
             if not torch.equal(first[name], second[name]):
                 raise RoleError(
@@ -42,6 +43,15 @@ def make_buffers(model: PreTrainedModel, names: set[str]) -> None:
                     "in _init_weights; make it there, or register it with persistent=True",
                     exit_codes.CONFIGURATION,
                 )
+
+
+def _maker(model: PreTrainedModel, path: str) -> PreTrainedModel:
+    """Model whose code makes a module's buffers: the innermost one that it is in, as for the images of a model of text and images."""
+    found, module = model, model
+    for name in path.split(".") if path else ():
+        module = getattr(module, name)
+        found = module if isinstance(module, PreTrainedModel) else found
+    return found
 
 
 def _made(model: PreTrainedModel, module: nn.Module, names: list[str], filling: int) -> dict[str, Tensor]:
