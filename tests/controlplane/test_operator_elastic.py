@@ -1,0 +1,99 @@
+"""Elastic engines on a real control plane: the number follows the load, drained engines go first, and `kubectl scale` is heard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlrun.protocol.messages.engine_load import EngineLoad
+from tests.cluster import Cluster
+from tests.controlplane.harness import wait_for
+from tests.controlplane.world import APPS, CORE, LEASES, World
+
+SECONDS = 10
+AUTOSCALE = {"min": 1, "max": 3, "stabilizationSeconds": SECONDS}
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Nodes without GPUs."""
+    names = cluster.add_fake_nodes(2, prefix="elastic")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+def load(engines: int, **shares: float) -> str:
+    """A report of engines that have work all the time, while the trainer waits half of it."""
+    values: dict[str, Any] = {"waited": 0.5, "ahead": 0.0, "idle": 0.0, "busy": 1.0, "requests": 8.0, "waiting": 8.0}
+    return EngineLoad(engines=engines, seconds=2 * SECONDS, steps=4, **values | shares).text()
+
+
+def engines_of(world: World) -> list[dict[str, Any]]:
+    return [p for p in world.pods("a") if p["metadata"]["labels"]["rlrun.io/role"] == "inference"]
+
+
+def wait_engines(world: World, count: int) -> list[dict[str, Any]]:
+    """Wait until a Deployment of so many engines has that many ready pods."""
+    wait_for(
+        lambda: world.kube("GET", world.path(APPS, "deployments", "a-inference")),
+        lambda d: d["spec"]["replicas"] == count == d["status"].get("readyReplicas"),
+        f"{count} engines",
+    )
+    return wait_for(lambda: engines_of(world), lambda found: len(found) == count, f"{count} engine pods")
+
+
+def test_the_number_of_engines_follows_the_load_and_a_drained_engine_goes(world: World) -> None:
+    world.start("a", inference={"autoscale": AUTOSCALE}, checkpoint={"interval": 50})
+    (first,) = wait_engines(world, 1)
+    world.renew("a", 2, engines=load(1), engines_drained="")
+    found = {pod["metadata"]["name"] for pod in wait_engines(world, 2)}
+    status = world.status("a")
+    assert status["inference"]["desired"] == 2
+    assert "InferenceScaled" in world.events("a")
+    lease = world.kube("GET", world.path(LEASES, "leases", "a-progress"))["metadata"]["annotations"]
+    assert lease["rlrun.io/engines-wanted"] == "2"
+
+    world.renew(
+        "a",
+        3,
+        engines=load(2, waited=0.0, idle=0.6, busy=0.4, ahead=0.6, requests=1.0, waiting=0.0),
+        engines_drained="",
+    )
+    wait_for(lambda: world.status("a")["inference"]["desired"], lambda n: n == 1, "one engine is enough")
+    assert len(engines_of(world)) == 2, "none goes before it is drained"
+    (newer,) = found - {first["metadata"]["name"]}
+    address = world.kube("GET", world.path(CORE, "pods", newer))["status"]["podIP"]
+    world.renew("a", 4, engines=load(2, waited=0.0), engines_drained=address)
+    (left,) = wait_engines(world, 1)
+    assert left["metadata"]["name"] == first["metadata"]["name"], "the drained one has gone"
+    assert world.status("a")["restarts"] == 0
+
+
+def test_kubectl_scale_writes_the_number_of_a_run_that_has_one(world: World, cluster: Cluster) -> None:
+    world.start("a", inference={"replicas": 1})
+    cluster.kubectl("scale", "rlr", "a", "-n", world.namespace, "--replicas", "2")
+    wait_engines(world, 2)
+    scale = world.kube("GET", world.path("/apis/rlrun.io/v1alpha1", "rlruns", "a") + "/scale")
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
+    assert "rlrun.io/role=inference" in scale["status"]["selector"]
+
+
+def test_a_scale_by_hand_changes_nothing_where_the_number_follows_the_load(world: World, cluster: Cluster) -> None:
+    """The API server judges no rule on the subresource."""
+    world.start("a", inference={"autoscale": AUTOSCALE})
+    cluster.kubectl("scale", "rlr", "a", "-n", world.namespace, "--replicas", "2")
+    words = r"spec\.inference: replicas \(2\) is the operator's choice with autoscale"
+    wait_for(
+        lambda: world.condition("a", "ConfigurationValid"),
+        lambda c: c["status"] == "False" and re.search(words, c["message"]) is not None,
+        "the run says what is wrong",
+    )
+    status = world.status("a")
+    assert (status["phase"], status["inference"]["desired"], len(engines_of(world))) == ("Running", 1, 1)
+    world.edit("a", {"inference": {"replicas": None}})
+    wait_for(lambda: world.condition("a", "ConfigurationValid")["status"], lambda s: s == "True", "it is valid again")
+    with pytest.raises(AssertionError, match="is the operator's choice with autoscale"):
+        world.edit("a", {"inference": {"replicas": 2}})
