@@ -34,10 +34,18 @@ def find(run: LocalRun, *words: str) -> list[int]:
     """Processes of the run whose command line holds all `words`; a fork that has not begun a program of its own yet is its parent's."""
     found = {}
     for pid in processes_of(run.folder):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        line = command_of(pid)
         if all(word in line for word in words):
             found[pid] = line
     return [pid for pid, line in found.items() if found.get(_parent(pid)) != line]
+
+
+def command_of(pid: int) -> str:
+    """Command line of a process, apart by blanks; empty if it has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _parent(pid: int) -> int:
@@ -48,11 +56,7 @@ def _parent(pid: int) -> int:
 
 
 def kill_a_rank(run: LocalRun) -> None:
-    ranks = [
-        pid
-        for pid in find(run, "rlrun.trainer")
-        if "rlrun.trainer.ranks.torchrun" not in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
+    ranks = [pid for pid in find(run, "rlrun.trainer") if "rlrun.trainer.ranks.torchrun" not in command_of(pid)]
     os.kill(max(ranks), signal.SIGKILL)
 
 
