@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from rlrun.pod.role.process import descendants
 from tests.e2e.local.local_run import LocalRun, quickstart
 from tests.listening import listening
+from tests.support.command_line import command_line
 
 STEPS = 3
 
@@ -31,7 +31,7 @@ def test_nothing_of_a_run_listens_beyond_loopback(new_run: Callable[..., LocalRu
     run.wait_until(lambda: (run.folder / "metrics.jsonl").is_file() and len(run.steps()) >= 1, "a step")
     assert run.process is not None
     pids = [run.process.pid, *descendants(run.process.pid)]
-    commands = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in pids)
+    commands = " ".join(command_line(pid) for pid in pids)
     assert [
         role
         for role in ("rlrun.trainer.ranks.torchrun", "rlrun.inference", "rlrun.orchestrator")

@@ -17,6 +17,7 @@ import pytest
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
 from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
+from tests.support.command_line import command_line
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -34,18 +35,10 @@ def find(run: LocalRun, *words: str) -> list[int]:
     """Processes of the run whose command line holds all `words`; a fork that has not begun a program of its own yet is its parent's."""
     found = {}
     for pid in processes_of(run.folder):
-        line = command_of(pid)
+        line = command_line(pid)
         if all(word in line for word in words):
             found[pid] = line
     return [pid for pid, line in found.items() if found.get(_parent(pid)) != line]
-
-
-def command_of(pid: int) -> str:
-    """Command line of a process, apart by blanks; empty if it has ended meanwhile."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _parent(pid: int) -> int:
@@ -56,7 +49,7 @@ def _parent(pid: int) -> int:
 
 
 def kill_a_rank(run: LocalRun) -> None:
-    ranks = [pid for pid in find(run, "rlrun.trainer") if "rlrun.trainer.ranks.torchrun" not in command_of(pid)]
+    ranks = [pid for pid in find(run, "rlrun.trainer") if "rlrun.trainer.ranks.torchrun" not in command_line(pid)]
     os.kill(max(ranks), signal.SIGKILL)
 
 

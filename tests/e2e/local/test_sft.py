@@ -22,6 +22,7 @@ from rlrun.protocol.files.batch import read_batch
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
 from tests.e2e.local.local_run import ROOT, LocalRun, example, processes_of
+from tests.support.command_line import command_line
 
 pytestmark = pytest.mark.timeout(600)
 STEPS, INTERVAL = 100, 25
@@ -66,7 +67,7 @@ def order(run: LocalRun) -> list[list[str]]:
 
 
 def kill(run: LocalRun, module: str) -> None:
-    pids = [pid for pid in processes_of(run.folder) if module in Path(f"/proc/{pid}/cmdline").read_text()]
+    pids = [pid for pid in processes_of(run.folder) if module in command_line(pid)]
     os.kill(max(pids), signal.SIGKILL)
 
 

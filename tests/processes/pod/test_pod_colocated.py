@@ -15,6 +15,7 @@ from rlrun.local.preflight import free_port
 from rlrun.pod.role.process import descendants
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
+from tests.support.command_line import command_line
 
 SPEC: dict[str, Any] = {
     "model": {"tiny": {}},
@@ -47,8 +48,7 @@ def cluster_config(root: Path) -> RunConfig:
 def engine_of(container: int) -> int | None:
     """The engine's process below a container's first one."""
     for pid in descendants(container):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"tests.support.stub.inference" in words:
+        if "tests.support.stub.inference" in command_line(pid).split():
             return pid
     return None
 
