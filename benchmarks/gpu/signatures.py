@@ -24,8 +24,13 @@ TABLE = Path(__file__).with_name("signatures_2_11.json")
 VERSION = "2.11"
 CALLERS = ("workloads/rlrun/trainer", "workloads/rlrun/algorithms", "benchmarks/gpu", "tests/gpu")
 
-SEVERAL_RANKS = {"torch.distributed.all_gather_single", "torch.distributed.reduce_scatter_single"}
-"""Newer than 2.11, and called only where several ranks share a row, which one GPU never does."""
+SEVERAL_RANKS = {
+    "torch.distributed.P2POp",
+    "torch.distributed.all_gather_single",
+    "torch.distributed.reduce_scatter_single",
+    "torch.distributed.tensor.Partial",
+}
+"""Called only where several ranks share a row or a model, which one GPU never does; some are newer than 2.11."""
 
 
 @dataclass(frozen=True)

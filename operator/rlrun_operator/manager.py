@@ -85,14 +85,7 @@ class Operator:
         self._queue = self._queue_of(look_ups)
         self._reconciler = Reconciler(
             decide=decide,
-            outside=Outside(
-                client=self._client,
-                store=self._store,
-                look_ups=look_ups,
-                poster=self._poster,
-                metrics=self._metrics,
-                queue=self._queue,
-            ),
+            outside=Outside(self._client, self._store, look_ups, self._poster, self._metrics, self._queue),
             settings=settings.render,
             name=settings.name,
             again=self._workers.add,

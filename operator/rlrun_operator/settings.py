@@ -198,16 +198,12 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         return value
 
     defaults = OperatorSettings()
-    namespaces = tuple(sorted({n.strip() for n in environ.get("RLRUN_WATCH_NAMESPACES", "").split(",") if n.strip()}))
-    for namespace in namespaces:
-        if not _NAMESPACE.fullmatch(namespace):
-            wrong("RLRUN_WATCH_NAMESPACES", f"{namespace!r} is not a namespace; list names separated by commas")
+    namespaces = _namespaces(environ, wrong)
     images = _images(environ, wrong)
     domain = environ.get("RLRUN_CLUSTER_DOMAIN") or defaults.render.cluster_domain
     if not _DOMAIN.fullmatch(domain):
         wrong("RLRUN_CLUSTER_DOMAIN", "set the cluster's DNS domain, such as cluster.local")
-    policy = environ.get("RLRUN_IMAGE_PULL_POLICY") or None
-    if policy is not None:
+    if (policy := environ.get("RLRUN_IMAGE_PULL_POLICY") or None) is not None:
         choice("RLRUN_IMAGE_PULL_POLICY", get_args(PullPolicy), "")
     level = choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
     log_format = choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
@@ -238,6 +234,15 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         lease_name=lease,
         queue=queue,
     )
+
+
+def _namespaces(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> tuple[str, ...]:
+    """The namespaces that are served, in order; what is wrong is reported."""
+    namespaces = tuple(sorted({n.strip() for n in environ.get("RLRUN_WATCH_NAMESPACES", "").split(",") if n.strip()}))
+    for namespace in namespaces:
+        if not _NAMESPACE.fullmatch(namespace):
+            wrong("RLRUN_WATCH_NAMESPACES", f"{namespace!r} is not a namespace; list names separated by commas")
+    return namespaces
 
 
 def _port(environ: Mapping[str, str], problems: list[str]) -> int:

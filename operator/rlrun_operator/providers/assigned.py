@@ -1,4 +1,4 @@
-"""What an admission of Kueue adds to a run's pods: flavors, updates of admission checks, and the marks by which Kueue knows them."""
+"""Additions of an admission of Kueue to a run's pods: flavors, updates of admission checks, and the marks by which Kueue knows them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Subject:
     queue: str
     """LocalQueue."""
     pod_sets: tuple[Json, ...]
-    """What the next attempt needs, by role (`workload.pod_sets`); none: the specification is invalid."""
+    """Needs of the next attempt, by role (`workload.pod_sets`); none: the specification is invalid."""
     priority: Priority = Priority()
     holds: bool = False
     """Its admission is on record, it is on the way into suspension, or a pod of it exists, an ending one too, or what may make one."""

@@ -1,4 +1,4 @@
-"""What the queues of an operator read and write."""
+"""Sources and sinks of the queues of an operator."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Cluster:
     namespaces: tuple[str, ...]
     """Namespaces that the operator serves; none: all."""
     serves: Callable[[Manifest], bool]
-    """Whether this operator looks after a run."""
+    """True if this operator looks after a run."""
     is_active: Callable[[], bool]
-    """Whether this process acts on runs now."""
+    """True if this process acts on runs now."""
     again: Callable[[Key, float], None]
     """`again(key, seconds)` queues a pass over a run."""
     now: Callable[[], float] = time.time

@@ -19,7 +19,7 @@ from rlrun_operator.state import Json
 
 _PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 _IN_CLUSTER = ("localhost", "127.0.0.1", "::1", ".svc", ".cluster.local", "$(KUBERNETES_SERVICE_HOST)")
-"""What no proxy leads to. Kubernetes writes the API server's address in place of the last."""
+"""Addresses that no proxy leads to. Kubernetes writes the API server's address in place of the last."""
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 """Label that Kubernetes itself puts on each namespace."""
 PROXY_VARIABLES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rlrun.orchestrator.progress.exposition import EngineLoad, Measures, StepTotals
+from rlrun.orchestrator.progress.exposition import EngineLook, Measures, StepTotals
 from rlrun.orchestrator.progress.server import Progress, ProgressServer
 from rlrun.pod.role import pod_metrics
 from rlrun.pod.role.pod_metrics import PodMetrics, Sample
@@ -142,7 +142,7 @@ class Replay:
         )
 
     def measures(self) -> Measures:
-        engines = [EngineLoad("serving", 4, 1, 0.6), EngineLoad("updating", 0, 0, 0.1)]
+        engines = [EngineLook("serving", 4, 1, 0.6), EngineLook("updating", 0, 0, 0.1)]
         return Measures(STEP_METRICS, self._totals, engines, (10 << 30, 100 << 30))
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rlrun.orchestrator.progress.exposition import (
     ORCHESTRATOR,
-    EngineLoad,
+    EngineLook,
     Measures,
     StepTotals,
     exposition,
@@ -45,6 +45,7 @@ FULL = Progress(
     in_flight=4,
     errors=1,
     waiting_role="orchestrator",
+    engine_load={"waited": 0.1, "idle": 0.2},
 )
 STEP = {
     "loss": 0.1,
@@ -120,7 +121,7 @@ def test_a_name_has_one_meaning() -> None:
 def test_an_orchestrator_exports_all_that_its_table_has() -> None:
     totals = StepTotals()
     totals.trained({"time/step": 10.0, "time/wait_for_batch": 4.0})
-    engines = [EngineLoad("serving", 3, 1, 0.5), EngineLoad("out", None, None, None)]
+    engines = [EngineLook("serving", 3, 1, 0.5), EngineLook("out", None, None, None)]
     text = exposition(FULL, Measures(STEP, totals, engines, (10, 100)), "StorageFull")
     assert names(text) == {spec.name for spec in ORCHESTRATOR}
     for line in (
@@ -129,6 +130,7 @@ def test_an_orchestrator_exports_all_that_its_table_has() -> None:
         b'rlrun_waiting{on="trainer"} 0.0',
         b'rlrun_engines{state="out"} 1.0',
         b'rlrun_engine_requests{state="running"} 3.0',
+        b'rlrun_engine_load{measure="idle"} 0.2',
         b'rlrun_environment_reward_mean{environment="arithmetic"} 0.5',
         b"rlrun_volume_free_bytes 10.0",
         b'rlrun_volume_trouble{reason="StorageFull"} 1.0',

@@ -24,7 +24,7 @@ _MIXTURE: frozenset[Kind] = frozenset({"tp", "cp", "ep"})
 
 @dataclass(frozen=True)
 class Family:
-    """What the modules of a layer are. A name that a layer lacks says nothing."""
+    """Roles of the modules of a layer. A name that a layer lacks says nothing."""
 
     columns: tuple[str, ...] = (*_QUERIES, *_GATED)
     """Linear modules divided by outputs, their biases too; every rank has the whole input."""

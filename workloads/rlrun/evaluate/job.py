@@ -198,7 +198,7 @@ def chosen_environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[Envi
 
 
 def asked_evaluation(spec: RLRunSpec, request: Asked, environments: Sequence[EnvironmentConfig]) -> EvaluationConfig:
-    """How much is asked, and how tokens are drawn: the options over the specification.
+    """Number of questions, and how tokens are drawn: the options over the specification.
 
     Raises:
         RoleError: a number does not fit.

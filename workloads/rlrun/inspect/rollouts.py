@@ -18,7 +18,7 @@ class Turn:
 
     role: str
     text: str
-    """What is no text (parts, images) as JSON."""
+    """Content that is no text (parts, images), as JSON."""
     calls: tuple[tuple[str, str], ...] = ()
     """Calls of tools: name and arguments."""
 

@@ -65,7 +65,7 @@ class RunningAttempt:
         self._progress: Callable[[], Progress] | None = None
         self._measures: Callable[[], Measures] | None = None
         self.wishes = Wishes()
-        """What the operator asks for."""
+        """Wishes of the operator."""
         self._lease = lease_from_environment(attempt=number, look=self.progress, wishes=self.wishes)
         self.stall = stall_of(self._lease)
 

@@ -37,7 +37,7 @@ class RunContext:
     volume: Volume
     """Volume of the run's folder. Writes that the run cannot go on without wait while it refuses."""
     wishes: Wishes = field(default_factory=Wishes)
-    """What the operator asks for."""
+    """Wishes of the operator."""
 
     @property
     def paths(self) -> RunPaths:

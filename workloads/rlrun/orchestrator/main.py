@@ -65,7 +65,7 @@ class Outside:
     pace: Pace = REGULAR
     """Times between looks at the engines."""
     wishes: Wishes | None = None
-    """What the operator asks for; default: as the answers to the Lease's renewals say."""
+    """Wishes of the operator; default: as the answers to the Lease's renewals say."""
 
 
 REAL = Outside()

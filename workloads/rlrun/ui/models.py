@@ -11,7 +11,7 @@ Kind = Literal["fine", "waits", "problem", "ended"]
 
 
 class Answer(BaseModel):
-    """What all answers share."""
+    """Base of all answers."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
@@ -105,7 +105,7 @@ class AttemptView(Answer):
 
 
 class WaitView(Answer):
-    """What the next step waits for."""
+    """Cause of the next step's wait."""
 
     text: str
     role: str | None
@@ -157,7 +157,7 @@ class Part(Answer):
 
 
 class Timeline(Answer):
-    """What the trainer did with its time, and what it waited for."""
+    """Activities of the trainer over time, and its waits."""
 
     first: list[int]
     last: list[int]
@@ -206,7 +206,7 @@ class RolloutPage(Answer):
     total: int
     """In the trace."""
     chosen: int
-    """That the filter takes."""
+    """Number of rollouts that the filter takes."""
     offset: int
     rows: list[RolloutRow]
     environments: list[str]

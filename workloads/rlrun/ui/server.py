@@ -25,7 +25,7 @@ _GRACE_SECONDS = 2
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen.
+    """Address to listen on.
 
     Attributes:
         host: a name or an address of this machine.

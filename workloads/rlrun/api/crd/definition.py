@@ -64,7 +64,7 @@ _SCALE = {
     "statusReplicasPath": ".status.inference.desired",
     "labelSelectorPath": ".status.inference.selector",
 }
-"""What `kubectl scale` and autoscalers of Kubernetes read and write: the number of engines."""
+"""Fields that `kubectl scale` and autoscalers of Kubernetes read and write: the number of engines."""
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Step", "string", ".status.steps", 0),

@@ -121,16 +121,21 @@ def parse_arguments(
             _option(token, rest, reader, result)
             before = token.partition("=")[0]
         elif token.startswith("-") and len(token) > 2 and not token.startswith("--"):
-            close = _nearest(f"-{token}", result.also, model) or _instead(reader, [token[1:]], 0, model)
-            _refuse(result.layer, token, f'not an option; options begin with "--"{close if "mean" in close else ""}')
-            if rest and not rest[0].startswith(("-", "@")):
-                rest.pop(0)  # its value, not a second problem
+            _one_dash(token, rest, reader, result, model)
         elif Path(token).suffix in FORMATS:
             result.unread.append(Problem(COMMAND_LINE, token, f'a file is given as "@ {token}"'))
         else:
             more = f"; {before} takes one value" if before and not token.startswith("-") else ""
             _refuse(result.layer, token, f'not an option; options begin with "--", a file is given as "@ FILE"{more}')
     return result
+
+
+def _one_dash(token: str, rest: list[str], reader: Reader, result: Arguments, model: type[BaseModel]) -> None:
+    """Refuse an option with one dash, with its value."""
+    close = _nearest(f"-{token}", result.also, model) or _instead(reader, [token[1:]], 0, model)
+    _refuse(result.layer, token, f'not an option; options begin with "--"{close if "mean" in close else ""}')
+    if rest and not rest[0].startswith(("-", "@")):
+        rest.pop(0)  # its value, not a second problem
 
 
 def value_words(

@@ -95,16 +95,6 @@ class TrainerSpec(Config):
             raise ValueError(problem)
         if self.cpu_offload and self.gpus_per_replica == 0:
             raise ValueError("cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload")
-        if self.cpu_offload and self.parallelism.pp > 1:
-            raise ValueError(
-                f"cpuOffload (true) keeps gradients in host memory, where the stages of parallelism.pp ({self.parallelism.pp}) do not "
-                "meet; set cpuOffload: false or pp: 1"
-            )
-        if self.lora is not None and self.lora.slots > 1 and self.parallelism.pp > 1:
-            raise ValueError(
-                f"lora.slots ({self.lora.slots}) needs ranks that fail together, which the stages of parallelism.pp "
-                f"({self.parallelism.pp}) do not; set lora.slots: 1 or pp: 1"
-            )
         if self.optimizer.moments == "int8" and self.parallelism.tp > 1:
             raise ValueError(
                 f"optimizer.moments (int8) keeps blocks of rows, which parallelism.tp ({self.parallelism.tp}) divides; "
@@ -133,6 +123,21 @@ class TrainerSpec(Config):
                 f"sharedWith ({self.shared_with}) leaves processes, layout and memory to the host; remove lora.slots, replicas, "
                 "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype, cpuOffload "
                 "and gradientAccumulation"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_stages(self) -> Self:
+        pp = self.parallelism.pp
+        if self.cpu_offload and pp > 1:
+            raise ValueError(
+                f"cpuOffload (true) keeps gradients in host memory, where the stages of parallelism.pp ({pp}) do not meet; "
+                "set cpuOffload: false or pp: 1"
+            )
+        if self.lora is not None and self.lora.slots > 1 and pp > 1:
+            raise ValueError(
+                f"lora.slots ({self.lora.slots}) needs ranks that fail together, which the stages of parallelism.pp ({pp}) do not; "
+                "set lora.slots: 1 or pp: 1"
             )
         return self
 

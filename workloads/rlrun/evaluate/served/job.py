@@ -21,7 +21,7 @@ _UID = "evaluation"
 
 @dataclass(frozen=True, kw_only=True)
 class ServedRequest(Asked):
-    """What a command line and its files say; None: not given."""
+    """Settings of a command line and its files; None: not given."""
 
     name: str
     """Name of the run."""

@@ -120,7 +120,7 @@ def _message(text: str) -> str:
 
 @dataclass
 class Wishes:
-    """What the operator asks of a run, in the answers to the Lease's renewals."""
+    """Requests of the operator to a run, in the answers to the Lease's renewals."""
 
     engines: int | None = None
     """Number of engines to leave in use; None: it asks for nothing."""

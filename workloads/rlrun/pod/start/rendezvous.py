@@ -30,6 +30,23 @@ PROBE_SECONDS = 1.0
 """Time within a probe: kubelets give up after a second by default, so an answer that comes later is none."""
 
 
+class _Answers(BaseHTTPRequestHandler):
+    timeout = REQUEST_SECONDS
+
+    def _answer(self, status: HTTPStatus, **body: object) -> None:
+        self._send(status, "application/json", json.dumps(body).encode())
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
 class PodServer:
     """A trainer pod's small server.
 
@@ -59,9 +76,7 @@ class PodServer:
         """Set when the group starts."""
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = REQUEST_SECONDS
-
+        class Handler(_Answers):
             def do_GET(self) -> None:
                 url = urlsplit(self.path)
                 if url.path == POD_READY:
@@ -86,19 +101,6 @@ class PodServer:
                 else:
                     outer.joined.add(int(ordinal))
                     self._answer(HTTPStatus.OK, go=outer.go.is_set(), reason=look())
-
-            def _answer(self, status: HTTPStatus, **body: object) -> None:
-                self._send(status, "application/json", json.dumps(body).encode())
-
-            def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, format: str, *args: object) -> None:
-                return
 
         try:
             self._server = _Server((host, POD_PORT), Handler)

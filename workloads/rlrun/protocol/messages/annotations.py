@@ -80,4 +80,4 @@ ALL = (
     ENGINES,
     ENGINES_DRAINED,
 )
-"""What the orchestrator writes."""
+"""Annotations that the orchestrator writes."""

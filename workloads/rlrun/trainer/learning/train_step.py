@@ -52,9 +52,8 @@ def train_step(
     """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
 
     `loss` is the run's objective, with those of environments that have their own. `signals` are what passes before the update found, one
-    for each row; `inputs` the rows on the device, where they are there already. Before each row (with a pipeline before the first) all
-    ranks call `agree` together; when it raises, on all of them, the step is abandoned and nothing is updated. The host looks at the
-    device once, at the end.
+    for each row; `inputs` the rows on the device, where they are already. Before each row (with a pipeline before the first) all ranks
+    call `agree`; when it raises, on all, the step is abandoned and nothing is updated. The host looks at the device once, at the end.
 
     Returns:
         The step's metrics, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens`
@@ -83,19 +82,18 @@ def train_step(
         return objective
 
     _backward(model, inputs, compute, agree)
-    has_reference = signals is not None and signals[0].reference_logprobs is not None
-    merged = loss.merged(parts, reference=has_reference) if parts else {}
+    reference = signals is not None and signals[0].reference_logprobs is not None
+    merged = loss.merged(parts, reference=reference) if parts else {}
     watch.mark()
     applied = apply_gradient(model, optimizer, lr=lr, max_grad_norm=max_grad_norm, values=merged)
     watch.mark()
-    forward_backward, update = watch.seconds()
+    times = dict(zip(("time/forward_backward", "time/optimizer"), watch.seconds(), strict=True))
     return loss.means(_over_ranks(applied.values, group), divisors) | {
         "grad_norm": applied.grad_norm,
         "lr": lr,
         "skipped": float(not applied.updated),
         "tokens": float(batch.tokens),
-        "time/forward_backward": forward_backward,
-        "time/optimizer": update,
+        **times,
     }
 
 

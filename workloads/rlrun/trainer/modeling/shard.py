@@ -197,21 +197,15 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     )
     gradient_accumulation.attach(model, memory.accumulation)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
-    by_rows = memory.run is not None and memory.run.optimizer.moments == "int8"  # whose blocks lie in rows
-    placement = None if by_rows else _placement(dims.fsdp)
+    placement = _placement(memory, dims.fsdp)
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     inside = _checkpoint_inside(model, mode)
-    if memory.compile and mode == "selective" and not inside and group.leads:
-        logger.warning(
-            f"trainer.compile (true) hides the products from activationCheckpointing ({memory.activations}) with attention "
-            f"{kernel_of(model)}: they are computed again"
-        )
+    if memory.compile and not inside:
+        _warn_of_hidden_products(model, memory, mode, group)
     for layer in layers:
-        if memory.compile and not inside:
-            layer.forward = torch.compile(layer.forward, dynamic=True)
+        _compile(layer, memory.compile and not inside)
         keep_activations(layer, mode, offloaded)
-        if memory.compile and inside:
-            layer.forward = torch.compile(layer.forward, dynamic=True)
+        _compile(layer, memory.compile and inside)
         experts = experts_of(layer)
         if experts is not None and dims.ep > 1:
             assert meshes is not None
@@ -225,11 +219,28 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     return model.train()
 
 
-def _placement(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
+def _compile(layer: nn.Module, wanted: bool) -> None:
+    if wanted:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def _warn_of_hidden_products(model: nn.Module, memory: Memory, mode: str, group: Group) -> None:
+    """Say that products are computed again which the mode is to keep, where a compiled layer does not have its checkpoint inside."""
+    if mode == "selective" and group.leads:
+        logger.warning(
+            f"trainer.compile (true) hides the products from activationCheckpointing ({memory.activations}) with attention "
+            f"{kernel_of(model)}: they are computed again"
+        )
+
+
+def _placement(memory: Memory, ranks: int) -> Callable[[nn.Parameter], Shard | None] | None:
     """Choice of the dimension over which a parameter is divided: the first, unless it has fewer entries than there are ranks.
 
     The experts of a mixture are few: with more ranks than experts every further rank would hold none of them, and the others no less.
     """
+
+    if memory.run is not None and memory.run.optimizer.moments == "int8":
+        return None  # its blocks lie in rows
 
     def choose(parameter: nn.Parameter) -> Shard | None:
         if isinstance(parameter, DTensor) or parameter.shape[0] >= ranks:

@@ -112,7 +112,7 @@ def file_tensors(model: nn.Module, part: Part, tensors: Mapping[str, Tensor]) ->
 
 
 def sources(model: PreTrainedModel, stored: Iterable[str], state: Mapping[str, Tensor]) -> dict[str, Sources]:
-    """What tensors in memory are made of, by their names; of those that are made together, the first one's.
+    """Parts that tensors in memory are made of, by their names; of those that are made together, the first one's.
 
     Args:
         model: that `remember` has seen.

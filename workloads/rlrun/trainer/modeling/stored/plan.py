@@ -59,7 +59,7 @@ def _converted(
 
 
 def _combined(one: Sources, parts: list[list[Lazy]], *, expected: tuple[int, ...]) -> list[Lazy] | None:
-    """What the converter's operations make of the parts; None if there is one whose slices nobody knows."""
+    """Result of the converter's operations on the parts; None if there is one whose slices nobody knows."""
     for operation in one.converter.operations:
         if getattr(operation, "num_shards_attribute", None) is not None:
             return None
