@@ -185,12 +185,15 @@ def _wait_for_others(case: Case, attempt: int) -> Decision | None:
 
 
 def _wait_for_admission(case: Case, attempt: int) -> Decision | None:
-    """Decision while the queue has no room for an attempt of which nothing exists yet, or its answer is not on record."""
-    say = queueing.awaited(case) if case.attempt < attempt else None
+    """Decision while the queue has no room for an attempt that is not on record, or its answer is not.
+
+    A part of the attempt may exist, made before the room was taken back, and seen only now: nothing is added to it.
+    """
+    say = queueing.awaited(case) if case.past.attempt < attempt else None
     if say is None:
         return None
     actions = AT_ONCE if say.status == "True" else Actions(wake_in=queueing.LOOK_SECONDS)
-    if case.attempt:
+    if case.past.attempt:
         return restarting(case, f"the next attempt waits in the queue: {say.message}", say.reason, actions=actions)
     return _not_begun(case, reasons.ADMITTED, say, actions.wake_in)
 

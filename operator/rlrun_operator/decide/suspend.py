@@ -77,6 +77,8 @@ def _rest(case: Case, waits_for: str = "") -> Decision:
         return _written(case, Say("True", reasons.SUSPENDED, f"the run stays suspended: {waits_for}"), over=True)
     message = f"no pod is left; {where_it_goes_on(case)}, when spec.suspend is false"
     actions = NO_ACTIONS if is_wanted(case) else AT_ONCE
+    if queueing.stops(case):
+        actions = Actions(wake_in=queueing.LOOK_SECONDS)  # the queue's next plan wakes the run before
     return _written(case, Say("True", reasons.SUSPENDED, message), actions, over=True)
 
 
@@ -85,6 +87,8 @@ def _resume(case: Case) -> Decision:
     is_begun = case.attempt > case.past.attempt
     if any(pod.attempt <= case.past.attempt for pod in case.group) or not (is_begun or has_let_go(case.statefulset)):
         return _stop(case)  # pods that appeared after all
+    if queueing.stops(case):
+        return _stop(case)  # its room is taken back in the middle of its beginning
     host = case.host_available
     if case.spec is None:
         fix = "set spec.suspend to true, mend it, and set it to false"
@@ -94,7 +98,9 @@ def _resume(case: Case) -> Decision:
         return _stop(case) if is_begun else _rest(case, f"{case.forbidden}; {fix}")
     if not is_begun and host is not None and host.status != "True":
         return _rest(case, host.message)  # not as one that waits between two attempts: that would hold a slot
-    if not is_begun and (queued := queueing.awaited(case)) is not None:
+    if (queued := queueing.awaited(case)) is not None:
+        if is_begun:
+            return _stop(case)  # made before its room was given away, and seen only now
         actions = AT_ONCE if queued.status == "True" else Actions(wake_in=queueing.LOOK_SECONDS)
         return _written(case, Say("True", reasons.SUSPENDED, f"no pod is left; {queued.message}"), actions, over=True)
     return launch(case, case.spec, case.attempt if is_begun else (next_attempt(case) if case.attempt else 1))
