@@ -26,6 +26,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.models.gemma3.modeling_gemma3 import Gemma3PreTrainedModel
 
 from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.failures import RoleError
@@ -167,7 +168,7 @@ def test_what_the_files_lack_is_not_made_up(tmp_path: Path, solo: Group) -> None
 def test_a_buffer_that_nobody_makes_is_named(tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     gemma3().save_pretrained(tmp_path)
     monkeypatch.setattr(load_weights, "check_architecture", lambda *_, **__: frozenset())
-    monkeypatch.setattr(Gemma3ForCausalLM, "_init_weights", lambda self, module: None)
+    monkeypatch.setattr(Gemma3PreTrainedModel, "_init_weights", lambda self, module: None)
     with pytest.raises(RoleError, match=r"its buffer model\.embed_tokens\.embed_scale is in no file") as caught:
         load(tmp_path, solo)
     assert caught.value.code == exit_codes.CONFIGURATION
