@@ -149,7 +149,7 @@ async def operate(fleet: Fleet, wishes: Wishes, url: str, rules: Rules) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run was like."""
+    """Measures of one run."""
 
     name: str
     seconds: float

@@ -1,4 +1,4 @@
-"""What one of many ranks holds of a large model: gradients between micro-batches, parameters, and the largest slice that it reads.
+"""Share of a large model that one of many ranks holds: gradients between micro-batches, parameters, and the largest slice that it reads.
 
     python -m benchmarks.ranks [--models Qwen/Qwen3-30B-A3B] [--ranks 8 128 512] [--write]
 

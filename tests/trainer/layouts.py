@@ -77,7 +77,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "tp2": {"tp": 2},
     "cp2": {"cp": 2},
 }
-"""Of four ranks; the last two are of two."""
+"""Sizes of layouts of four ranks; the last two are of two."""
 RANKS = 4
 LR = 1e-2
 LORA = LoRAConfig(rank=4, alpha=8)

@@ -98,7 +98,7 @@ SILENT: Sequence[Mapping[str, str]] = (
     {PHASE: _steady(0), LAST_STEP: _steady(0), REQUESTS: _steady(0), IDLE_0: _growing(60), IDLE_1: _growing(60)},
     {REWARD: _steady(1), STEP: _steady(3)},
 )
-"""What would be a fault of a run that trains, and is none in one that is over; a reward that cannot move, as no step is trained."""
+"""Series that are a fault of a run that trains, and none of one that is over; a reward that cannot move, as no step is trained."""
 SEVERITY: Mapping[str, str] = {
     "RLRunOperatorDown": "critical",
     "RLRunStalled": "critical",

@@ -209,7 +209,7 @@ def filled(expression: str, dashboard: str) -> str:
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
 def test_every_query_of_a_dashboard_has_data(server: scraping.Server, dashboard: Any, render: Render) -> None:
-    """Those of the chart's JSON, as it is installed."""
+    """Read the queries out of the chart's JSON, as it is installed."""
     (text,) = (
         text
         for each in of_kind(render(ON), "ConfigMap")

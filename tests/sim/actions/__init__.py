@@ -11,4 +11,4 @@ from tests.sim.actions.refusals import REFUSALS
 
 ACTIONS: dict[str, Action] = {**BASICS, **CHILDREN, **REFUSALS, **OPERATORS}
 EVERY: dict[str, Action] = {**ACTIONS, **QUEUE}
-"""Those of an operator with a queue, too."""
+"""Actions of every history, those of an operator with a queue included."""

@@ -22,7 +22,7 @@ SETTINGS = QueueSettings(enabled=True, start_seconds=60)
 
 @dataclass
 class Others:
-    """What the runs of others do to this one: they are no part of a history but for this.
+    """Effects of other runs on this one: they are no part of a history but for this.
 
     Attributes:
         hold: they have all room.

@@ -103,7 +103,7 @@ class FakeApi:
         return web.json_response(self._store(main, merged(found, body)))
 
     def _put(self, request: web.Request, path: str, body: Json) -> web.Response:
-        """Of a status alone."""
+        """Replace a status, and nothing else of its object."""
         main = path.removesuffix("/status")
         found = copy.deepcopy(self.objects.get(main))
         if found is None:
