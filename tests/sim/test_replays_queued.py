@@ -52,10 +52,27 @@ HISTORIES: dict[str, tuple[int, list[Step]]] = {
             ("calm", 3, 6),
         ],
     ),
+    "a pod of somebody else has the trainer's name, and the queue tries again each minute": (
+        6095,
+        [
+            ("others hold room", 0, 7),
+            ("calm", 7, 0),
+            ("name taken", 1, 0),
+            ("calm", 8, 1),
+            ("calm", 8, 9),
+            ("calm", 0, 5),
+            ("calm", 11, 1),
+            ("calm", 2, 5),
+            ("others hold room", 8, 5),
+            ("calm", 6, 4),
+            ("calm", 6, 11),
+            ("long wait", 4, 1),
+        ],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_nothing_begins_before_its_admission_is_on_record(name: str) -> None:
+def test_a_run_in_the_queue_begins_in_its_turn_and_tells_what_keeps_it(name: str) -> None:
     seed, steps = HISTORIES[name]
     assert replay(steps, seed, queued=True).status["phase"] == "Running"

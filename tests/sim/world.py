@@ -31,6 +31,8 @@ REST_ROUNDS = 160
 REST_SECONDS = 3 * PRUNE_SECONDS
 """Within this time after the last fault the run is where it should be: the second comparison finds whatever event was lost."""
 STAND_SECONDS = 100.0
+LAST_WORDS_SECONDS = 30.0
+"""A queue that takes its room back tells why, and then waits for its next look and for the next attempt's patience."""
 LEASE_SECONDS = 60.0
 """A leader that has done nothing for so long leads no more, and no watch is later."""
 """A wait is explained anew at least every 60 s."""
@@ -384,17 +386,19 @@ class World(Surroundings):
         """Nothing changes: within bounded time the status says why the run waits, and of nothing that is over."""
         self.faults.clear()
         self.learn()
-        began = self.clock.steady()
+        began, said = self.clock.steady(), list[str]()
         while self.clock.steady() - began < STAND_SECONDS:
             self.hear()
             self.operate()
+            if self.others is not None and began + STAND_SECONDS - self.clock.steady() <= LAST_WORDS_SECONDS:
+                said.append(str(self.status.get("message")))
             self.cluster.round()
             self.cluster.train(1, self.total_steps)
             self.check()
             self.pass_time(2.0 if self.clock.steady() - began < 10 else 10.0)
         self.hear()
         self.operate()
-        self._complain(invariants.told_truly(self))
+        self._complain(invariants.told_truly(self, said))
 
     def rest(self) -> None:
         """The faults stop: within bounded time the run trains, or has ended for a reason, and everything is as specified."""

@@ -16,6 +16,8 @@ from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import Say, find, is_true
 from rlrun_operator.times import rfc3339
 
+_NOT_KEPT_OUT = frozenset({reasons.SCHEDULING, *reasons.SUSPENSION})
+"""Reasons of Scheduled that blame nobody: pods are being made, or removed."""
 LOOK_SECONDS = 10.0
 """A run that waits is looked at this often; the operator wakes it when its turn comes."""
 
@@ -29,6 +31,21 @@ def stops(case: Case) -> bool:
     """True if the queue takes the run's room back."""
     answer = case.observed.admission
     return answer is not None and answer.stops
+
+
+def stopping_words(case: Case) -> str:
+    """Reason why the queue takes the room back, with what has kept the run's pods from their nodes; empty: there is no queue.
+
+    Whoever keeps a pod out does so in the next attempt as well, whose first seconds explain nothing yet.
+    """
+    answer, scheduled = case.observed.admission, find(case.past.conditions, reasons.SCHEDULED)
+    if answer is None:
+        return ""
+    unexplained = scheduled is None or scheduled.status != "False" or scheduled.reason in _NOT_KEPT_OUT
+    if unexplained or answer.reason not in (reasons.RELEASED, reasons.EVICTED):
+        return answer.message
+    assert scheduled is not None
+    return f"{answer.message} ({scheduled.reason}: {scheduled.message})"
 
 
 def awaited(case: Case) -> Say | None:
@@ -85,7 +102,7 @@ def _answer(case: Case) -> Say:
     answer = case.observed.admission
     assert answer is not None
     ahead = f"position {answer.position} of {answer.waiting}: " if answer.position is not None else ""
-    return Say("True" if answer.admitted else "False", answer.reason, ahead + answer.message)
+    return Say("True" if answer.admitted else "False", answer.reason, ahead + stopping_words(case))
 
 
 def _now(case: Case, said: Mapping[str, Say | None], kind: str) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def suspension(case: Case) -> Decision | None:
 
 def _begin(case: Case) -> Decision:
     """Put it on record. An attempt whose children are not all there yet is not completed any more: hence `launched_attempt`."""
-    because = "" if is_wanted(case) or case.observed.admission is None else f": {case.observed.admission.message}"
+    because = "" if is_wanted(case) or case.observed.admission is None else f": {queueing.stopping_words(case)}"
     return _say(case, f"the run is about to be stopped{because}", AT_ONCE)
 
 

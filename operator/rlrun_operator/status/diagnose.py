@@ -238,7 +238,12 @@ def _refused(scene: Scene, role: Role) -> Say | None:
     text = shorten(_CREATE_PREFIX.sub("", str(event.get("message"))), _TEXT_MAX)
     if "exceeded quota" in text:
         return _over_quota(f"{role}: the quota does not allow its pods", text)
-    fix = f"change what {role}.podTemplate adds, or what the namespace's policy allows"
+    taken = text.endswith("already exists")
+    fix = (
+        "that pod is not of this run; delete it, or give the run another name"
+        if taken
+        else f"change what {role}.podTemplate adds, or what the namespace's policy allows"
+    )
     return Say("False", reasons.PODS_REFUSED, f"{role}: its pods are refused: {text}; {fix}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlrun_operator.names import attempt_of
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 
-def told_truly(world: World) -> str | None:
-    """What is wrong with the words of a status after a long wait in which nothing changed."""
+def told_truly(world: World, said: Sequence[str] = ()) -> str | None:
+    """What is wrong with the words of a status after a long wait in which nothing changed; `said`: messages shortly before."""
     if world.memory.edited or world.run is None or derived(world.status) in TERMINAL:
         return None
-    return over(world) or unnamed(world) or unrecorded(world)
+    return over(world) or unnamed(world, said) or unrecorded(world)
 
 
 def over(world: World) -> str | None:
@@ -27,7 +28,7 @@ def over(world: World) -> str | None:
     return f"told_truly: {old[0]} is over: {next(m for m in said if old[0] in m)}" if old else None
 
 
-def unnamed(world: World) -> str | None:
+def unnamed(world: World, said: Sequence[str] = ()) -> str | None:
     """What alone keeps the run waiting and is not told."""
     status, cluster = world.status, world.cluster
     if derived(status) not in ("Pending", "Starting") and not _is_restarting_for_long(world):
@@ -51,7 +52,8 @@ def unnamed(world: World) -> str | None:
     message = str(status.get("message"))
     if status.get("reason") == reasons.INVALID_CONFIGURATION:  # the first word is for it; conditions tell of the rest
         message = " ".join(str(condition["message"]) for condition in status.get("conditions", ()))
-    if not quiet or not (present or names) or any(word in message for word in (*present, *names)):
+    told = " ".join((*said, message))
+    if not quiet or not (present or names) or any(word in told for word in (*present, *names)):
         return None
     return f"told_truly: {[*present, *names]} keep the run waiting; it says {status.get('reason')}: {message}"
 

@@ -410,6 +410,14 @@ def test_a_refusal_of_engines_that_is_over_is_not_told() -> None:
             "PodsRefused",
             ["inference: its pods are refused", "violates PodSecurity", "inference.podTemplate"],
         ),
+        (
+            "StatefulSet",
+            "run-trainer",
+            "trainer",
+            'create Pod run-trainer-0 in StatefulSet run-trainer failed error: pods "run-trainer-0" already exists',
+            "PodsRefused",
+            ['"run-trainer-0" already exists', "not of this run; delete it"],
+        ),
     ],
 )
 def test_pods_that_nobody_may_create(kind: str, name: str, role: str, text: str, reason: str, words: list[str]) -> None:

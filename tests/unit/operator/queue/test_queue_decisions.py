@@ -147,6 +147,32 @@ def test_a_run_whose_pods_were_never_made_is_released_like_one_that_ran() -> Non
     assert (kube.status["phase"], kube.status["attempt"], workloads(kube)) == ("Queued", 0, [])
 
 
+def test_a_run_that_gives_its_room_back_tells_what_kept_its_pods_from_nodes() -> None:
+    kube = queued()
+    kube.schedule = False
+    kube.admission = ROOM
+    kube.settle()
+    for pod in kube.pods("trainer"):
+        told = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/3 nodes are available",
+        }
+        pod["status"]["conditions"] = [told]
+    kube.tick(60.0)
+    scheduled = kube.condition("Scheduled")
+    kube.admission = Admission(False, reasons.RELEASED, "not all of its pods got a node within 60 s", stops=True)
+    kube.do(kube.decide())
+    kept = f"not all of its pods got a node within 60 s ({scheduled['reason']}: {scheduled['message']})"
+    assert scheduled["reason"] == "Unschedulable"
+    assert kept in kube.status["message"]
+    assert kube.condition("Admitted")["message"] == kept
+    kube.tick(10.0)
+    kube.tick(10.0)
+    assert "spec.suspend" not in kube.condition("Admitted")["message"], "what the run is then does not explain it"
+
+
 def test_a_run_that_its_user_suspends_leaves_the_queue_and_comes_back_as_a_new_one() -> None:
     kube = queued()
     since = kube.status["queue"]["since"]
