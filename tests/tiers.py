@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -38,10 +38,12 @@ TIERS: Mapping[str, Sequence[str]] = {
     "real": (REAL_IMAGES,),
 }
 """Arguments of pytest."""
-LANES: Sequence[Sequence[str]] = (("parts",), ("controlplane", "cluster"))
-"""Two lanes of tiers run side by side: the first computes, the second mostly waits for controllers and stubs."""
+LANES: Sequence[Sequence[str]] = (("parts",), ("cluster",))
+"""Two lanes of tiers run side by side, and compute: one for each of two cores."""
+WAITING: Sequence[str] = ("controlplane",)
+"""A third lane beside them that waits for controllers and stubs in most of its time."""
 THEN: Sequence[str] = ("processes", "thorough", "tensors", "unit", "browser", "sim")
-"""A lane that is through takes the next of these, the longest first: so both end at about the same time, whichever is slower."""
+"""A lane that computes and is through takes the next of these, the longest first: so both end at about the same time."""
 SHORT_SUMMARY = "= short test summary info ="
 """What pytest prints above the names of the tests that failed."""
 AT_LAST: Sequence[str] = ("real",)
@@ -56,6 +58,12 @@ IN_MEMORY = frozenset({"unit", "thorough", "tensors", "processes", "browser", "p
 images and clusters at the same time one such call may last longer than a test waits."""
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 4 << 30
+
+
+def busy_seconds() -> float:
+    """Time that the machine's cores have computed since it started, in seconds of one core; a container sees its host's."""
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def scratch() -> AbstractContextManager[str | None]:
@@ -73,6 +81,7 @@ class Tier:
         summary: its last line.
         failures: the lines of its short summary that name a test that failed, or that could not run.
         seconds: how long it took.
+        cpu_seconds: what its processes computed meanwhile; those of clusters, which have no parent here, are not in it.
         passes_alone: whether what failed beside the other tiers passed alone; None: nobody looked.
     """
 
@@ -82,6 +91,7 @@ class Tier:
     summary: str = ""
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     passes_alone: bool | None = None
 
     @classmethod
@@ -117,8 +127,9 @@ class Tier:
                 self.failures.clear()  # what came before is output of a test that runs pytest itself
             elif line.startswith(("FAILED ", "ERROR ")):
                 self.failures.append(line.strip())
-        self.process.wait()
-        self.seconds = time.monotonic() - self.began
+        _, status, used = os.wait4(self.process.pid, 0)  # wait() does not tell what it used
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        self.seconds, self.cpu_seconds = time.monotonic() - self.began, used.ru_utime + used.ru_stime
 
     @property
     def passed(self) -> bool:
@@ -134,8 +145,8 @@ class Run:
     def __init__(self, wanted: Sequence[str], memory: str | None) -> None:
         self.done: list[Tier] = []
         self._memory = memory
-        *self._lanes, then, self._last = (
-            [name for name in names if not wanted or name in wanted] for names in (*LANES, THEN, AT_LAST)
+        *self._lanes, self._waiting, then, self._last = (
+            [name for name in names if not wanted or name in wanted] for names in (*LANES, WAITING, THEN, AT_LAST)
         )
         self._then = deque(then)
         self._lock = threading.Lock()
@@ -145,7 +156,7 @@ class Run:
     def __call__(self) -> bool:
         """Run to the end; whether all was run and passed."""
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        for lanes in (self._lanes, [self._last]):
+        for lanes in ([*(chain(lane, iter(self._next, None)) for lane in self._lanes), self._waiting], [self._last]):
             threads = [threading.Thread(target=self._follow, args=(lane,)) for lane in lanes]
             for thread in threads:
                 thread.start()
@@ -157,8 +168,8 @@ class Run:
             signal.signal(number, handler)
         return not self._stopped and all(tier.passed for tier in self.done)
 
-    def _follow(self, lane: Sequence[str]) -> None:
-        for name in chain(lane, iter(self._next, None)):
+    def _follow(self, lane: Iterable[str]) -> None:
+        for name in lane:
             if (tier := self._one(name)) is not None:
                 self.done.append(tier)
 
@@ -205,13 +216,18 @@ def main(wanted: Sequence[str]) -> int:
     if unknown := sorted(set(wanted) - set(TIERS)):
         print(f"unknown tier {', '.join(unknown)}; there are {', '.join(TIERS)}", file=sys.stderr)
         return 2
+    began, busy = time.monotonic(), busy_seconds()
     os.sync()  # images that were just built: nobody shall wait for them to reach the disk
     with scratch() as memory:
         run = Run(wanted, memory)
         passed = run()
+    seconds, cores = time.monotonic() - began, os.cpu_count() or 1
+    share = (busy_seconds() - busy) / (seconds * cores)
+    print(f"all tiers: {seconds:.0f} s, in which {share:.0%} of {cores} cores computed", flush=True)
     for tier in run.done:
         verdict = "passed" if tier.passed else f"FAILED ({tier.process.returncode})"
-        print(f"{tier.name}: {verdict} in {tier.seconds:.0f} s: {tier.summary}", flush=True)
+        took = f"{tier.seconds:.0f} s (computing: {tier.cpu_seconds:.0f} s)"
+        print(f"{tier.name}: {verdict} in {took}: {tier.summary}", flush=True)
     for tier in run.done:
         for line in tier.failures:
             print(f"[{tier.name}] {line}", flush=True)

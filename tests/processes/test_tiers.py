@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiers as runner
-from tests.tiers import AT_LAST, LANES, THEN, TIERS
+from tests.tiers import AT_LAST, LANES, THEN, TIERS, WAITING
 
 ROOT = Path(__file__).parents[2]
 GPU = "tests/gpu"
@@ -34,7 +34,7 @@ def holds(arguments: Sequence[str], file: Path) -> bool:
 
 
 def test_every_test_file_belongs_to_exactly_one_tier_that_runs() -> None:
-    tiers = [TIERS[name] for lane in (*LANES, THEN, AT_LAST) for name in lane]
+    tiers = [TIERS[name] for lane in (*LANES, WAITING, THEN, AT_LAST) for name in lane]
     for file in (ROOT / "tests").rglob("test_*.py"):
         if not file.is_relative_to(ROOT / GPU):
             assert sum(holds(tier, file) for tier in tiers) == 1, file
@@ -68,6 +68,7 @@ def test_the_last_lines_name_what_failed(
     monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path),)})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "WAITING", ())
     monkeypatch.setattr(runner, "THEN", ())
     monkeypatch.setattr(runner, "AT_LAST", ())
     monkeypatch.setenv("COLUMNS", "400")
@@ -101,6 +102,7 @@ def test_the_few_that_failed_are_looked_at_again_alone_and_have_failed_whatever_
     )
     monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path),)})
     monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "WAITING", ())
     monkeypatch.setattr(runner, "THEN", ())
     monkeypatch.setattr(runner, "AT_LAST", ())
     monkeypatch.chdir(tmp_path)
@@ -129,6 +131,7 @@ def test_temporary_files_are_in_memory_and_gone_afterwards(
     monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path / "test_some.py"),)})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "WAITING", ())
     monkeypatch.setattr(runner, "THEN", ())
     monkeypatch.setattr(runner, "AT_LAST", ())
     monkeypatch.setattr(runner, "MEMORY", memory)
@@ -146,10 +149,14 @@ def test_temporary_files_are_in_memory_and_gone_afterwards(
 def test_a_lane_that_is_through_takes_what_no_lane_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The long lane ends only after all others have run, so these have run in the other one, and each of them once."""
-    names = ("long", "short", "free", "last")
+    """The long lane ends only after all others have run, so these have run in the other one, and each of them once.
+
+    The lane that waits is through at once, and takes nothing: the short one ends a while after it, and then begins with the rest.
+    """
+    names = ("long", "short", "free", "waits", "last")
+    needs = {"long": ["short", "free"], "short": ["waits"]}
     for name in names:
-        need = ["short", "free"] if name == "long" else []
+        need = needs.get(name, [])
         (tmp_path / f"test_{name}.py").write_text(
             "import time\n"
             "from pathlib import Path\n"
@@ -158,11 +165,14 @@ def test_a_lane_that_is_through_takes_what_no_lane_has_begun(
             "here = Path(__file__).parent\n"
             "def test_it():\n"
             f"    while not all((here / name).exists() for name in {need}): time.sleep(0.05)\n"
+            f"    time.sleep({2 if name == 'short' else 0})\n"
+            f"    assert {name!r} != 'free' or (here / 'short').exists()\n"
             f"    (here / '{name}').open('a').write('.')\n"
         )
     monkeypatch.setattr(runner, "TIERS", {name: (str(tmp_path / f"test_{name}.py"),) for name in names})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "LANES", (("long",), ("short",)))
+    monkeypatch.setattr(runner, "WAITING", ("waits",))
     monkeypatch.setattr(runner, "THEN", ("free",))
     monkeypatch.setattr(runner, "AT_LAST", ("last",))
     assert runner.main([]) == 0, capsys.readouterr().out
@@ -180,11 +190,12 @@ def test_a_signal_ends_what_runs_and_starts_nothing_more(tmp_path: Path) -> None
     (tmp_path / "slow_start.py").write_text("import time; time.sleep(60)")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_PLUGINS": "slow_start"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.tiers", "controlplane", "cluster", "processes", "unit"],
+        [sys.executable, "-m", "tests.tiers", "controlplane", *THEN[:3]],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    assert {process.stdout.readline() for _ in LANES} == {"== controlplane\n", f"== {THEN[0]}\n"}
+    started = {process.stdout.readline() for _ in (*LANES, *WAITING)}
+    assert started == {"== controlplane\n", f"== {THEN[0]}\n", f"== {THEN[1]}\n"}
     process.terminate()
     output, _ = process.communicate(timeout=30)
-    assert (process.returncode, "== cluster" in output, "== unit" in output) == (1, False, False), output
+    assert (process.returncode, f"== {THEN[2]}" in output) == (1, False), output
