@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) requirements/uv.txt pyproject.toml | sha256sum | cut -c1-16)
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: help install images wheel demo quickstart test test-full lint cluster unit unit-operator unit-roles ui docs lock clean
+.PHONY: help install images wheel demo quickstart test test-full lint cluster unit unit-operator unit-roles ui docs site lock clean
 
 # The first target: plain `make` changes nothing.
 help: ## this list
@@ -72,7 +72,7 @@ unit-roles:
 
 # Every tier, each with its own summary; all of them run before the first failure counts.
 test: install ## all tests, those on real clusters and with real parts included
-	$(MAKE) --jobs=2 lint cluster
+	$(MAKE) --jobs=2 lint site cluster
 	$(BIN)/python -m tests.tiers
 
 # All that is slow before a cluster of the tests is up: programs, and this checkout's images, built and unpacked.
@@ -98,6 +98,13 @@ docs: install ## write the generated pages
 	$(BIN)/python -m tools.docs --write
 	$(BIN)/python -m tools.operator_docs --write
 
+# In an environment of its own: what makes pages is nothing that a run needs.
+SITE := build/site-tools
+site: install ## the documentation as a site, in build/site; a link that leads nowhere is an error
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv --without-pip $(SITE)
+	VIRTUAL_ENV=$(CURDIR)/$(SITE) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r requirements/site.txt
+	cd tools/site && NO_MKDOCS_2_WARNING=1 PYTHONPATH=. ../../$(SITE)/bin/mkdocs build --quiet --strict
+
 # Lock files carry versions and hashes but no addresses. Those of the images hold the versions of the first ones.
 UV_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade --quiet
 IMAGE_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-index-url --no-annotate --quiet
@@ -120,6 +127,7 @@ lock: ## renew the lock files
 	$(IMAGE_GPU) --extra orchestrator --extra cli -o requirements/images/trainer-gpu.txt
 	$(IMAGE_CPU) --override requirements/images/overrides-trackers.txt --extra wandb --extra tensorboard --extra trackio $(HELD) -o requirements/images/trackers.txt
 	$(IMAGE_GPU) --extra inference --extra cli --extra gpu -o requirements/images/inference-gpu.txt
+	$(UV_COMPILE) requirements/site.in --python-version 3.11 -o requirements/site.txt
 	echo verifiers==0.1.14 | $(UV_COMPILE) - --python-version 3.11 -o requirements/verifiers-0.1.txt
 	grep -o 'setuptools==[0-9.]*' pyproject.toml | $(IMAGE_COMPILE) - -o requirements/images/build.txt
 

@@ -1,0 +1,69 @@
+"""The documentation site: every page is in its navigation, and links out of docs/ lead to files that are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.site import hooks
+
+MKDOCS = hooks.ROOT / "tools" / "site" / "mkdocs.yml"
+PAGE = re.compile(r"^ *- (?:[^:#\n]+: )?(\S+\.md)$", re.MULTILINE)
+
+
+def pages() -> set[str]:
+    found = (path.relative_to(hooks.DOCS).as_posix() for path in hooks.DOCS.rglob("*.md"))
+    return {page for page in found if not page.startswith("decisions/")}
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    named = PAGE.findall(MKDOCS.read_text())
+    assert sorted(named) == sorted(pages())
+
+
+def test_what_pages_link_to_outside_of_docs_is_there() -> None:
+    shown = {path for page in pages() for path in hooks.linked(page, (hooks.DOCS / page).read_text())}
+    assert "examples/quickstart.yaml" in shown
+    assert len(shown) > 40
+    assert all(hooks.content(path).startswith("# ") for path in shown)
+
+
+@pytest.mark.parametrize("text", ["[x](../examples/none.yaml)", "[x](../workloads/rlrun/gone.py#L3)"])
+def test_a_link_to_a_file_that_is_gone_is_named_with_its_page(text: str) -> None:
+    with pytest.raises(LookupError, match=r"docs/fit\.md: the link \.\./\S+ leads to no file of the repository"):
+        hooks.linked("fit.md", text)
+
+
+@pytest.mark.parametrize(
+    ("page", "to", "path"),
+    [
+        ("fit.md", "../examples/eval.yaml", "examples/eval.yaml"),
+        ("reference/rlrun.md", "../fit.md", "docs/fit.md"),
+        ("decisions/0002-x.md", "../../operator/rlrun_operator/names.py", "operator/rlrun_operator/names.py"),
+        ("source/SECURITY.md.md", "docs/security.md", "docs/security.md"),
+    ],
+)
+def test_a_link_is_read_from_the_file_that_has_it(page: str, to: str, path: str) -> None:
+    assert hooks.target(page, to) == path
+
+
+@pytest.mark.parametrize(
+    ("heading", "anchor"),
+    [
+        ("Any OpenAI-style server", "any-openai-style-server"),
+        ("`kubectl apply` refuses the manifest", "kubectl-apply-refuses-the-manifest"),
+        ("Memory & time: a table", "memory--time-a-table"),
+        ("model_max_length", "model_max_length"),
+    ],
+)
+def test_anchors_are_those_of_the_repositorys_pages(heading: str, anchor: str) -> None:
+    assert hooks.slug(heading, "-") == anchor
+
+
+def test_nothing_is_fetched_from_other_hosts() -> None:
+    config = MKDOCS.read_text()
+    assert "font: false" in config
+    assert "http" not in config.replace("RLRUN_SITE_URL", "")
+    assert Path(hooks.ROOT / "requirements" / "site.txt").read_text().count("--hash=sha256:") > 50
