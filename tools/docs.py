@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,13 +25,14 @@ from rlrun.config.algorithm.names import (
     PRESETS,
     PROXIMAL_METHODS,
     Entry,
-    Option,
     default_aggregation,
     needs,
 )
 from rlrun.runtime import exit_codes
 from tools.crd import crd_files
+from tools.docs_algorithms import algorithm_pages
 from tools.docs_convert import convert_page
+from tools.docs_options import given, option_table
 from tools.docs_prime_rl import prime_rl_page
 from tools.docs_resource import NOTE, cells, page, resource_page, status_page
 
@@ -145,7 +144,7 @@ def pages() -> dict[str, str]:
 
 def generated_files() -> dict[str, str]:
     """Every generated file: path from the repository's root -> text."""
-    return {f"{REFERENCE}/{name}": text for name, text in pages().items()} | crd_files()
+    return {f"{REFERENCE}/{name}": text for name, text in pages().items()} | algorithm_pages() | crd_files()
 
 
 def presets_page() -> str:
@@ -177,10 +176,10 @@ def presets_page() -> str:
         lines.append(
             cells(
                 f"`{name}`",
-                f"`{preset.advantage}`{_given(preset.advantage_options)}",
-                f"`{preset.loss}`{_given(preset.loss_options)}",
+                f"`{preset.advantage}`{given(preset.advantage_options)}",
+                f"`{preset.loss}`{given(preset.loss_options)}",
                 f"`{preset.aggregation or default_aggregation(preset.loss, preset.loss_options)}`",
-                _given({to_camel(key): value for key, value in preset.filters.items()}).strip(),
+                given({to_camel(key): value for key, value in preset.filters.items()}).strip(),
                 ", ".join(missing),
                 preset.description,
             )
@@ -201,7 +200,7 @@ def presets_page() -> str:
         "tokens. x = o - i, or t - i without a proximal policy. A token that is masked stays in the denominator.",
         "",
     ]
-    lines += _options(CORRECTION_OPTIONS)
+    lines += option_table(CORRECTION_OPTIONS)
     return page(lines)
 
 
@@ -219,24 +218,7 @@ def _algorithm(name: str, entry: Entry) -> Iterable[str]:
     if entry.needs:
         yield from ("", f"Needs a {entry.needs} model.")
     if entry.options:
-        yield from ("", *_options(entry.options))
-
-
-def _options(options: Mapping[str, Option]) -> Iterable[str]:
-    yield from ("| option | default | values | meaning |", "|---|---|---|---|")
-    for option, spec in options.items():
-        meaning = spec.summary + (f"; needs a {spec.needs} model" if spec.needs else "")
-        yield cells(f"`{option}`", f"`{json.dumps(spec.default)}`", _values(spec), meaning)
-
-
-def _values(option: Option) -> str:
-    if option.choices:
-        return ", ".join(f"`{json.dumps(choice)}`" for choice in option.choices)
-    if isinstance(option.default, bool):
-        return "true, false"
-    low = "" if option.low == -math.inf else f"{'>' if option.low_excluded else '≥'} {option.low:g}"
-    high = "" if option.high == math.inf else f"≤ {option.high:g}"
-    return ", ".join(filter(None, (low, high, "null" if option.nullable else "")))
+        yield from ("", *option_table(entry.options))
 
 
 def cli_page() -> str:
@@ -301,10 +283,6 @@ def _exit_codes() -> list[str]:
         "",
         "64 to 78 are permanent: starting again cannot help.",
     ]
-
-
-def _given(options: Mapping[str, object]) -> str:
-    return f" {json.dumps(dict(options))}" if options else ""
 
 
 def run(argv: Sequence[str] | None = None) -> int:
