@@ -118,7 +118,7 @@ lock: ## renew the lock files
 	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra gpu --extra flash-attn --python-version 3.12 -o requirements/gpu.txt
 	$(IMAGE_COMPILE) pyproject.toml --constraint requirements/gpu.txt --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra ui --extra gpu --extra dev \
 	  --python-version 3.12 -o requirements/local-gpu.txt
-	$(UV_COMPILE) pyproject.toml --extra operator --python-version 3.11 -o requirements/operator.txt
+	$(UV_COMPILE) pyproject.toml --extra operator --extra ui --python-version 3.11 -o requirements/operator.txt
 	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer -o requirements/images/common-cpu.txt
 	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer --extra orchestrator --extra cli -o requirements/images/trainer-cpu.txt
 	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer --extra inference --extra cli --extra engine requirements/engine-cpu.in -o requirements/images/inference-cpu.txt

@@ -22,8 +22,10 @@ from rlrun.protocol.files.launcher import State, new_record, write_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.ui.app import make_app
 from rlrun.ui.guard import LOOPBACK, Guard
+from rlrun.ui.live import Feed
 from rlrun.ui.registry import Registry, run_id
 from rlrun.ui.secrets import Redactor
+from rlrun.ui.shown import FolderRuns
 from rlrun.ui.static_files import StaticFiles
 
 SECRET = "hunter2-hunter2"
@@ -279,8 +281,7 @@ def page_files(folder: Path) -> Iterator[StaticFiles]:
 def client(*folders: Path, static: StaticFiles, token: str | None = None) -> tuple[Client, Registry]:
     """A guarded application of folders, and its registry."""
     registry = Registry(folders)
-    app = make_app(
-        registry, Redactor({"MY_PASSWORD": SECRET}), static, folders=[str(one) for one in folders], seconds=0.01
-    )
+    runs, feed = FolderRuns(registry, [str(one) for one in folders]), Feed(registry.fingerprints, 0.01)
+    app = make_app(lambda _request: runs, Redactor({"MY_PASSWORD": SECRET}), static, feed)
     names = LOOPBACK if token is None else None
     return Client(Guard(app, names=names, token=token, port=8765)), registry

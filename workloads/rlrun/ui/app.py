@@ -1,58 +1,72 @@
-"""The page's routes: typed, read-only answers about the runs of a registry, and the static files."""
+"""The page's routes: typed, read-only answers about the runs that the one who asks may see, and the static files."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import yaml
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel
 
 from rlrun.ui import models, overview, rollout_views
 from rlrun.ui.confine import OutsideError
 from rlrun.ui.live import Feed
-from rlrun.ui.registry import OpenRun, Registry, UnknownRunError
+from rlrun.ui.registry import UnknownRunError
 from rlrun.ui.rollout_views import Source
 from rlrun.ui.secrets import Redactor
+from rlrun.ui.shown import ForbiddenError, Run, Runs
 from rlrun.ui.static_files import StaticFiles
 from rlrun.ui.tokens import tokens
 from rlrun.ui.traces import Filter, Order
 
-Model = TypeVar("Model", bound=BaseModel)
 _STEP = 99_999_999
 Step = Annotated[int | None, Query(ge=0, le=_STEP)]
-_PROBLEMS = {"model": models.Problem}
 
 
-def make_app(
-    registry: Registry, redactor: Redactor, static: StaticFiles, *, folders: list[str], seconds: float = 1.0
-) -> FastAPI:
+def _runs(request: Request) -> Runs:
+    found: Runs = request.app.state.runs_of(request)
+    return found
+
+
+def _run(run: str, request: Request) -> Run:
+    return _runs(request).get(run)
+
+
+Seen = Annotated[Runs, Depends(_runs)]
+"""Runs of who asks. No route has another way to a run than this and `One`."""
+One = Annotated[Run, Depends(_run)]
+"""The run that the address names, if who asks may see it."""
+
+
+def make_app(runs_of: Callable[[Request], Runs], redactor: Redactor, static: StaticFiles, feed: Feed) -> FastAPI:
     """The application, without what guards it.
 
     Args:
-        registry: the runs.
+        runs_of: the runs that the one who sent a request may see.
         redactor: takes secrets out of every answer.
         static: the page.
-        folders: names of the given folders, for people.
-        seconds: time between two looks for changes.
+        feed: of all runs.
     """
     # No pages of documentation: they load scripts from other hosts.
     app = FastAPI(title="rlrun ui", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.runs_of = runs_of
     _add_problems(app)
-    _add_runs(app, registry, redactor, folders)
-    _add_curves(app, registry, redactor)
-    _add_rollouts(app, registry, redactor)
-    feed = Feed(registry.fingerprints, seconds)
+    _add_runs(app, redactor)
+    _add_curves(app)
+    _add_rollouts(app, redactor)
+
+    @app.get("/api/me")
+    def me(request: Request, runs: Seen) -> models.Me:
+        return models.Me(user=runs.user, session=request.scope.get("state", {}).get("session") is not None)
 
     @app.get("/api/events")
-    async def events() -> Response:
+    async def events(runs: Seen) -> Response:
         if feed.full:
             return _problem(503, "too many pages of this server are open; close some")
-        return StreamingResponse(_text(feed), media_type="text/event-stream")
+        view = None if runs.user is None else runs.seen
+        return StreamingResponse(feed.events(view), media_type="text/event-stream")
 
     @app.get("/api/{rest:path}")
     def no_answer(rest: str) -> Response:
@@ -69,11 +83,6 @@ def make_app(
     return app
 
 
-async def _text(feed: Feed) -> AsyncIterator[str]:
-    async for event in feed.events():
-        yield event
-
-
 def _problem(status: int, text: str) -> JSONResponse:
     return JSONResponse({"problem": text}, status_code=status)
 
@@ -87,6 +96,10 @@ def _add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(OutsideError)
     def outside(_request: Request, error: Exception) -> Response:
+        return _problem(403, str(error))
+
+    @app.exception_handler(ForbiddenError)
+    def forbidden(_request: Request, error: Exception) -> Response:
         return _problem(403, str(error))
 
     @app.exception_handler(LookupError)
@@ -110,66 +123,65 @@ def _add_problems(app: FastAPI) -> None:
         return _problem(422, f"{'.'.join(str(part) for part in first['loc'][1:])}: {first['msg']}")
 
 
-def _add_runs(app: FastAPI, registry: Registry, redactor: Redactor, folders: list[str]) -> None:
+def _add_runs(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/runs")
-    def runs() -> models.RunList:
-        return redactor.model(overview.run_list(registry, folders))
+    def every(runs: Seen) -> models.RunList:
+        return redactor.model(overview.run_list(runs))
 
     @app.get("/api/runs/{run}")
-    def one(run: str) -> models.RunView:
-        found = registry.get(run)
-        return redactor.model(overview.run_view(found, registry.snapshot(found.root, time.time())))
+    def one(run: One) -> models.RunView:
+        return redactor.model(overview.run_view(run))
 
     @app.get("/api/runs/{run}/manifest")
-    def manifest(run: str) -> models.Manifest:
-        document = redactor.document(overview.manifest(registry.get(run)))
+    def manifest(run: One) -> models.Manifest:
+        document = redactor.document(run.manifest())
         return models.Manifest(text=yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
     @app.get("/api/compare")
-    def compare(run: Annotated[list[str], Query(min_length=2, max_length=8)]) -> models.Comparison:
-        found = [registry.get(one) for one in run]
+    def compare(runs: Seen, run: Annotated[list[str], Query(min_length=2, max_length=8)]) -> models.Comparison:
+        found = [runs.get(one) for one in run]
         return redactor.model(overview.comparison(found, [redactor.document(_config(one)) for one in found]))
 
 
-def _config(run: OpenRun) -> dict[str, object]:
+def _config(run: Run) -> dict[str, object]:
     """Configuration of one role, which has the fields of all."""
-    document: Mapping[str, object] = overview.manifest(run)
+    document: Mapping[str, object] = run.manifest()
     found = document.get("trainer", document)
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def _add_curves(app: FastAPI, registry: Registry, redactor: Redactor) -> None:
+def _add_curves(app: FastAPI) -> None:
     @app.get("/api/runs/{run}/curves")
     def curves(
-        run: str,
+        run: One,
         metric: Annotated[list[str], Query(min_length=1, max_length=24)],
         first: Step = None,
         last: Step = None,
         smooth: Annotated[int, Query(ge=1, le=200)] = 1,
         points: Annotated[int, Query(ge=4, le=4000)] = 1000,
     ) -> models.Curves:
-        index = registry.get(run).steps()
+        index = run.files().steps()
         return overview.curves(index, metric, first=first, last=last, smooth=smooth, points=points)
 
     @app.get("/api/runs/{run}/timeline")
     def timeline(
-        run: str, first: Step = None, last: Step = None, spans: Annotated[int, Query(ge=1, le=400)] = 80
+        run: One, first: Step = None, last: Step = None, spans: Annotated[int, Query(ge=1, le=400)] = 80
     ) -> models.Timeline:
-        return overview.timeline(registry.get(run).steps(), first=first, last=last, spans=spans)
+        return overview.timeline(run.files().steps(), first=first, last=last, spans=spans)
 
     @app.get("/api/runs/{run}/staleness")
-    def staleness(run: str, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Staleness:
-        return overview.staleness(registry.get(run), step)
+    def staleness(run: One, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Staleness:
+        return overview.staleness(run.files(), step)
 
 
-def _add_rollouts(app: FastAPI, registry: Registry, redactor: Redactor) -> None:
+def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/runs/{run}/traces")
-    def traced(run: str) -> models.TracedSteps:
-        return rollout_views.traced(registry.get(run))
+    def traced(run: One) -> models.TracedSteps:
+        return rollout_views.traced(run.files())
 
     @app.get("/api/runs/{run}/rollouts")
     def page(
-        run: str,
+        run: One,
         step: Step = None,
         evaluation: Step = None,
         environment: str | None = None,
@@ -182,19 +194,19 @@ def _add_rollouts(app: FastAPI, registry: Registry, redactor: Redactor) -> None:
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> models.RolloutPage:
-        found = registry.get(run)
+        found = run.files()
         wanted = Filter(environment, reward_min, reward_max, tokens_min, tokens_max, group)
         index = found.trace(Source(step, evaluation).path(found))
         return rollout_views.page(index, wanted, order, redactor.text, offset=offset, limit=limit)
 
     @app.get("/api/runs/{run}/rollouts/{number}")
-    def rollout(run: str, number: int, step: Step = None, evaluation: Step = None) -> models.RolloutView:
-        row, whole = rollout_views.whole(registry.get(run), Source(step, evaluation), number)
+    def rollout(run: One, number: int, step: Step = None, evaluation: Step = None) -> models.RolloutView:
+        row, whole = rollout_views.whole(run.files(), Source(step, evaluation), number)
         return rollout_views.view(row, whole, redactor.text)
 
     @app.get("/api/runs/{run}/rollouts/{number}/tokens")
-    def coloured(run: str, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Tokens:
-        found = registry.get(run)
+    def coloured(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Tokens:
+        found = run.files()
         row, _ = rollout_views.whole(found, Source(step, None), number)
         attempt, group, member = (
             row[name] if isinstance(row[name], int) else 0 for name in ("attempt", "group", "rollout")
@@ -202,7 +214,7 @@ def _add_rollouts(app: FastAPI, registry: Registry, redactor: Redactor) -> None:
         return tokens(found, step, int(attempt), int(group), int(member), redactor.spans)  # type: ignore[call-overload]
 
     @app.get("/api/runs/{run}/rollouts/{number}/diff/{other}")
-    def diff(run: str, number: int, other: int, step: Step = None, evaluation: Step = None) -> models.DiffView:
-        found, source = registry.get(run), Source(step, evaluation)
+    def diff(run: One, number: int, other: int, step: Step = None, evaluation: Step = None) -> models.DiffView:
+        found, source = run.files(), Source(step, evaluation)
         first, second = (rollout_views.whole(found, source, one) for one in (number, other))
         return rollout_views.difference(first, second, redactor.text)

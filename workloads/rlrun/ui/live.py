@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 
 CLIENTS_MAX = 64
+View = Callable[[Mapping[str, str]], Mapping[str, str] | None]
 _KEEPALIVE_SECONDS = 15.0
 """A comment after so long without a change: what is between sees that the connection lives, and we that it does not."""
 
@@ -17,10 +18,16 @@ class Feed:
     Args:
         look: reads the fingerprints; called in a thread, and only while somebody listens.
         seconds: time between two looks.
+        passing: errors of a look that the next one may not have: a folder that is being removed.
     """
 
-    def __init__(self, look: Callable[[], Mapping[str, str]], seconds: float = 1.0) -> None:
-        self._look, self._seconds = look, seconds
+    def __init__(
+        self,
+        look: Callable[[], Mapping[str, str]],
+        seconds: float = 1.0,
+        passing: tuple[type[Exception], ...] = (OSError,),
+    ) -> None:
+        self._look, self._seconds, self._passing = look, seconds, passing
         self._now: Mapping[str, str] | None = None
         """None: nobody has looked yet."""
         self._number = 0
@@ -34,19 +41,30 @@ class Feed:
         """True if no more pages are served."""
         return self._clients >= CLIENTS_MAX
 
-    async def events(self) -> AsyncIterator[str]:
-        """Server-sent events: at once the fingerprints of all runs, and again after each change."""
+    async def events(self, view: View | None = None) -> AsyncIterator[str]:
+        """Server-sent events: at once the fingerprints of the runs, and again after each change.
+
+        Args:
+            view: chooses what one page is told; called in a thread before each event, and at least every 15 s. When it gives None, or
+                fails, the stream ends. None: everything is told.
+        """
         self._clients += 1
-        seen = 0
+        seen, told = 0, None
         try:
             if self._task is None:  # nothing is awaited in between: of two pages that come at once, one starts it
                 self._task = asyncio.create_task(self._watch())
             while True:
-                if seen == self._number and not await self._wait(seen):
+                quiet = seen == self._number and not await self._wait(seen)
+                seen, mine = self._number, self._now or {}
+                if view is not None and (allowed := await asyncio.to_thread(view, mine)) is None:
+                    return
+                if view is not None:
+                    mine = allowed
+                if seen and mine != told:
+                    told = mine
+                    yield f"event: runs\ndata: {json.dumps(mine)}\n\n"
+                elif quiet:  # only then: a change of others' runs is nothing that this page hears of
                     yield ": still here\n\n"
-                    continue
-                seen = self._number
-                yield f"event: runs\ndata: {json.dumps(self._now)}\n\n"
         finally:
             self._clients -= 1
             if self._clients == 0 and self._task is not None:
@@ -70,7 +88,7 @@ class Feed:
     async def _refresh(self) -> None:
         try:
             now = await asyncio.to_thread(self._look)
-        except OSError:  # a folder that is being removed: the next look finds it gone
+        except self._passing:
             return
         if now != self._now:
             async with self._changed:

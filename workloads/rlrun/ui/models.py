@@ -59,7 +59,8 @@ class Refused(Answer):
 class RunList(Answer):
     """All runs."""
 
-    folders: list[str]
+    nothing: str
+    """In words, where no run is to be shown."""
     runs: list[RunRow]
     refused: list[Refused]
 
@@ -113,10 +114,52 @@ class WaitView(Answer):
     since: str | None
 
 
+class ConditionView(Answer):
+    """One aspect of a run's state, as in `status.conditions`."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: str | None
+
+
+class EventView(Answer):
+    """Event about a run."""
+
+    reason: str
+    message: str
+    warning: bool
+    time: str | None
+    count: int
+
+
+class ProcessView(Answer):
+    """Pod of a run."""
+
+    name: str
+    role: str
+    attempt: int | None
+    state: str
+    ready: bool
+    restarts: int
+    node: str | None
+
+
 class RunView(Answer):
     """One run."""
 
     run: RunRow
+    place: Literal["folder", "cluster"]
+    files: bool
+    """True if curves and rollouts can be read."""
+    unread: list[str]
+    """What cannot be read, each with the cause and another way."""
+    conditions: list[ConditionView]
+    events: list[EventView]
+    """Newest first."""
+    processes: list[ProcessView]
+    """Pods; none of a run on one machine."""
     wait: WaitView | None
     heard_seconds: float | None
     command: str | None
@@ -317,9 +360,22 @@ class Comparison(Answer):
     metrics: list[str]
     last_tenth: list[Mean]
     differences: list[Difference]
+    unread: list[str]
+    """Runs whose curves cannot be read, each with the cause."""
+
+
+class Me(Answer):
+    """Who asks."""
+
+    user: str | None
+    """None: this server asks nobody who they are."""
+    session: bool
+    """True if a session can be ended; False: each request brings its token."""
 
 
 class Problem(Answer):
     """An answer that is none: what was wrong, and what to do."""
 
     problem: str
+    login: bool = False
+    """True if it would be answered after a login."""

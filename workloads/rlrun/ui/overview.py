@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 
 from rlrun.inspect import compare
 from rlrun.inspect.curves import Line
-from rlrun.inspect.folder import read_config
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.why import explain
 from rlrun.ui import models
 from rlrun.ui.confine import OutsideError
-from rlrun.ui.registry import OpenRun, Registry, run_id
-from rlrun.ui.steps import StepIndex
+from rlrun.ui.registry import OpenRun
+from rlrun.ui.shown import ForbiddenError, Run, Runs, UnreadableError
+from rlrun.ui.steps import NO_STEPS, StepIndex
 
 _COMPUTES = ("reference", "proximal", "values", "critic", "forward_backward", "optimizer")
 _PARTS = (
@@ -29,32 +27,48 @@ _PARTS = (
     ("validation", "validates", False, ("time/validate",)),
 )
 """Parts of `time/step`, in the order in which they are drawn: name, label, whether the trainer waits, metrics."""
+_EVENTS = 100
+"""Newest events that are shown."""
 _REST = ("rest", "does the rest", False)
 
 
-def run_list(registry: Registry, folders: Sequence[str]) -> models.RunList:
+def run_list(runs: Runs) -> models.RunList:
     """All runs, and the folders that are refused."""
-    now, rows, refused = time.time(), [], []
-    for name, root in registry.runs().items():
+    rows, refused = [], []
+    for run in runs.all():
         try:
-            rows.append(row(name, registry.snapshot(root, now)))
+            rows.append(row(run.id, run.glance()))
         except OutsideError as error:
-            refused.append(models.Refused(id=name, why=str(error)))
-    return models.RunList(folders=list(folders), runs=rows, refused=refused)
+            refused.append(models.Refused(id=run.id, why=str(error)))
+    return models.RunList(nothing=runs.nothing, runs=rows, refused=refused)
 
 
 def row(name: str, seen: Snapshot) -> models.RunRow:
     """A run in the list."""
     progress = {key: value for key, value in asdict(seen.progress).items() if key in models.ProgressView.model_fields}
     return models.RunRow(
-        id=name, name=seen.name, where=seen.where, task=seen.task, phase=seen.phase, reason=seen.reason, message=seen.message,
+        id=name, name=seen.name, where=_where(seen), task=seen.task, phase=seen.phase, reason=seen.reason, message=seen.message,
         attempt=seen.attempt, restarts=seen.restarts, progress=models.ProgressView(**progress), started=seen.started, ended=seen.ended,
     )  # fmt: skip
 
 
-def run_view(run: OpenRun, seen: Snapshot) -> models.RunView:
+def _where(seen: Snapshot) -> str:
+    """Its folder; of a run in a cluster its namespace and name."""
+    return seen.where if seen.place == "folder" else f"{seen.where}/{seen.name}"
+
+
+def steps_of(run: Run) -> tuple[StepIndex, str | None]:
+    """Metrics of a run, and why there are none where its files cannot be read here."""
+    try:
+        return run.files().steps(), None
+    except (ForbiddenError, UnreadableError, OutsideError) as error:
+        return NO_STEPS, str(error)
+
+
+def run_view(run: Run) -> models.RunView:
     """One run with its explanation."""
-    now, index = time.time(), run.steps()
+    now, seen = time.time(), run.snapshot()
+    index, unread = steps_of(run)
     told, bounds = explain(seen, now), index.bounds
     why = models.Why(
         headline=told.headline,
@@ -65,7 +79,13 @@ def run_view(run: OpenRun, seen: Snapshot) -> models.RunView:
     )
     wanted = models.FailureView.model_fields
     return models.RunView(
-        run=row(run_id(run.root), seen),
+        run=row(run.id, seen),
+        place=seen.place,
+        files=unread is None,
+        unread=[*([unread] if unread else []), *seen.unread],
+        conditions=[models.ConditionView(**asdict(one)) for one in seen.conditions],
+        events=[models.EventView(**asdict(one)) for one in reversed(seen.events[-_EVENTS:])],
+        processes=[models.ProcessView(**asdict(one)) for one in seen.processes] if seen.place == "cluster" else [],
         wait=models.WaitView(**asdict(seen.wait)) if seen.wait is not None else None,
         heard_seconds=seen.heard_seconds,
         command=seen.go_on,
@@ -135,25 +155,15 @@ def staleness(run: OpenRun, step: int) -> models.Staleness:
     return models.Staleness(step=step, lags=list(lags), tokens=list(lags.values()))
 
 
-def manifest(run: OpenRun) -> dict[str, object]:
-    """The resolved configuration of a run, as it is stored."""
-    paths = run.paths
-    if paths.run_json.is_file():
-        with run.fence.open(paths.run_json) as file, suppress(ValueError, RecursionError):
-            document = json.load(file)
-            if isinstance(document, dict):
-                return document
-    return read_config(paths, paths.attempts_on_disk())
-
-
-def comparison(runs: Sequence[OpenRun], configs: Sequence[dict[str, object]]) -> models.Comparison:
+def comparison(runs: Sequence[Run], configs: Sequence[dict[str, object]]) -> models.Comparison:
     """Runs beside each other.
 
     Args:
         runs: at least two.
         configs: the configuration of each, without secrets.
     """
-    indexes, labels = [run.steps() for run in runs], [run.root.name for run in runs]
+    found = [steps_of(run) for run in runs]
+    indexes, labels = [index for index, _ in found], [run.label for run in runs]
     named = [
         compare.Curve(label, [dict.fromkeys(index.names)], config)
         for label, index, config in zip(labels, indexes, configs, strict=True)
@@ -167,7 +177,8 @@ def comparison(runs: Sequence[OpenRun], configs: Sequence[dict[str, object]]) ->
     differences = [models.Difference(field=name, values=values) for name, values in compare.differences(named)]
     every = sorted({name for index in indexes for name in index.names})
     return models.Comparison(
-        ids=[run_id(run.root) for run in runs], labels=labels, steps=common, metrics=every, last_tenth=means, differences=differences
+        ids=[run.id for run in runs], labels=labels, steps=common, metrics=every, last_tenth=means, differences=differences,
+        unread=[f"{label}: {why}" for label, (_, why) in zip(labels, found, strict=True) if why],
     )  # fmt: skip
 
 

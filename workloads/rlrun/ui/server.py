@@ -15,8 +15,10 @@ from starlette.types import ASGIApp
 
 from rlrun.ui.app import make_app
 from rlrun.ui.guard import LOOPBACK, Guard
+from rlrun.ui.live import Feed
 from rlrun.ui.registry import Registry
 from rlrun.ui.secrets import Redactor
+from rlrun.ui.shown import FolderRuns
 from rlrun.ui.static_files import StaticFiles
 
 _GRACE_SECONDS = 2
@@ -72,7 +74,8 @@ def serve(folders: Sequence[Path], address: Address, say: Callable[[str], None],
     port = listener.getsockname()[1]
     token = secrets.token_urlsafe(24) if address.token or not address.loopback else None
     registry, redactor = Registry(folders), Redactor(os.environ)
-    app = make_app(registry, redactor, static, folders=[str(folder) for folder in folders], seconds=seconds)
+    runs, feed = FolderRuns(registry, [str(folder) for folder in folders]), Feed(registry.fingerprints, seconds)
+    app = make_app(lambda _request: runs, redactor, static, feed)
     config = uvicorn.Config(
         guarded(app, address, port, token),
         log_level="warning",

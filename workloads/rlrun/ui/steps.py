@@ -124,6 +124,10 @@ class StepIndex:
         return thinned(Line(metric, found.steps, smoothed(found.values, smooth)), points)
 
 
+NO_STEPS = StepIndex(Path("/nonexistent/metrics.jsonl"))
+"""Index without a step, for a run whose files are not read."""
+
+
 def _whole(value: object) -> int:
     return value if isinstance(value, int) and 0 <= value < 2**62 else 0
 
