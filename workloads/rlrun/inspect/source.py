@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from rlrun.inspect import cluster, folder
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
@@ -75,19 +76,72 @@ def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
     if isinstance(run, FolderRun):
         return folder.read_folder(run.root, now)
     found = ask_json(api, ["get", RUNS, run.name])
-    return _with_parts(found, api, now, events=events)
+    return with_parts(found, KubectlParts(api), now, events=events)
 
 
-def _with_parts(run: Json, api: Api, now: float, *, events: bool) -> Snapshot:
+class Parts(Protocol):
+    """What belongs to a run in a cluster. Each raises `ClusterError` where it cannot be read."""
+
+    def pods(self, namespace: str, run: str) -> Json:
+        """List of its pods."""
+
+    def lease(self, namespace: str, run: str) -> Json:
+        """Its progress Lease."""
+
+    def events(self, namespace: str, run: str) -> Json:
+        """List of the events about it."""
+
+
+class KubectlParts:
+    """Parts by `kubectl`."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def pods(self, namespace: str, run: str) -> Json:
+        """See `Parts`."""
+        return ask_json(self._api, ["get", "pods", "--namespace", namespace, "-l", pods_of(run)])
+
+    def lease(self, namespace: str, run: str) -> Json:
+        """See `Parts`."""
+        return ask_json(self._api, ["get", "leases.coordination.k8s.io", lease_of(run), "--namespace", namespace])
+
+    def events(self, namespace: str, run: str) -> Json:
+        """See `Parts`."""
+        return ask_json(self._api, ["get", "events", "--namespace", namespace, "--field-selector", events_of(run)])
+
+
+def pods_of(run: str) -> str:
+    """Label selector of a run's pods."""
+    return f"rlrun.io/run={run}"
+
+
+def lease_of(run: str) -> str:
+    """Name of a run's progress Lease."""
+    return f"{run}-progress"
+
+
+def events_of(run: str) -> str:
+    """Field selector of the events about a run."""
+    return f"involvedObject.kind=RLRun,involvedObject.name={run}"
+
+
+def with_parts(run: Json, parts: Parts, now: float, *, events: bool = True) -> Snapshot:
+    """Snapshot of an RLRun with its pods, its Lease and its events; what of these cannot be read is in `unread`.
+
+    Args:
+        run: the RLRun.
+        parts: reads the rest.
+        now: seconds since the epoch.
+        events: read these, too.
+    """
     name, namespace = run["metadata"]["name"], run["metadata"]["namespace"]
-    here = ["--namespace", namespace]
-    about = f"involvedObject.kind=RLRun,involvedObject.name={name}"
     wanted: dict[str, Callable[[], Json]] = {
-        "pods": lambda: ask_json(api, ["get", "pods", *here, "-l", f"rlrun.io/run={name}"]),
-        "its progress Lease": lambda: ask_json(api, ["get", "leases.coordination.k8s.io", f"{name}-progress", *here]),
+        "pods": lambda: parts.pods(namespace, name),
+        "its progress Lease": lambda: parts.lease(namespace, name),
     }
     if events:
-        wanted["events"] = lambda: ask_json(api, ["get", "events", *here, "--field-selector", about])
+        wanted["events"] = lambda: parts.events(namespace, name)
     got, unread = _all(wanted)
     if run.get("status", {}).get("phase") in (None, "Unserved", "Pending", "Complete", "Failed", "Suspended"):
         unread = [line for line in unread if not (line.startswith("its progress Lease") and "ot found" in line)]

@@ -28,6 +28,20 @@ _METHODS = ("GET", "HEAD")
 _WITHOUT_TOKEN = "this page asks for the token of the address that `rlrun ui` has printed: http://HOST:PORT/?token=…"
 
 
+def with_policy(send: Send) -> Send:
+    """`send` with the headers of every answer."""
+
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers[name] = value
+            headers.setdefault("Cache-Control", "no-store")
+        await send(message)
+
+    return with_headers
+
+
 class Guard:
     """Middleware.
 
@@ -51,17 +65,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("Cache-Control", "no-store")
-            await send(message)
-
         refusal = self._refusal(scope)
-        await (refusal or self._app)(scope, receive, with_headers)
+        await (refusal or self._app)(scope, receive, with_policy(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -89,7 +94,7 @@ class Guard:
             # Lax: with Strict, a link to the page in another site's page (a chat) would come without it after this redirect.
             answer.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
             return answer
-        if self._is_token(_cookie(headers.get("cookie", ""), self._cookie)):
+        if self._is_token(cookie_of(headers.get("cookie", ""), self._cookie)):
             return None
         if scope["path"].startswith("/api/"):
             return _problem(401, _WITHOUT_TOKEN)
@@ -111,7 +116,8 @@ def _local(path: str) -> str:
     return "/" + path.lstrip("/\\")
 
 
-def _cookie(header: str, name: str) -> str:
+def cookie_of(header: str, name: str) -> str:
+    """Value of a cookie; empty: it is not there."""
     try:
         found = SimpleCookie(header).get(name)
     except CookieError:

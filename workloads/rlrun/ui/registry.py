@@ -16,7 +16,7 @@ from rlrun.ui.confine import Fence
 from rlrun.ui.steps import StepIndex
 from rlrun.ui.traces import TraceIndex
 
-_OPEN_RUNS = 32
+OPEN_RUNS = 32
 """Runs whose metrics are kept in memory; those that were not asked for longest make room."""
 _OPEN_TRACES = 4
 """Traces of a run that are kept as an index."""
@@ -108,7 +108,7 @@ class Registry:
         with self._lock:
             found = self._open.pop(root, None) or OpenRun(root, self.fence)
             self._open[root] = found
-            while len(self._open) > _OPEN_RUNS:
+            while len(self._open) > OPEN_RUNS:
                 self._open.popitem(last=False)
             return found
 

@@ -1,0 +1,86 @@
+"""`rlrun ui-team`: the web page of runs in a cluster, for users with rights of their own. The chart starts it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.cli.runs.common import answered
+from rlrun.config.loading.parser import Parser, whole
+from rlrun.runtime import exit_codes
+from rlrun.runtime.extras import UI, lacking
+
+_PORT = 8080
+_NEEDED = ("fastapi", "uvicorn")
+
+
+def ui_team_parser() -> Parser:
+    """The command line of `rlrun ui-team`."""
+    p = Parser(
+        "rlrun ui-team",
+        "Serve the web page of runs in a cluster. Users log in with tokens, and see the runs that they may get. The operator's chart "
+        "starts this in a pod (ui.enabled); it needs an account that may review tokens and rights, and list runs.",
+    )
+    p.add_argument(
+        "--namespace", action="append", default=[], metavar="NAME", help="show its runs; repeat for more (default: those of all)"
+    )  # fmt: skip
+    p.add_argument(
+        "--audience", action="append", default=[], metavar="NAME", help="tokens must be meant for it (default: for the API server)"
+    )  # fmt: skip
+    p.add_argument(
+        "--claim", action="append", default=[], metavar="NAMESPACE/CLAIM=FOLDER", help="volume of runs that is mounted here, read-only"
+    )  # fmt: skip
+    p.add_argument(
+        "--root-path", default="", metavar="PATH", help="path under which an ingress has the page, such as /rlrun"
+    )
+    p.add_argument("--host", default="::", metavar="ADDRESS", help="where to listen (default: ::, everywhere)")
+    p.add_argument(
+        "--port", type=whole(0, 65535), default=_PORT, metavar="N", help=f"(default: {_PORT}); 0 takes a free one"
+    )
+    p.add_argument("--api-server", metavar="URL", help="(default: as Kubernetes tells each pod)")
+    p.add_argument(
+        "--account", type=Path, metavar="FOLDER", help="folder of `token` and `ca.crt` (default: the pod's own)"
+    )
+    return p
+
+
+@answered("ui-team")
+def run_ui_team(argv: Sequence[str]) -> int:
+    """Run `rlrun ui-team`; returns the exit code."""
+    options = ui_team_parser().parse_args(list(argv))
+    if (missing := lacking(_NEEDED, command=UI)) is not None:
+        print(f"rlrun ui-team: {missing}", file=sys.stderr)
+        return exit_codes.UNAVAILABLE
+    from rlrun.ui.team.api_server import CREDENTIALS
+    from rlrun.ui.team.server import Settings, api_url, claims_of, serve_team
+
+    url = options.api_server or api_url(os.environ)
+    if url is None:
+        return _wrong("--api-server: this is no pod of a cluster; name the address of its API server")
+    if options.root_path and not options.root_path.startswith("/"):
+        return _wrong(f"--root-path: {options.root_path} does not begin with /")
+    try:
+        settings = Settings(
+            host=options.host,
+            port=options.port,
+            namespaces=tuple(options.namespace),
+            audiences=tuple(options.audience),
+            prefix=options.root_path.rstrip("/"),
+            claims=claims_of(options.claim),
+        )
+    except ValueError as error:
+        return _wrong(f"--claim: {error}")
+    try:
+        serve_team(
+            settings, url, lambda place: print(f"rlrun ui-team: {place}", flush=True), options.account or CREDENTIALS
+        )
+    except ValueError as error:
+        return _wrong(f"--api-server: {error}")
+    return exit_codes.OK
+
+
+def _wrong(text: str) -> int:
+    print(f"rlrun ui-team: {text}", file=sys.stderr)
+    return exit_codes.USAGE

@@ -1,0 +1,233 @@
+"""Who asks: the user that a bearer token stands for, by TokenReview; and what that user may, by SubjectAccessReview."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from rlrun.runtime.json_types import Json
+from rlrun.ui.team.api_server import Api, RefusedError
+from rlrun.ui.team.kept import Kept, Limit
+
+KEPT_SECONDS_MAX = 60.0
+"""Longest time for which an answer of the API server about a user may be used again."""
+_REFUSED_SECONDS = 10.0
+_TOKEN_MAX = 16 * 1024
+_AT_ONCE = 16
+"""Reviews that are under way at once for one list."""
+TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+GROUP = "rlrun.io"
+FILES = "files"
+"""Subresource that stands for what a run has written: `get rlruns/files`. Nothing serves it; roles name it."""
+
+
+class SignedOutError(Exception):
+    """No user stands behind a request; one sentence for a person."""
+
+
+class TooManyError(Exception):
+    """Too many tokens were refused.
+
+    Args:
+        seconds: until one more is looked at.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"too many tokens were refused; try again in {max(1, round(seconds))} s")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A user, as the API server knows it."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+class Callers:
+    """Users by their tokens.
+
+    Tokens are kept as keyed digests alone.
+
+    Args:
+        api: reviews tokens.
+        audiences: a token must be meant for one of them; empty: for the API server itself.
+        seconds: time for which an answer is used again, at most 60.
+        clock: seconds that only go on.
+        epoch: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        audiences: Sequence[str] = (),
+        seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+        epoch: Callable[[], float] = time.time,
+    ) -> None:
+        self._api, self._audiences = api, tuple(audiences)
+        self._seconds, self._epoch = min(seconds, KEPT_SECONDS_MAX), epoch
+        self._key = secrets.token_bytes(32)
+        self._kept: Kept[bytes, Caller | str] = Kept(4096, clock)
+        self._good: Kept[bytes, bool] = Kept(4096, clock)
+        """Tokens that were good before: looking at them again is no guess."""
+        self._limits = (Limit(10, 6.0, clock), Limit(100, 0.6, clock))
+        """For one peer, and for all of them."""
+
+    def who(self, token: str, peer: str) -> Caller:
+        """The user of a token.
+
+        Args:
+            token: a bearer token.
+            peer: address that the request came from.
+
+        Raises:
+            SignedOutError: it stands for nobody.
+            TooManyError: too many tokens of this peer, or of all, were refused lately; it was not looked at.
+            ClusterError: the API server does not say.
+        """
+        key = hmac.digest(self._key, token.encode(errors="surrogateescape"), "sha256")
+        found = self._kept.get(key)
+        if found is None:
+            found = self._reviewed(token, key, peer)
+        if isinstance(found, str):
+            raise SignedOutError(found)
+        return found
+
+    def _reviewed(self, token: str, key: bytes, peer: str) -> Caller | str:
+        known = self._good.get(key) is not None
+        if not known and (left := max(limit.wait(name) for limit, name in self._each(peer))) > 0:
+            raise TooManyError(left)
+        found = self._review(token)
+        if isinstance(found, str):
+            self._good.drop(key)
+            if not known:
+                for limit, name in self._each(peer):
+                    limit.failed(name)
+            self._kept.put(key, found, _REFUSED_SECONDS)
+        else:
+            self._good.put(key, True, 3600.0)
+            self._kept.put(key, found, min(self._seconds, _left(token, self._epoch())))
+        return found
+
+    def _each(self, peer: str) -> list[tuple[Limit, str]]:
+        return list(zip(self._limits, (peer, ""), strict=True))
+
+    def _review(self, token: str) -> Caller | str:
+        if not token or len(token) > _TOKEN_MAX or not (token.isascii() and token.isprintable()) or " " in token:
+            return "this is no token: it is one line of letters without spaces"
+        spec: dict[str, object] = {"token": token}
+        if self._audiences:
+            spec["audiences"] = list(self._audiences)
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
+        try:
+            status = _status(self._api.post(TOKEN_REVIEWS, body))
+        except RefusedError as error:
+            raise RefusedError(
+                error.status, f"the page's account may not look at tokens (create tokenreviews): {error}"
+            ) from None
+        if status.get("authenticated") is not True:
+            return "the cluster does not take this token: it has expired, was cut off, or is one of another cluster"
+        meant = status.get("audiences")
+        if self._audiences and not (isinstance(meant, list) and set(meant) & set(self._audiences)):
+            return f"this token is not meant for this page; it must have the audience {' or '.join(self._audiences)}"
+        return _caller(status.get("user"))
+
+
+def _status(review: Json) -> Json:
+    found = review.get("status")
+    return found if isinstance(found, dict) else {}
+
+
+def _caller(user: object) -> Caller | str:
+    found = user if isinstance(user, dict) else {}
+    name = found.get("username")
+    if not isinstance(name, str) or not name:
+        return "the cluster names no user for this token"
+    extra = found.get("extra") or {}
+    return Caller(
+        name,
+        str(found.get("uid") or ""),
+        tuple(str(one) for one in found.get("groups") or ()),
+        tuple((str(key), tuple(str(one) for one in values)) for key, values in sorted(extra.items())),
+    )
+
+
+def _left(token: str, now: float) -> float:
+    """Seconds until a JWT ends by its own word; what does not say so has no end. Only an end is believed, for it shortens."""
+    try:
+        part = token.split(".")[1]
+        until = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))["exp"]
+        return max(0.0, float(until) - now)
+    except (LookupError, TypeError, ValueError, binascii.Error, RecursionError):
+        return float("inf")
+
+
+class Rights:
+    """What users may, by the API server's word, one review for each run.
+
+    Args:
+        api: is asked.
+        seconds: time for which an answer is used again, at most 60.
+        clock: seconds that only go on.
+    """
+
+    def __init__(self, api: Api, seconds: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._seconds = api, min(seconds, KEPT_SECONDS_MAX)
+        self._kept: Kept[tuple[Caller, str, str, str], bool] = Kept(100_000, clock)
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rights")
+
+    def may(self, caller: Caller, namespace: str, name: str, subresource: str = "") -> bool:
+        """True if a user may get a run, or a subresource of it.
+
+        Raises:
+            ClusterError: the API server does not say.
+        """
+        key = (caller, namespace, name, subresource)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._review(caller, namespace, name, subresource)
+            self._kept.put(key, found, self._seconds)
+        return found
+
+    def which(self, caller: Caller, runs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Those of the runs (namespace, name) that a user may get.
+
+        Raises:
+            ClusterError: the API server does not say.
+        """
+        asked = list(runs)
+        known = [self._kept.get((caller, *run, "")) for run in asked]
+        new = [run for run, one in zip(asked, known, strict=True) if one is None]
+        fresh = dict(zip(new, self._pool.map(lambda run: self.may(caller, *run), new), strict=True))
+        return {run for run, one in zip(asked, known, strict=True) if (fresh[run] if one is None else one)}
+
+    def _review(self, caller: Caller, namespace: str, name: str, subresource: str) -> bool:
+        wanted = {"verb": "get", "group": GROUP, "resource": "rlruns", "namespace": namespace, "name": name}
+        if subresource:
+            wanted["subresource"] = subresource
+        spec: dict[str, object] = {"user": caller.name, "groups": list(caller.groups), "resourceAttributes": wanted}
+        if caller.uid:
+            spec["uid"] = caller.uid
+        if caller.extra:
+            spec["extra"] = {key: list(values) for key, values in caller.extra}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        try:
+            status = _status(self._api.post(ACCESS_REVIEWS, body))
+        except RefusedError as error:
+            raise RefusedError(
+                error.status,
+                f"the page's account may not ask for users' rights (create subjectaccessreviews): {error}",
+            ) from None
+        return status.get("allowed") is True and status.get("denied") is not True

@@ -1,0 +1,285 @@
+"""Runs of a cluster: read with the page's account, and shown to each user as that user's rights allow."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from threading import Lock
+
+from rlrun.inspect import cluster
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.source import events_of, lease_of, pods_of, with_parts
+from rlrun.runtime.json_types import Json
+from rlrun.ui.confine import Fence, OutsideError
+from rlrun.ui.registry import OPEN_RUNS, OpenRun, UnknownRunError, digest, fingerprint
+from rlrun.ui.shown import ForbiddenError, UnreadableError
+from rlrun.ui.team.api_server import Api, RefusedError
+from rlrun.ui.team.callers import FILES, Caller, Rights
+
+RUNS = "/apis/rlrun.io/v1alpha1"
+_LIST_SECONDS = 2.0
+"""Time for which one list of runs serves all users."""
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+Key = tuple[str, str]
+"""Namespace and name of a run."""
+
+
+class ApiParts:
+    """Parts of a run by the API server."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def pods(self, namespace: str, run: str) -> Json:
+        """See `inspect.source.Parts`."""
+        return self._api.get(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": pods_of(run)})
+
+    def lease(self, namespace: str, run: str) -> Json:
+        """See `inspect.source.Parts`."""
+        return self._api.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease_of(run)}")
+
+    def events(self, namespace: str, run: str) -> Json:
+        """See `inspect.source.Parts`."""
+        return self._api.get(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": events_of(run)})
+
+
+class Volumes:
+    """Claims that this pod has mounted, read-only.
+
+    Args:
+        claims: (namespace, claim) -> folder of its root here.
+    """
+
+    def __init__(self, claims: Mapping[tuple[str, str], Path]) -> None:
+        self._claims = {key: root.resolve() for key, root in claims.items()}
+        self._open: OrderedDict[Path, OpenRun] = OrderedDict()
+        self._lock = Lock()
+
+    def root(self, run: Json) -> Path:
+        """Folder of a run.
+
+        Raises:
+            UnreadableError: its claim is not mounted here, or it has no folder.
+            OutsideError: the folder is a link to another one.
+        """
+        key, storage = _key(run), _map(run, "spec", "storage")
+        place, mount = _map(run, "status", "storage").get("path"), str(storage.get("mountPath") or "/data")
+        claim = claim_of(run)
+        if claim is None or not isinstance(place, str):
+            raise UnreadableError("the run has no volume yet: curves and rollouts appear with its first step")
+        if (key[0], claim) not in self._claims:
+            raise UnreadableError(_elsewhere(key, claim))
+        top = self._claims[key[0], claim]
+        root = top / str(storage.get("subPath") or ".") / _below(place, mount)
+        if not root.is_dir():
+            raise UnreadableError(f"there is no folder {root.relative_to(top)} on the claim {claim} (any more)")
+        if root.resolve() != root:
+            raise OutsideError(f"{root.relative_to(top)} is a link to another folder")
+        return root
+
+    def get(self, run: Json) -> OpenRun:
+        """Files of a run, of which no link leads out of the run's own folder; see `root`."""
+        root = self.root(run)
+        fence = Fence([root])
+        fence.check_run(root)
+        with self._lock:
+            found = self._open.pop(root, None) or OpenRun(root, fence)
+            self._open[root] = found
+            while len(self._open) > OPEN_RUNS:
+                self._open.popitem(last=False)
+            return found
+
+    def mark(self, run: Json) -> str:
+        """A text that changes with the files of a run that are read here."""
+        try:
+            return repr(fingerprint(self.root(run)))
+        except (UnreadableError, OutsideError):
+            return ""
+
+
+def claim_of(run: Json) -> str | None:
+    """Claim of a run; None: not known yet."""
+    found = _map(run, "status", "storage").get("claimName") or _map(run, "spec", "storage").get("claimName")
+    return found if isinstance(found, str) else None
+
+
+def _below(place: str, mount: str) -> PurePosixPath:
+    """Folder of a run below its mount.
+
+    Raises:
+        UnreadableError: it is not below.
+    """
+    path = PurePosixPath(place)
+    if ".." in path.parts or not path.is_relative_to(mount):
+        raise UnreadableError(f"status.storage.path ({place}) is not below storage.mountPath ({mount})")
+    return path.relative_to(mount)
+
+
+def _elsewhere(key: Key, claim: str) -> str:
+    namespace, name = key
+    return (
+        f"curves and rollouts are on the claim {claim} of namespace {namespace}, which this page does not mount: whoever installs it sets "
+        f"ui.namespace to {namespace} and names the claim in ui.claims. Until then: rlrun rollouts {name} -n {namespace}, or rlrun pull "
+        f"{name} metrics -n {namespace}"
+    )
+
+
+class ClusterRuns:
+    """Runs of the namespaces that this page serves, whoever asks.
+
+    Args:
+        api: is asked with the page's account.
+        namespaces: empty: all.
+        volumes: claims that are mounted here.
+        clock: seconds that only go on.
+    """
+
+    def __init__(
+        self, api: Api, namespaces: Sequence[str], volumes: Volumes, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.api, self.volumes = api, volumes
+        self._namespaces, self._clock = tuple(namespaces), clock
+        self._listed: tuple[float, dict[Key, Json]] | None = None
+        self._lock = Lock()
+
+    def serves(self, namespace: str) -> bool:
+        """True if runs of a namespace are shown here at all."""
+        return not self._namespaces or namespace in self._namespaces
+
+    def all(self) -> dict[Key, Json]:
+        """All runs by namespace and name, at most two seconds old.
+
+        Raises:
+            ClusterError: they cannot be listed; nothing older is given then.
+        """
+        with self._lock:
+            if self._listed is None or self._listed[0] + _LIST_SECONDS <= self._clock():
+                self._listed = None
+                found = [run for path in self._lists() for run in self.api.get(path).get("items") or ()]
+                self._listed = (self._clock(), {_key(run): run for run in sorted(found, key=_key)})
+            return self._listed[1]
+
+    def _lists(self) -> list[str]:
+        if not self._namespaces:
+            return [f"{RUNS}/rlruns"]
+        return [f"{RUNS}/namespaces/{namespace}/rlruns" for namespace in self._namespaces]
+
+    def one(self, key: Key) -> Json | None:
+        """One run as it is now; None: there is none.
+
+        Raises:
+            ClusterError: it cannot be read.
+        """
+        try:
+            return self.api.get(f"{RUNS}/namespaces/{key[0]}/rlruns/{key[1]}")
+        except RefusedError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def fingerprints(self) -> dict[str, str]:
+        """A short text for each run that changes with the run, or with its files here."""
+        return {
+            id_of(key): digest(f"{_map(run, 'metadata').get('resourceVersion')} {self.volumes.mark(run)}")
+            for key, run in self.all().items()
+        }
+
+
+class TeamRun:
+    """A run that a user may get."""
+
+    def __init__(self, runs: ClusterRuns, run: Json, rights: Rights, caller: Caller) -> None:
+        self._runs, self._run, self._rights, self._caller = runs, run, rights, caller
+        self._key = _key(run)
+        self.id, self.label = id_of(self._key), "/".join(self._key)
+
+    def glance(self) -> Snapshot:
+        """See `shown.Run`."""
+        return cluster.snapshot(self._run, now=time.time())
+
+    def snapshot(self) -> Snapshot:
+        """See `shown.Run`."""
+        return with_parts(self._run, ApiParts(self._runs.api), time.time())
+
+    def manifest(self) -> dict[str, object]:
+        """The RLRun as it is applied: without its status, and without what the API server notes."""
+        meta = {name: _map(self._run, "metadata").get(name) for name in ("name", "namespace", "labels", "annotations")}
+        notes = _map(meta, "annotations")
+        kept = {
+            name: value for name, value in notes.items() if not name.startswith("kubectl.kubernetes.io/last-applied")
+        }
+        meta["annotations"] = kept or None
+        top = {name: self._run.get(name) for name in ("apiVersion", "kind")}
+        return {**top, "metadata": {k: v for k, v in meta.items() if v}, "spec": self._run.get("spec") or {}}
+
+    def files(self) -> OpenRun:
+        """See `shown.Run`."""
+        if not self._rights.may(self._caller, *self._key, FILES):
+            raise ForbiddenError(
+                f"{self._caller.name} may see this run, and not its curves and rollouts: that needs the right to get rlruns/{FILES} in "
+                f"namespace {self._key[0]}, which Kubernetes' roles edit and admin have"
+            )
+        return self._runs.volumes.get(self._run)
+
+
+class TeamRuns:
+    """Runs that one user may get.
+
+    Args:
+        runs: of the cluster.
+        rights: of users.
+        caller: who asks.
+        again: who asks by now; raises, where nobody stands behind the request any more.
+    """
+
+    nothing = "There is no run that you may see. You see those that you may get: kubectl auth can-i get rlruns --namespace NAMESPACE"
+
+    def __init__(self, runs: ClusterRuns, rights: Rights, caller: Caller, again: Callable[[], Caller]) -> None:
+        self._runs, self._rights, self._caller, self._again = runs, rights, caller, again
+        self.user = caller.name
+
+    def all(self) -> Iterable[TeamRun]:
+        """See `shown.Runs`."""
+        found = self._runs.all()
+        allowed = self._rights.which(self._caller, found)
+        return [TeamRun(self._runs, run, self._rights, self._caller) for key, run in found.items() if key in allowed]
+
+    def get(self, run: str) -> TeamRun:
+        """See `shown.Runs`. Whether there is a run that a user may not get is not told."""
+        namespace, _, name = run.partition(".")
+        if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name) and self._runs.serves(namespace)):
+            raise UnknownRunError(run)
+        if not self._rights.may(self._caller, namespace, name):
+            raise UnknownRunError(run)
+        found = self._runs.one((namespace, name))
+        if found is None:
+            raise UnknownRunError(run)
+        return TeamRun(self._runs, found, self._rights, self._caller)
+
+    def seen(self, fingerprints: Mapping[str, str]) -> Mapping[str, str] | None:
+        """See `shown.Runs`."""
+        if self._again() != self._caller:
+            return None
+        keys = {id: (id.partition(".")[0], id.partition(".")[2]) for id in fingerprints}
+        allowed = self._rights.which(self._caller, keys.values())
+        return {id: text for id, text in fingerprints.items() if keys[id] in allowed}
+
+
+def id_of(key: Key) -> str:
+    """Id of a run in addresses; a namespace has no dot."""
+    return ".".join(key)
+
+
+def _key(run: Json) -> Key:
+    meta = _map(run, "metadata")
+    return str(meta.get("namespace")), str(meta.get("name"))
+
+
+def _map(of: Mapping[str, object], *keys: str) -> Mapping[str, object]:
+    found: object = of
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}

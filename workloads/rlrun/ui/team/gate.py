@@ -1,0 +1,204 @@
+"""Gate before every request of a team's page: which user stands behind it, logins and logouts, probes, and the path before a prefix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from anyio import to_thread
+from loguru import logger
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rlrun.inspect.kubectl import ClusterError
+from rlrun.runtime.printable import printable
+from rlrun.ui.guard import cookie_of, with_policy
+from rlrun.ui.team.callers import Caller, Callers, SignedOutError, TooManyError
+from rlrun.ui.team.sessions import Sessions
+
+LOGIN, LOGOUT = "/api/login", "/api/logout"
+_BODY_MAX = 64 * 1024
+_ASKED = "log in with a token of the cluster"
+_ENDED = "your session has ended; log in again"
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where the token of a request came from.
+
+    Attributes:
+        token: the bearer token.
+        cookie: name of the browser's session; None: the request itself brought the token.
+    """
+
+    token: str
+    cookie: str | None
+
+
+class Gate:
+    """Middleware.
+
+    Args:
+        app: what answers those who may ask. It finds the user in `scope["state"]`: `caller`, `again` and `session`.
+        callers: users by their tokens.
+        sessions: of browsers.
+        ready: says why this server is not ready; None: it is.
+        prefix: path under which an ingress has it, such as `/rlrun`; requests come with or without it.
+    """
+
+    def __init__(
+        self, app: ASGIApp, callers: Callers, sessions: Sessions, ready: Callable[[], str | None], prefix: str = ""
+    ) -> None:
+        self._app, self._callers, self._sessions, self._ready = app, callers, sessions, ready
+        self._prefix = prefix.rstrip("/")
+        # __Host- and __Secure- are held to what they say by browsers: the cookie comes from this host, and over TLS.
+        self._cookie = "__Secure-rlrun" if self._prefix else "__Host-rlrun"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        if self._prefix and path == self._prefix:
+            await RedirectResponse(f"{self._prefix}/", status_code=308)(scope, receive, with_policy(send))
+            return
+        if self._prefix and path.startswith(f"{self._prefix}/"):
+            path = path[len(self._prefix) :]
+        scope = {**scope, "path": path, "raw_path": path.encode(), "state": {}}
+        answer = await self._answer(scope, receive)
+        await (answer or self._app)(scope, receive, with_policy(send))
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Response | None:
+        """An answer of the gate itself; None: the application answers."""
+        path, method, headers = scope["path"], scope["method"], Headers(scope=scope)
+        if path == "/healthz":
+            return PlainTextResponse("ok\n")
+        if path == "/readyz":
+            why = await to_thread.run_sync(self._ready)
+            return PlainTextResponse(f"{why or 'ok'}\n", status_code=503 if why else 200)
+        if path in (LOGIN, LOGOUT):
+            if method != "POST":
+                return _problem(405, f"{method} is no login")
+            return await self._posted(path, scope, receive)
+        if method not in ("GET", "HEAD"):
+            return _problem(405, f"{method} changes nothing here: this page only reads")
+        if not (path == "/api" or path.startswith("/api/")):
+            return None  # the page's files, the same for everybody
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return _problem(403, "another site's page may not read this")
+        return await self._identify(scope, headers)
+
+    async def _identify(self, scope: Scope, headers: Headers) -> Response | None:
+        found = self._session(headers)
+        if found is None:
+            brought = cookie_of(headers.get("cookie", ""), self._cookie)
+            return _problem(401, _ENDED if brought else _ASKED, login=True)
+        peer = peer_of(scope)
+
+        def again() -> Caller:
+            if found.cookie is not None and self._sessions.token(found.cookie) != found.token:
+                raise SignedOutError(_ENDED)
+            return self._callers.who(found.token, peer)
+
+        try:
+            caller = await to_thread.run_sync(again)
+        except (SignedOutError, TooManyError, ClusterError) as error:
+            if isinstance(error, SignedOutError) and found.cookie is not None:
+                self._sessions.close(found.cookie)
+            return refusal(error)
+        scope["state"] |= {"caller": caller, "again": again, "session": found.cookie}
+        return None
+
+    def _session(self, headers: Headers) -> Session | None:
+        """The token of a request; one that the request itself brings counts before a cookie."""
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind:
+            return Session(token.strip() if kind.lower() == "bearer" else "", None)
+        cookie = cookie_of(headers.get("cookie", ""), self._cookie)
+        kept = self._sessions.token(cookie) if cookie else None
+        return None if kept is None else Session(kept, cookie)
+
+    async def _posted(self, path: str, scope: Scope, receive: Receive) -> Response:
+        headers = Headers(scope=scope)
+        if (why := foreign(headers)) is not None:
+            return _problem(403, why)
+        before = cookie_of(headers.get("cookie", ""), self._cookie)
+        if path == LOGOUT:
+            self._sessions.close(before)
+            answer = Response(status_code=204)
+            self._set(answer, "", 0)
+            return answer
+        token = await _token(Request(scope, receive))
+        if isinstance(token, Response):
+            return token
+        peer = peer_of(scope)
+        try:
+            caller = await to_thread.run_sync(self._callers.who, token, peer)
+        except (SignedOutError, TooManyError, ClusterError) as error:
+            logger.info(f"a login from {peer} was refused: {type(error).__name__}")
+            return refusal(error)
+        logger.info(f"{printable(caller.name)} has logged in from {peer}")
+        if before:
+            self._sessions.close(before)  # a cookie never changes its user
+        answer = Response(status_code=204)
+        self._set(answer, self._sessions.open(token), None)
+        return answer
+
+    def _set(self, answer: Response, value: str, age: int | None) -> None:
+        path = f"{self._prefix}/"
+        # Lax and not Strict: a link to the page in a chat would else ask for a login again. Nothing is changed by GET.
+        answer.set_cookie(self._cookie, value, max_age=age, path=path, secure=True, httponly=True, samesite="lax")
+
+
+def peer_of(scope: Scope) -> str:
+    """Address that a request came from; behind an ingress that is the ingress."""
+    client = scope.get("client")
+    return str(client[0]) if client else "nobody"
+
+
+def foreign(headers: Headers) -> str | None:
+    """Why a POST may be another site's; None: it is from this page."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return None if site == "same-origin" else "another site's page may not do this"
+    origin = headers.get("origin")
+    if origin is None:
+        return "the header Origin is missing; programs send their token with each request: Authorization: Bearer TOKEN"
+    place = urlsplit(origin)
+    return None if place.netloc and place.netloc == headers.get("host") else "another site's page may not do this"
+
+
+async def _token(request: Request) -> str | Response:
+    """Token of a login."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return _problem(415, 'a login is JSON: {"token": "..."}')
+    content = b""
+    async for piece in request.stream():
+        content += piece
+        if len(content) > _BODY_MAX:
+            return _problem(413, "a token has at most 16 KiB")
+    try:
+        token = json.loads(content)["token"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        token = None
+    return token.strip() if isinstance(token, str) else _problem(422, 'a login is JSON: {"token": "..."}')
+
+
+def refusal(error: Exception) -> Response:
+    """Answer to a request behind which no user stands."""
+    if isinstance(error, SignedOutError):
+        return _problem(401, str(error), login=True)
+    if isinstance(error, TooManyError):
+        answer = _problem(429, str(error), login=True)
+        answer.headers["Retry-After"] = str(max(1, round(error.seconds)))
+        return answer
+    return _problem(503, f"nothing can be shown now: {error}")
+
+
+def _problem(status: int, text: str, *, login: bool = False) -> JSONResponse:
+    return JSONResponse({"problem": text, "login": login}, status_code=status)

@@ -1,0 +1,42 @@
+"""Sessions of browsers: the token stays in this process' memory, and the browser has a random name of it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+
+from rlrun.ui.team.kept import Kept
+
+SESSION_SECONDS = 12 * 3600.0
+_SESSIONS_MAX = 2048
+
+
+class Sessions:
+    """Tokens by the cookies of browsers, of which only digests are kept.
+
+    Args:
+        clock: seconds that only go on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tokens: Kept[bytes, str] = Kept(_SESSIONS_MAX, clock)
+
+    def open(self, token: str) -> str:
+        """Begin a session; the cookie's value."""
+        cookie = secrets.token_urlsafe(32)
+        self._tokens.put(_digest(cookie), token, SESSION_SECONDS)
+        return cookie
+
+    def token(self, cookie: str) -> str | None:
+        """The token of a session; None: there is none any more."""
+        return self._tokens.get(_digest(cookie))
+
+    def close(self, cookie: str) -> None:
+        """End a session."""
+        self._tokens.drop(_digest(cookie))
+
+
+def _digest(cookie: str) -> bytes:
+    return hashlib.sha256(cookie.encode(errors="surrogateescape")).digest()
