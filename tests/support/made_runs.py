@@ -230,9 +230,17 @@ class Client:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    def get(self, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, **query: Any) -> Reply:
+    def get(
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        **query: Any,
+    ) -> Reply:
         """One answer."""
-        return asyncio.run(self._ask(method, path, urlencode(query, doseq=True), headers or {}))
+        return asyncio.run(self._ask(method, path, urlencode(query, doseq=True), headers or {}, body))
 
     def json(self, path: str, **query: Any) -> Any:
         """A good answer's document."""
@@ -240,7 +248,7 @@ class Client:
         assert reply.status == 200, reply.body
         return reply.json
 
-    async def _ask(self, method: str, path: str, query: str, headers: Mapping[str, str]) -> Reply:
+    async def _ask(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> Reply:
         sent: list[dict[str, Any]] = []
         named = {"host": "127.0.0.1:8765"} | dict(headers)
         scope = {
@@ -259,7 +267,7 @@ class Client:
         }
 
         async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
+            return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Any) -> None:
             sent.append(message)

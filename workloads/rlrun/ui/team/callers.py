@@ -170,7 +170,7 @@ def _left(token: str, now: float) -> float:
         part = token.split(".")[1]
         until = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))["exp"]
         return max(0.0, float(until) - now)
-    except (LookupError, TypeError, ValueError, binascii.Error, RecursionError):
+    except (LookupError, TypeError, ValueError, OverflowError, binascii.Error, RecursionError):
         return float("inf")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from threading import Lock
 
 from rlrun.inspect import cluster
+from rlrun.inspect.kubectl import ClusterError
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import events_of, lease_of, pods_of, with_parts
 from rlrun.runtime.json_types import Json
@@ -17,7 +18,7 @@ from rlrun.ui.confine import Fence, OutsideError
 from rlrun.ui.registry import OPEN_RUNS, OpenRun, UnknownRunError, digest, fingerprint
 from rlrun.ui.shown import ForbiddenError, UnreadableError
 from rlrun.ui.team.api_server import Api, RefusedError
-from rlrun.ui.team.callers import FILES, Caller, Rights
+from rlrun.ui.team.callers import FILES, Caller, Rights, SignedOutError, TooManyError
 
 RUNS = "/apis/rlrun.io/v1alpha1"
 _LIST_SECONDS = 2.0
@@ -261,10 +262,13 @@ class TeamRuns:
 
     def seen(self, fingerprints: Mapping[str, str]) -> Mapping[str, str] | None:
         """See `shown.Runs`."""
-        if self._again() != self._caller:
-            return None
         keys = {id: (id.partition(".")[0], id.partition(".")[2]) for id in fingerprints}
-        allowed = self._rights.which(self._caller, keys.values())
+        try:
+            if self._again() != self._caller:
+                return None
+            allowed = self._rights.which(self._caller, keys.values())
+        except (SignedOutError, TooManyError, ClusterError):
+            return None  # the page asks again, and is told why
         return {id: text for id, text in fingerprints.items() if keys[id] in allowed}
 
 

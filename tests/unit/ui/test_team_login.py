@@ -1,0 +1,393 @@
+"""Tokens, sessions and rights over time: what expires, what is asked again, what is refused, and what never leaves."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from typing import Any
+
+import pytest
+from loguru import logger
+
+from rlrun.inspect.kubectl import ClusterError
+from rlrun.ui.secrets import Redactor
+from rlrun.ui.static_files import StaticFiles
+from rlrun.ui.team.callers import ACCESS_REVIEWS, TOKEN_REVIEWS, Caller, Callers, Rights, SignedOutError, TooManyError
+from rlrun.ui.team.gate import Gate
+from rlrun.ui.team.server import Settings, make_team_app
+from tests.support.made_runs import Client, Reply
+from tests.support.team_cluster import ANN, API_SERVER, BOB, TeamCluster, two_teams
+
+SAME = {"origin": "https://runs.example", "host": "runs.example", "content-type": "application/json"}
+
+
+class Clock:
+    """Seconds that a test lets pass."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def teams() -> TeamCluster:
+    return two_teams()
+
+
+def gate(teams: TeamCluster, static: StaticFiles, **settings: Any) -> Gate:
+    app = make_team_app(teams, Settings(**settings), static, Redactor({}))
+    assert isinstance(app, Gate)
+    return app
+
+
+def log_in(asked: Client, token: str, path: str = "/api/login", **headers: str) -> Reply:
+    return asked.get(path, method="POST", body=json.dumps({"token": token}).encode(), headers=SAME | headers)
+
+
+def cookie(reply: Reply) -> dict[str, str]:
+    return {"cookie": reply.headers["set-cookie"].partition(";")[0]}
+
+
+def jwt(**claims: Any) -> str:
+    return f"e30.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.sig"
+
+
+# ---- tokens
+
+
+def test_an_answer_about_a_token_is_used_again_for_a_bounded_time(teams: TeamCluster, clock: Clock) -> None:
+    callers = Callers(teams, seconds=3600.0, clock=clock)
+    for _ in range(3):
+        assert callers.who(ANN, "1").name == "ann"
+    assert teams.count(TOKEN_REVIEWS) == 1
+    del teams.users[ANN]
+    clock.now += 59
+    assert callers.who(ANN, "1").name == "ann"
+    clock.now += 2
+    with pytest.raises(SignedOutError, match="has expired"):
+        callers.who(ANN, "1")
+
+
+def test_a_token_that_says_its_end_is_not_believed_beyond_it(teams: TeamCluster, clock: Clock) -> None:
+    token = jwt(exp=105)
+    teams.users[token] = teams.users.pop(ANN)
+    callers = Callers(teams, clock=clock, epoch=lambda: 100.0)
+    assert callers.who(token, "1").name == "ann"
+    del teams.users[token]
+    clock.now += 6
+    with pytest.raises(SignedOutError):
+        callers.who(token, "1")
+
+
+@pytest.mark.parametrize("claims", [{}, {"exp": "soon"}, {"exp": None}, {"exp": [1]}, {"exp": 10**400}])
+def test_a_token_without_a_readable_end_is_believed_as_long_as_others(
+    teams: TeamCluster, clock: Clock, claims: Any
+) -> None:
+    token = jwt(**claims)
+    teams.users[token] = teams.users[ANN]
+    callers = Callers(teams, clock=clock, epoch=lambda: 100.0)
+    assert [callers.who(token, "1").name for _ in range(2)] == ["ann", "ann"]
+    assert teams.count(TOKEN_REVIEWS) == 1
+
+
+def test_a_rotated_token_is_looked_at_for_itself(teams: TeamCluster, clock: Clock) -> None:
+    callers = Callers(teams, clock=clock)
+    assert callers.who(ANN, "1").name == "ann"
+    teams.users["new"] = teams.users.pop(ANN)
+    assert callers.who("new", "1").name == "ann"
+    assert teams.count(TOKEN_REVIEWS) == 2
+
+
+def test_tokens_are_for_an_audience(teams: TeamCluster) -> None:
+    teams.users[ANN]["audiences"] = ["rlrun"]
+    assert Callers(teams, ["rlrun", "other"]).who(ANN, "1").name == "ann"
+    for audiences in ([], ["elsewhere"]):
+        with pytest.raises(SignedOutError):
+            Callers(teams, audiences).who(ANN, "1")
+    with pytest.raises(SignedOutError):
+        Callers(teams, ["rlrun"]).who(BOB, "1")
+
+
+def test_an_authenticator_that_knows_no_audiences_is_not_believed() -> None:
+    class Old(TeamCluster):
+        def post(self, path: str, body: Any) -> Any:
+            return {"status": {"authenticated": True, "user": {"username": "ann"}}}
+
+    assert Callers(Old()).who("t", "1").name == "ann"
+    with pytest.raises(SignedOutError, match="must have the audience rlrun"):
+        Callers(Old(), ["rlrun"]).who("t", "1")
+
+
+@pytest.mark.parametrize("token", ["", "two words", "ümlaut", "line\nbreak", "x" * 20000])
+def test_what_is_no_token_is_never_sent(teams: TeamCluster, token: str) -> None:
+    with pytest.raises(SignedOutError, match="no token"):
+        Callers(teams).who(token, "1")
+    assert teams.count(TOKEN_REVIEWS) == 0
+
+
+def test_who_guesses_is_slowed_down_and_others_are_not(teams: TeamCluster, clock: Clock) -> None:
+    callers = Callers(teams, clock=clock)
+    callers.who(ANN, "guesses")
+    for number in range(10):
+        with pytest.raises(SignedOutError):
+            callers.who(f"guess-{number}", "guesses")
+    with pytest.raises(TooManyError, match="again in 6 s") as refused:
+        callers.who("guess-10", "guesses")
+    assert 0 < refused.value.seconds <= 6
+    assert teams.count(TOKEN_REVIEWS) == 11, "the last one was not looked at"
+    assert callers.who(BOB, "another").name == "bob"
+    clock.now += 31
+    assert callers.who(ANN, "guesses").name == "ann", "a token that was good before is no guess"
+    for number in range(5):
+        with pytest.raises(SignedOutError):
+            callers.who(f"later-{number}", "guesses")
+    with pytest.raises(TooManyError):
+        callers.who("later-5", "guesses")
+
+
+def test_many_guessers_together_are_slowed_down(teams: TeamCluster, clock: Clock) -> None:
+    callers = Callers(teams, clock=clock)
+    for number in range(100):
+        with pytest.raises(SignedOutError):
+            callers.who(f"guess-{number}", f"peer-{number}")
+    with pytest.raises(TooManyError):
+        callers.who("one more", "peer-x")
+
+
+def test_an_outage_is_no_refusal(teams: TeamCluster, clock: Clock) -> None:
+    callers = Callers(teams, clock=clock)
+    teams.down = "timed out"
+    for _ in range(20):
+        with pytest.raises(ClusterError, match="timed out"):
+            callers.who(ANN, "1")
+    teams.down = None
+    assert callers.who(ANN, "1").name == "ann"
+
+
+# ---- rights
+
+
+def test_an_answer_about_a_right_is_used_again_for_a_bounded_time(teams: TeamCluster, clock: Clock) -> None:
+    rights, ann = Rights(teams, 3600.0, clock), Caller("ann")
+    for _ in range(3):
+        assert rights.may(ann, "team-a", "demo")
+    assert not rights.may(ann, "team-b", "demo")
+    assert teams.count(ACCESS_REVIEWS) == 2
+    teams.rights.clear()
+    clock.now += 61
+    assert not rights.may(ann, "team-a", "demo")
+
+
+def test_users_of_one_name_and_other_groups_are_others(teams: TeamCluster, clock: Clock) -> None:
+    rights = Rights(teams, clock=clock)
+    for caller in (
+        Caller("ann"),
+        Caller("ann", groups=("x",)),
+        Caller("ann", uid="2"),
+        Caller("ann", extra=(("s", ("x",)),)),
+    ):
+        assert rights.may(caller, "team-a", "demo")
+    assert teams.count(ACCESS_REVIEWS) == 4
+
+
+def test_each_run_of_a_list_is_asked_for_once(teams: TeamCluster, clock: Clock) -> None:
+    rights = Rights(teams, clock=clock)
+    runs = [("team-a", f"r{number}") for number in range(50)] + [("team-b", "r")]
+    for _ in range(2):
+        assert rights.which(Caller("ann"), runs) == set(runs[:50])
+    assert teams.count(ACCESS_REVIEWS) == 51
+
+
+def test_an_outage_shows_nothing_of_a_list(teams: TeamCluster, clock: Clock) -> None:
+    rights = Rights(teams, clock=clock)
+    rights.which(Caller("ann"), [("team-a", "demo")])
+    teams.down = "gone"
+    with pytest.raises(ClusterError):
+        rights.which(Caller("ann"), [("team-a", "demo"), ("team-a", "other")])
+
+
+# ---- sessions
+
+
+def test_a_login_is_kept_by_a_cookie_without_the_token(teams: TeamCluster, static: StaticFiles) -> None:
+    asked = Client(gate(teams, static))
+    reply = log_in(asked, ANN)
+    assert reply.status == 204
+    words = reply.headers["set-cookie"]
+    assert words.startswith("__Host-rlrun=")
+    assert {"HttpOnly", "Secure", "SameSite=lax", "Path=/"} <= set(words.split("; "))
+    assert "Domain" not in words
+    assert ANN not in words
+    assert asked.get("/api/me", headers=cookie(reply)).json == {"user": "ann", "session": True}
+    assert [row["id"] for row in asked.get("/api/runs", headers=cookie(reply)).json["runs"]] == ["team-a.demo"]
+    assert asked.get("/api/me", headers={"authorization": f"bearer {BOB}"}).json == {"user": "bob", "session": False}
+
+
+def test_a_session_ends_with_a_logout_and_with_its_token(teams: TeamCluster, static: StaticFiles) -> None:
+    app = gate(teams, static, keep_seconds=0.0)
+    asked = Client(app)
+    first, second = cookie(log_in(asked, ANN)), cookie(log_in(asked, ANN))
+    out = asked.get("/api/logout", method="POST", headers=SAME | first)
+    assert (out.status, "Max-Age=0" in out.headers["set-cookie"]) == (204, True)
+    assert asked.get("/api/me", headers=first).status == 401
+    assert asked.get("/api/me", headers=second).status == 200
+    del teams.users[ANN]
+    ended = asked.get("/api/me", headers=second)
+    assert (ended.status, ended.json["login"]) == (401, True)
+    teams.users[ANN] = two_teams().users[ANN]
+    app._callers._kept._values.clear()
+    assert asked.get("/api/me", headers=second).status == 401, "it does not begin again"
+
+
+def test_a_cookie_never_changes_its_user(teams: TeamCluster, static: StaticFiles) -> None:
+    asked = Client(gate(teams, static))
+    anns = cookie(log_in(asked, ANN))
+    bobs = cookie(log_in(asked, BOB, **anns))
+    assert anns != bobs
+    assert asked.get("/api/me", headers=anns).status == 401
+    assert asked.get("/api/me", headers=bobs).json["user"] == "bob"
+    both = bobs | {"authorization": f"Bearer {ANN}"}
+    assert asked.get("/api/me", headers=both).json == {"user": "ann", "session": False}, "what a proxy adds counts"
+    assert asked.get("/api/me", headers=bobs | {"authorization": "Bearer x"}).status == 401, "and hides no cookie"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "https://runs.example.evil"},
+        {"origin": ""},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "none"},
+    ],
+)
+def test_another_site_neither_logs_in_nor_out(teams: TeamCluster, static: StaticFiles, headers: dict[str, str]) -> None:
+    asked = Client(gate(teams, static))
+    mine = cookie(log_in(asked, ANN))
+    assert log_in(asked, BOB, **headers).status == 403
+    assert asked.get("/api/logout", method="POST", headers=SAME | headers | mine).status == 403
+    assert asked.get("/api/me", headers=mine).status == 200
+
+
+def test_a_login_without_an_origin_is_refused(teams: TeamCluster, static: StaticFiles) -> None:
+    asked, body = Client(gate(teams, static)), json.dumps({"token": ANN}).encode()
+    plain = {"content-type": "application/json"}
+    assert asked.get("/api/login", method="POST", body=body, headers=plain).status == 403
+    assert (
+        asked.get("/api/login", method="POST", body=body, headers=plain | {"sec-fetch-site": "same-origin"}).status
+        == 204
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"token=x", "application/x-www-form-urlencoded", 415),
+        (b"{}", "text/plain", 415),
+        (b"{}", "application/json", 422),
+        (b"[1]", "application/json; charset=utf-8", 422),
+        (b'{"token": 7}', "application/json", 422),
+        (b"{", "application/json", 422),
+        (b"[" * 60000, "application/json", 422),
+        (b"x" * 70000, "application/json", 413),
+        (b'{"token": "forged"}', "application/json", 401),
+    ],
+)
+def test_what_is_no_login_is_refused(
+    teams: TeamCluster, static: StaticFiles, body: bytes, kind: str, status: int
+) -> None:
+    reply = Client(gate(teams, static)).get(
+        "/api/login", method="POST", body=body, headers=SAME | {"content-type": kind}
+    )
+    assert (reply.status, "set-cookie" in reply.headers) == (status, False)
+    assert reply.json["problem"]
+
+
+def test_guesses_are_told_when_to_come_again(teams: TeamCluster, static: StaticFiles) -> None:
+    asked = Client(gate(teams, static))
+    found = [log_in(asked, f"guess-{number}") for number in range(11)]
+    assert [one.status for one in found] == [401] * 10 + [429]
+    assert 1 <= int(found[-1].headers["retry-after"]) <= 6
+    assert asked.get("/api/me", headers={"authorization": "Bearer guess"}).status == 429
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "POST"])
+def test_nothing_else_is_changed(teams: TeamCluster, static: StaticFiles, method: str) -> None:
+    asked = Client(gate(teams, static))
+    assert asked.get("/api/runs", method=method, headers={"authorization": f"Bearer {ANN}"}).status == 405
+    assert asked.get("/api/login").status == 405
+
+
+def test_another_sites_page_reads_nothing(teams: TeamCluster, static: StaticFiles) -> None:
+    asked = Client(gate(teams, static))
+    headers = {"authorization": f"Bearer {ANN}", "sec-fetch-site": "cross-site"}
+    assert asked.get("/api/runs", headers=headers).status == 403
+
+
+def test_no_token_is_written_to_a_log(
+    teams: TeamCluster, static: StaticFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines: list[str] = []
+    number = logger.add(lines.append, level=0)
+    try:
+        with caplog.at_level(logging.DEBUG):
+            asked = Client(gate(teams, static))
+            mine = cookie(log_in(asked, ANN))
+            log_in(asked, "forged-token")
+            asked.get("/api/runs", headers={"authorization": "Bearer other-forged"})
+            asked.get("/api/runs", headers=mine)
+    finally:
+        logger.remove(number)
+    said = "".join(lines) + caplog.text
+    assert "ann has logged in" in said
+    for secret in (ANN, "forged-token", "other-forged", mine["cookie"].partition("=")[2]):
+        assert secret not in said
+
+
+# ---- where it is
+
+
+@pytest.mark.parametrize("stripped", [True, False])
+def test_a_prefix_is_of_the_cookie_and_of_the_paths(teams: TeamCluster, static: StaticFiles, stripped: bool) -> None:
+    asked, before = Client(gate(teams, static, prefix="/rlrun")), "" if stripped else "/rlrun"
+    reply = log_in(asked, ANN, f"{before}/api/login")
+    words = reply.headers["set-cookie"]
+    assert (words.startswith("__Secure-rlrun="), "Path=/rlrun/" in words) == (True, True)
+    assert asked.get(f"{before}/api/me", headers=cookie(reply)).json["user"] == "ann"
+    assert asked.get(f"{before}/").status == 200
+    assert asked.get(f"{before}/healthz").status == 200
+    assert asked.get("/rlrun").headers["location"] == "/rlrun/"
+    assert asked.get("/rlrunner/api/me", headers=cookie(reply)).status == 404
+
+
+def test_probes(teams: TeamCluster, static: StaticFiles) -> None:
+    teams.down = "connection refused"
+    asked = Client(gate(teams, static))
+    assert asked.get("/healthz").status == 200
+    assert (asked.get("/readyz").status, b"connection refused" in asked.get("/readyz").body) == (503, True)
+    teams.down = None
+    assert asked.get("/readyz").status == 200
+    teams.down = "connection refused"
+    assert asked.get("/readyz").status == 200, "an outage is said on the page"
+
+
+@pytest.mark.parametrize("path", ["/", "/api/me", "/api/login", "/healthz", "/rlrun", "/nothing"])
+def test_every_answer_has_the_policy(teams: TeamCluster, static: StaticFiles, path: str) -> None:
+    headers = Client(gate(teams, static, prefix="/rlrun")).get(path).headers
+    assert headers["content-security-policy"].startswith("default-src 'none'")
+    assert headers["x-frame-options"] == "DENY"
+    assert "access-control-allow-origin" not in headers
+
+
+def test_the_api_servers_own_audience_is_the_usual_one(teams: TeamCluster) -> None:
+    teams.users[ANN]["audiences"] = [API_SERVER]
+    assert Callers(teams).who(ANN, "1").name == "ann"
