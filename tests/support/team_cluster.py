@@ -95,9 +95,10 @@ class TeamCluster:
         run = next(iter(query.values())).rpartition("=")[2]
         word = f"{namespace}-{run}"
         if kind == "pods":
-            labels = {"rlrun.io/role": "trainer", "rlrun.io/attempt": "1"}
-            return [{"metadata": {"name": f"{run}-trainer-1-0", "labels": labels}, "spec": {"nodeName": f"node-{word}"}, "status": {"phase": "Running"}}]  # fmt: skip
-        return [{"reason": "Started", "message": f"attempt 1 of {word}", "type": "Normal", "lastTimestamp": "2026-11-26T00:00:00Z"}]  # fmt: skip
+            meta = {"name": f"{run}-trainer-1-0", "labels": {"rlrun.io/role": "trainer", "rlrun.io/attempt": "1"}}
+            return [{"metadata": meta, "spec": {"nodeName": f"node-{word}"}, "status": {"phase": "Running"}}]
+        event = {"reason": "Started", "type": "Normal", "lastTimestamp": "2026-11-26T00:00:00Z"}
+        return [{**event, "message": f"attempt 1 of {word}"}]
 
     def post(self, path: str, body: Mapping[str, Any]) -> Json:
         """See `rlrun.ui.team.api_server.Api`."""

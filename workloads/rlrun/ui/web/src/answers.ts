@@ -35,7 +35,7 @@ export interface Refused {
 }
 
 export interface RunList {
-  folders: string[];
+  nothing: string;
   runs: RunRow[];
   refused: Refused[];
 }
@@ -79,8 +79,40 @@ export interface WaitView {
   since: string | null;
 }
 
+export interface ConditionView {
+  type: string;
+  status: string;
+  reason: string;
+  message: string;
+  since: string | null;
+}
+
+export interface EventView {
+  reason: string;
+  message: string;
+  warning: boolean;
+  time: string | null;
+  count: number;
+}
+
+export interface ProcessView {
+  name: string;
+  role: string;
+  attempt: number | null;
+  state: string;
+  ready: boolean;
+  restarts: number;
+  node: string | null;
+}
+
 export interface RunView {
   run: RunRow;
+  place: "folder" | "cluster";
+  files: boolean;
+  unread: string[];
+  conditions: ConditionView[];
+  events: EventView[];
+  processes: ProcessView[];
   wait: WaitView | null;
   heardSeconds: number | null;
   command: string | null;
@@ -231,8 +263,15 @@ export interface Comparison {
   metrics: string[];
   lastTenth: Mean[];
   differences: Difference[];
+  unread: string[];
+}
+
+export interface Me {
+  user: string | null;
+  session: boolean;
 }
 
 export interface Problem {
   problem: string;
+  login: boolean;
 }

@@ -25,8 +25,26 @@ export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
     throw new Error("The server does not answer. Is `rlrun ui` still running?");
   }
   if (reply.ok) return (await reply.json()) as T;
-  const refused = (await reply.json().catch(() => ({ problem: `the server answered ${reply.status}` }))) as Problem;
-  throw new Error(refused.problem);
+  throw await refusal(reply);
+}
+
+/** Only logins and logouts are posted. */
+export async function post(path: string, body: unknown): Promise<void> {
+  const reply = await fetch(`./api${path}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  if (!reply.ok) throw await refusal(reply);
+}
+
+let loggedOut: ((why: string) => void) | null = null;
+
+/** Call `listener` when the server answers nothing more without a login. */
+export function onLoggedOut(listener: (why: string) => void): void {
+  loggedOut = listener;
+}
+
+async function refusal(reply: Response): Promise<Error> {
+  const refused = (await reply.json().catch(() => ({ problem: `the server answered ${reply.status}`, login: false }))) as Problem;
+  if (reply.status === 401 && refused.login) loggedOut?.(refused.problem);
+  return new Error(refused.problem);
 }
 
 export interface Asked<T> {

@@ -1,7 +1,10 @@
 // Frame of all pages: header, keys, and which page an address means.
 import { useEffect, useRef, useState } from "preact/hooks";
+import type { Me } from "./answers";
+import { get, onLoggedOut, post } from "./api";
 import { ComparePage } from "./compare";
-import { connected, onChange } from "./live";
+import { connected, listen, onChange } from "./live";
+import { LoginPage } from "./login";
 import { Note, Title } from "./parts";
 import { RolloutPage } from "./rollout";
 import { RolloutsPage } from "./rollouts";
@@ -41,8 +44,32 @@ function typing(event: KeyboardEvent): boolean {
   return event.ctrlKey || event.metaKey || event.altKey || /^(input|select|textarea)$/i.test(target.tagName);
 }
 
+/** Who asks; a text: why a login is asked for. */
+function useMe(): Me | string | null {
+  const [me, put] = useState<Me | string | null>(null);
+  useEffect(() => {
+    let asked = false;
+    onLoggedOut((why) => {
+      asked = true;
+      put(why);
+    });
+    get<Me>("/me")
+      .then(put)
+      // Whatever else is wrong, the pages say for themselves.
+      .catch(() => asked || put({ user: null, session: false }))
+      .finally(() => asked || listen());
+  }, []);
+  return me;
+}
+
+async function logOut(): Promise<void> {
+  await post("/logout", {}).catch(() => undefined);
+  location.reload();
+}
+
 export function App() {
   const route = useRoute();
+  const me = useMe();
   const [chosen, choose] = useState<Theme>(theme());
   const [live, put] = useState<boolean | null>(null);
   const keys = useRef<HTMLDialogElement>(null);
@@ -77,8 +104,14 @@ export function App() {
           RLRun
         </a>
         <span class={`live ${live === false ? "off" : ""}`} role="status">
-          {live === null ? "connecting…" : live ? "live" : "not connected: what is shown may be old"}
+          {typeof me === "string" ? "" : live === null ? "connecting…" : live ? "live" : "not connected: what is shown may be old"}
         </span>
+        {me !== null && typeof me === "object" && me.user !== null ? <span class="user">{me.user}</span> : null}
+        {me !== null && typeof me === "object" && me.session ? (
+          <button type="button" onClick={logOut}>
+            Log out
+          </button>
+        ) : null}
         <button type="button" aria-haspopup="dialog" onClick={() => keys.current?.showModal()}>
           Keys
         </button>
@@ -99,7 +132,7 @@ export function App() {
         </label>
       </header>
       <main id="main" tabIndex={-1}>
-        <Page route={route} />
+        {me === null ? <Note>Reading…</Note> : typeof me === "string" ? <LoginPage why={me} done={() => location.reload()} /> : <Page route={route} />}
       </main>
       <dialog ref={keys} aria-labelledby="keys">
         <h2 id="keys">Keys</h2>

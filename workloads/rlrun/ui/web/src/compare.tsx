@@ -28,6 +28,9 @@ export function ComparePage({ runs, query }: { runs: string[]; query: URLSearchP
                   </a>
                 ))}
               </nav>
+              {found.unread.map((why) => (
+                <Note key={why}>Not shown: {why}.</Note>
+              ))}
               <Charts found={found} query={query} />
               <Means found={found} />
               <Differences found={found} />
@@ -64,8 +67,9 @@ function Together({ ids, labels, wanted, query }: TogetherProps) {
     const words = { metric: wanted, smooth: query.get("smooth"), first: query.get("first"), last: query.get("last"), points: 600 };
     return useAnswer<Curves>(id === undefined ? null : address(`/runs/${id}/curves`, words), id ?? null);
   });
-  const problem = asked.find((one) => one.problem !== null)?.problem;
-  if (problem) return <Note kind="problem">{problem}</Note>;
+  const shown = asked.slice(0, ids.length);
+  const problem = shown[0]?.problem;
+  if (problem && shown.every((one) => one.problem !== null)) return <Note kind="problem">{problem}</Note>;
   const zoom = (first: number, last: number) => change({ first: Math.max(0, first), last });
   return (
     <div class="charts">

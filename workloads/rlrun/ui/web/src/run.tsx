@@ -7,6 +7,7 @@ import { Chart } from "./chart";
 import { ago, number, span } from "./format";
 import { Answered, Choice, Facts, Field, Note, Phase, Section, Title, Wide } from "./parts";
 import { change, to } from "./route";
+import { ClusterSections } from "./cluster";
 
 const USUAL = ["reward/mean", "loss", "validation/loss", "off_policy/mean", "mismatch_kl", "entropy", "grad_norm", "completion_length/mean", "perf/throughput", "time/step"];
 export const SMOOTH = [["1", "not at all"], ["5", "over 5 steps"], ["20", "over 20 steps"], ["100", "over 100 steps"]] as const;
@@ -24,16 +25,24 @@ export function RunPage({ id, query }: { id: string; query: URLSearchParams }) {
             </Title>
             <nav aria-label="Of this run">
               <a href={to("/")}>All runs</a>
-              <a href={to(`/run/${id}/rollouts`)}>Rollouts</a>
+              {found.files ? <a href={to(`/run/${id}/rollouts`)}>Rollouts</a> : null}
             </nav>
             <State found={found} />
             <WhySection found={found} />
-            <CurvesSection id={id} found={found} query={query} />
-            <EvaluationSection id={id} found={found} query={query} />
-            <TimesSection id={id} query={query} />
-            <LagsSection id={id} query={query} />
+            {found.unread.map((why) => (
+              <Note key={why}>Not shown: {why}.</Note>
+            ))}
+            {found.files ? (
+              <>
+                <CurvesSection id={id} found={found} query={query} />
+                <EvaluationSection id={id} found={found} query={query} />
+                <TimesSection id={id} query={query} />
+                <LagsSection id={id} query={query} />
+              </>
+            ) : null}
             <Attempts found={found} />
-            <ManifestSection id={id} />
+            {found.place === "cluster" ? <ClusterSections found={found} /> : null}
+            <ManifestSection id={id} place={found.place} />
           </>
         );
       }}
@@ -53,7 +62,7 @@ function State({ found }: { found: RunView }) {
     ["Checkpoint", progress.checkpointStep === null ? "none yet" : `step ${progress.checkpointStep}`],
     ["Attempt", `${run.attempt}${run.restarts ? `, ${run.restarts} restarts` : ""}`],
     ["Last step", ago(progress.lastStepTime)],
-    ["Folder", run.where],
+    [found.place === "cluster" ? "Namespace" : "Folder", found.place === "cluster" ? (run.where.split("/")[0] ?? "") : run.where],
   ];
   return (
     <>
@@ -253,14 +262,14 @@ function numbers(found: RunView): number[] {
   return [...new Set([...found.attempts.map((one) => one.attempt), ...found.failures.map((one) => one.attempt)])].sort((a, b) => b - a);
 }
 
-function ManifestSection({ id }: { id: string }) {
+function ManifestSection({ id, place }: { id: string; place: RunView["place"] }) {
   const [open, toggle] = useState(false);
   const asked = useAnswer<Manifest>(open ? `/runs/${id}/manifest` : null);
   return (
     <Section title="Manifest" id="manifest">
       <details onToggle={(event) => toggle(event.currentTarget.open)}>
-        <summary>The resolved configuration, without secrets</summary>
-        {open ? <Answered asked={asked}>{(found) => <pre tabIndex={0} aria-label="Resolved configuration">{found.text}</pre>}</Answered> : null}
+        <summary>{place === "cluster" ? "The RLRun as it is applied, without secrets" : "The resolved configuration, without secrets"}</summary>
+        {open ? <Answered asked={asked}>{(found) => <pre tabIndex={0} aria-label="Manifest">{found.text}</pre>}</Answered> : null}
       </details>
     </Section>
   );

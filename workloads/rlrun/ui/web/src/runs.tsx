@@ -19,7 +19,7 @@ export function RunsPage() {
         {(found) => {
           const shown = found.runs.filter((run) => fits(run, words));
           if (found.runs.length === 0 && found.refused.length === 0)
-            return <Note>No run is in {found.folders.join(", ")} yet. `rlrun local run.yaml` puts one into ./runs; it appears here by itself.</Note>;
+            return <Note>{found.nothing}</Note>;
           return (
             <>
               <div class="tools" data-filter>

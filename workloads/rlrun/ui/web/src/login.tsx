@@ -1,0 +1,43 @@
+// Login with a token of the cluster, where the server asks for one.
+import { useState } from "preact/hooks";
+import { post } from "./api";
+import { Note, Title } from "./parts";
+
+export function LoginPage({ why, done }: { why: string; done: () => void }) {
+  const [problem, put] = useState<string | null>(null);
+  const [busy, wait] = useState(false);
+  document.title = "Log in · RLRun";
+  const submit = async (event: SubmitEvent) => {
+    event.preventDefault();
+    const field = (event.currentTarget as HTMLFormElement).elements.namedItem("token") as HTMLInputElement;
+    wait(true);
+    try {
+      await post("/login", { token: field.value });
+      field.value = "";
+      done();
+    } catch (error) {
+      put((error as Error).message);
+      field.select();
+    }
+    wait(false);
+  };
+  return (
+    <>
+      <Title>Log in</Title>
+      {problem ? <Note kind="problem">{problem}.</Note> : <Note>{why}.</Note>}
+      <form class="login" onSubmit={submit}>
+        <label>
+          <span>Token</span>
+          <input id="token" name="token" type="password" autocomplete="off" spellcheck={false} required aria-describedby="of-tokens" />
+        </label>
+        <button type="submit" disabled={busy}>
+          {busy ? "Asking the cluster…" : "Log in"}
+        </button>
+      </form>
+      <p id="of-tokens">
+        You see the runs that you may get in the cluster. A token of a ServiceAccount: <code>kubectl create token NAME -n NAMESPACE</code>; of your own account:
+        what your kubeconfig has, or its login plugin prints. It is kept in this server's memory until you log out, for 12 hours at most.
+      </p>
+    </>
+  );
+}
