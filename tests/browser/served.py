@@ -36,7 +36,28 @@ class Served:
 @contextmanager
 def served(folder: Path, *words: str) -> Iterator[Served]:
     """Serve a folder on a free port."""
-    command = [sys.executable, "-m", "rlrun.cli.main", "ui", str(folder), "--port", "0", *words]
+    with _started(folder, "ui", str(folder), "--port", "0", *words) as server:
+        yield server
+
+
+@contextmanager
+def served_team(folder: Path, api_server: str, *words: str) -> Iterator[Served]:
+    """Serve the page of a team on a free port.
+
+    Args:
+        folder: for the account's token.
+        api_server: address of a server that answers as the API server.
+        words: more options.
+    """
+    (folder / "token").write_text("the page's own")
+    told = ("--api-server", api_server, "--account", str(folder), "--host", "127.0.0.1", "--port", "0")
+    with _started(folder, "ui-team", *told, *words) as server:
+        yield server
+
+
+@contextmanager
+def _started(folder: Path, *words: str) -> Iterator[Served]:
+    command = [sys.executable, "-m", "rlrun.cli.main", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             yield Served(_url(process), folder, process)

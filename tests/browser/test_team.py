@@ -1,0 +1,133 @@
+"""The page of a team in a real browser: login, the user's own runs, logout; in light and dark, on a phone, for all readers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.served import Served, served_team
+from tests.support.made_runs import made
+from tests.support.team_cluster import ANN, BOB, TeamCluster, over_http, rlrun, two_teams
+
+
+@dataclass
+class Team:
+    """A cluster and the page of it."""
+
+    cluster: TeamCluster
+    server: Served
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Iterator[Team]:
+    """Two teams; of team-a's runs one has its claim mounted here."""
+    cluster = two_teams()
+    cluster.runs["team-a", "far"] = rlrun("team-a", "far", claim="elsewhere")
+    made(tmp_path / "volume" / "demo")
+    account = tmp_path / "account"
+    account.mkdir()
+    claim = f"team-a/data={tmp_path / 'volume'}"
+    with over_http(cluster) as url, served_team(account, url, "--claim", claim, "--root-path", "/rlrun") as server:
+        yield Team(cluster, server)
+
+
+def log_in(page: Page, team: Team, token: str, path: str = "/") -> None:
+    page.goto(team.server.at(path))
+    expect(page.locator("h1")).to_have_text("Log in")
+    page.get_by_label("Token").fill(token)
+    page.get_by_label("Token").press("Enter")
+    expect(page.get_by_role("button", name="Log out")).to_be_visible()
+
+
+def test_a_user_logs_in_looks_and_logs_out(page: Page, team: Team) -> None:
+    page.goto(team.server.url)
+    expect(page.get_by_text("log in with a token of the cluster")).to_be_visible()
+    page.get_by_label("Token").fill("forged")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("the cluster does not take this token")
+    log_in(page, team, ANN)
+    expect(page.locator(".user")).to_have_text("ann")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.locator("main")).not_to_contain_text("team-b")
+    expect(page.locator(".live")).to_have_text("live")
+    page.get_by_role("link", name="team-a/demo").click()
+    expect(page.locator("section:has(#conditions)")).to_contain_text("all pods of team-a-demo have nodes")
+    expect(page.locator("section:has(#pods)")).to_contain_text("demo-trainer-1-0")
+    expect(page.locator("section:has(#events)")).to_contain_text("attempt 1 of team-a-demo")
+    expect(page.get_by_role("img", name=re.compile("^reward.mean over steps"))).to_be_visible()
+    page.get_by_text("The RLRun as it is applied").click()
+    expect(page.locator("section:has(#manifest) pre")).to_contain_text("maxSteps: 100")
+    assert ANN not in page.url
+    assert page.evaluate("document.cookie") == ""
+    page.get_by_role("button", name="Log out").click()
+    expect(page.locator("h1")).to_have_text("Log in")
+    page.reload()
+    expect(page.locator("h1")).to_have_text("Log in")
+
+
+def test_files_that_are_elsewhere_are_said_in_words(page: Page, team: Team) -> None:
+    log_in(page, team, ANN, "/run/team-a.far")
+    expect(page.locator("main")).to_contain_text("rlrun rollouts far -n team-a")
+    expect(page.locator("section:has(#curves)")).to_have_count(0)
+    expect(page.locator("section:has(#conditions) table")).to_be_visible()
+
+
+def test_the_run_of_another_team_is_not_there(page: Page, team: Team) -> None:
+    log_in(page, team, BOB, "/run/team-a.demo")
+    expect(page.get_by_role("alert")).to_contain_text("there is no run team-a.demo")
+
+
+def test_a_run_is_followed_without_a_reload(page: Page, team: Team) -> None:
+    log_in(page, team, ANN)
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.locator(".live")).to_have_text("live")
+    team.cluster.runs["team-a", "new"] = rlrun("team-a", "new")
+    expect(page.get_by_role("link", name="team-a/new")).to_be_visible()
+
+
+def test_an_outage_of_the_cluster_is_said(page: Page, team: Team) -> None:
+    log_in(page, team, ANN)
+    team.cluster.down = "connection refused"
+    page.goto(team.server.at("/run/team-a.demo"))
+    expect(page.get_by_role("alert")).to_contain_text("nothing can be shown now: the API server answers 503")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 360])
+def test_axe_finds_nothing(
+    browser: Browser, team: Team, axe: str, scheme: Literal["light", "dark"], width: int
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+
+    def check(name: str) -> None:
+        found: Any = page.evaluate(f"{axe}; axe.run({{resultTypes: ['violations']}})")
+        assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]] == [], name
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name} is wider than a window of {width}"
+
+    try:
+        page.goto(team.server.url)
+        expect(page.locator("h1")).to_have_text("Log in")
+        check("login")
+        page.get_by_label("Token").fill("forged")
+        page.get_by_label("Token").press("Enter")
+        expect(page.get_by_role("alert")).to_be_visible()
+        check("refused login")
+        log_in(page, team, ANN)
+        expect(page.locator("tbody tr")).to_have_count(2)
+        check("runs")
+        for run in ("demo", "far"):
+            page.goto(team.server.at(f"/run/team-a.{run}"))
+            expect(page.locator("section:has(#events) table")).to_be_visible()
+            expect(page.get_by_text("Reading…")).to_have_count(0)
+            check(run)
+    finally:
+        context.close()
