@@ -133,3 +133,47 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
 {{- with $given.runMetricsFrom }}{{- $_ := set $network "metricsFrom" . -}}{{- end -}}
 {{- $network | toJson -}}
 {{- end -}}
+
+{{/* The web page. Its pods share no label with the operator's selector. */}}
+{{- define "rlrun.ui.name" -}}
+{{- printf "%s-ui" (include "rlrun.name" .) -}}
+{{- end -}}
+
+{{- define "rlrun.ui.selector" -}}
+app.kubernetes.io/name: rlrun-ui
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "rlrun.ui.labels" -}}
+{{ include "rlrun.ui.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/component: ui
+app.kubernetes.io/part-of: rlrun
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* Namespace of the page's pod. In one with runs, others than we may exec into it, so tokens that the API server takes are refused there. */}}
+{{- define "rlrun.ui.namespace" -}}
+{{- $ui := .Values.ui -}}
+{{- $served := include "rlrun.namespaces" . | fromJsonArray -}}
+{{- if and $ui.namespace $served (not (has $ui.namespace $served)) -}}
+{{- fail (printf "ui.namespace: the operator does not serve %s; name one of watchNamespaces (%s), or leave it empty" $ui.namespace (join ", " $served)) -}}
+{{- end -}}
+{{- if and $ui.claims (not $ui.namespace) -}}
+{{- fail (printf "ui.claims (%s) are mounted from the page's own namespace: set ui.namespace to the one that has them" (join ", " $ui.claims)) -}}
+{{- end -}}
+{{- if and $ui.namespace (not $ui.audiences) -}}
+{{- fail (printf "ui.audiences is empty: whoever may exec into pods of %s could read the tokens of those who log in, so they must be of no use elsewhere; set it to [rlrun-ui], for tokens of kubectl create token NAME --audience rlrun-ui" $ui.namespace) -}}
+{{- end -}}
+{{- $ui.namespace | default .Release.Namespace -}}
+{{- end -}}
+
+{{/* JSON list of the namespaces whose runs the page shows; empty: all. */}}
+{{- define "rlrun.ui.shows" -}}
+{{- if .Values.ui.namespace -}}
+{{- list .Values.ui.namespace | toJson -}}
+{{- else -}}
+{{- include "rlrun.namespaces" . -}}
+{{- end -}}
+{{- end -}}

@@ -171,6 +171,11 @@ def test_an_outage_is_no_refusal(teams: TeamCluster, clock: Clock) -> None:
     assert callers.who(ANN, "1").name == "ann"
 
 
+def test_the_login_names_the_audience(teams: TeamCluster, static: StaticFiles) -> None:
+    asked = Client(gate(teams, static, audiences=("rlrun-ui",)))
+    assert asked.get("/api/me").json["problem"] == "log in with a token of the cluster, one for the audience rlrun-ui"
+
+
 # ---- rights
 
 

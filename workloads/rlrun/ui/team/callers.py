@@ -85,6 +85,11 @@ class Callers:
         self._limits = (Limit(10, 6.0, clock), Limit(100, 0.6, clock))
         """For one peer, and for all of them."""
 
+    @property
+    def meant(self) -> str:
+        """For people: what tokens must be meant for; empty: for the API server."""
+        return f", one for the audience {' or '.join(self._audiences)}" if self._audiences else ""
+
     def who(self, token: str, peer: str) -> Caller:
         """The user of a token.
 

@@ -22,7 +22,6 @@ from rlrun.ui.team.sessions import Sessions
 
 LOGIN, LOGOUT = "/api/login", "/api/logout"
 _BODY_MAX = 64 * 1024
-_ASKED = "log in with a token of the cluster"
 _ENDED = "your session has ended; log in again"
 
 
@@ -55,6 +54,7 @@ class Gate:
     ) -> None:
         self._app, self._callers, self._sessions, self._ready = app, callers, sessions, ready
         self._prefix = prefix.rstrip("/")
+        self._asked = f"log in with a token of the cluster{callers.meant}"
         # __Host- and __Secure- are held to what they say by browsers: the cookie comes from this host, and over TLS.
         self._cookie = "__Secure-rlrun" if self._prefix else "__Host-rlrun"
 
@@ -97,7 +97,7 @@ class Gate:
         found = self._session(headers)
         if found is None:
             brought = cookie_of(headers.get("cookie", ""), self._cookie)
-            return _problem(401, _ENDED if brought else _ASKED, login=True)
+            return _problem(401, _ENDED if brought else self._asked, login=True)
         peer = peer_of(scope)
 
         def again() -> Caller:

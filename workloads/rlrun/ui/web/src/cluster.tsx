@@ -24,7 +24,7 @@ export function ClusterSections({ found }: { found: RunView }) {
 function Rows({ label, heads, rows }: { label: string; heads: string[]; rows: (string | number)[][] }) {
   if (rows.length === 0) return null;
   return (
-    <Wide label={label}>
+    <Wide label={`Table of ${label.toLowerCase()}`}>
       <table class="plain">
         <thead>
           <tr>
