@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
 from rlrun.ui.team.api_server import RefusedError, UnansweredError
 from rlrun.ui.team.callers import ACCESS_REVIEWS, TOKEN_REVIEWS
+from rlrun.ui.team.gate import Gate
 
 Json = dict[str, Any]
 ANN, BOB = "token-of-ann", "token-of-bob"
+ENDLESS = "/api/events"
 API_SERVER = "https://kubernetes.default.svc"
 
 
@@ -122,6 +127,26 @@ class TeamCluster:
         self.asked.append((method, path))
         if self.down is not None:
             raise UnansweredError(f"the API server does not answer: {self.down}")
+
+
+def routes(gate: Gate) -> list[APIRoute]:
+    """All routes of the page's API that answer once."""
+    app = gate._app
+    assert isinstance(app, FastAPI)
+    every = [route for route in app.routes if getattr(route, "path", "").startswith("/api")]
+    found = [route for route in every if isinstance(route, APIRoute)]
+    assert len(found) == len(every), "a route of another kind is tried by nobody"
+    return [route for route in found if route.path not in (ENDLESS, "/api/{rest:path}")]
+
+
+def place(route: APIRoute, run: str) -> str:
+    """Address of a route about a run."""
+    return re.sub(r"\{[^}]*\}", "0", route.path.replace("{run}", run))
+
+
+def query(runs: Sequence[str]) -> dict[str, Any]:
+    """Query that every route understands."""
+    return {"step": 3, "metric": "loss", "run": runs}
 
 
 def two_teams() -> TeamCluster:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from starlette.types import ASGIApp
 
 from rlrun.ui.live import Feed
 from rlrun.ui.secrets import Redactor
@@ -21,11 +18,9 @@ from rlrun.ui.team.cluster_runs import ClusterRuns, TeamRuns, Volumes
 from rlrun.ui.team.gate import Gate
 from rlrun.ui.team.server import Settings, make_team_app
 from tests.support.made_runs import SECRET, Client, Reply, made
-from tests.support.team_cluster import ANN, BOB, TeamCluster, two_teams
+from tests.support.team_cluster import ANN, BOB, ENDLESS, TeamCluster, place, query, routes, two_teams
 
-ENDLESS = "/api/events"
-QUERY: dict[str, Any] = {"step": 3, "metric": "loss", "run": ["team-a.demo", "team-b.demo"]}
-"""Query that every route understands."""
+RUNS = ["team-a.demo", "team-b.demo"]
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -52,31 +47,18 @@ def asked(gate: Gate) -> Client:
     return Client(gate)
 
 
-def routes(app: ASGIApp) -> list[APIRoute]:
-    """All routes of the page's API."""
-    assert isinstance(app, FastAPI)
-    found = [route for route in app.routes if isinstance(route, APIRoute) and route.path.startswith("/api/")]
-    assert all(isinstance(route, APIRoute) or not getattr(route, "path", "").startswith("/api") for route in app.routes)
-    return [route for route in found if route.path not in (ENDLESS, "/api/{rest:path}")]
-
-
-def place(route: APIRoute, run: str) -> str:
-    """Address of a route about a run."""
-    return re.sub(r"\{[^}]*\}", "0", route.path.replace("{run}", run))
-
-
 def reply(asked: Client, route: APIRoute, run: str, token: str | None) -> Reply:
-    return asked.get(place(route, run), headers=bearer(token) if token else {}, **QUERY)
+    return asked.get(place(route, run), headers=bearer(token) if token else {}, **query(RUNS))
 
 
 def test_there_are_routes_to_try(gate: Gate) -> None:
-    paths = {route.path for route in routes(gate._app)}
+    paths = {route.path for route in routes(gate)}
     assert len(paths) >= 13
     assert {"/api/runs", "/api/runs/{run}", "/api/runs/{run}/rollouts", "/api/compare"} <= paths
 
 
 def test_no_route_shows_the_run_of_another_team(gate: Gate, asked: Client) -> None:
-    for route in routes(gate._app):
+    for route in routes(gate):
         about_one = "{run}" in route.path or route.path == "/api/compare"
         for token, other, word in ((ANN, "team-b.demo", b"team-b"), (BOB, "team-a.demo", b"team-a")):
             found = reply(asked, route, other, token)
@@ -85,14 +67,14 @@ def test_no_route_shows_the_run_of_another_team(gate: Gate, asked: Client) -> No
 
 
 def test_without_a_token_no_route_answers(gate: Gate, asked: Client) -> None:
-    for path in [*(place(route, "team-a.demo") for route in routes(gate._app)), ENDLESS, "/api/x", "/api", "/api/"]:
+    for path in [*(place(route, "team-a.demo") for route in routes(gate)), ENDLESS, "/api/x", "/api", "/api/"]:
         for headers in (
             {},
             bearer("forged"),
             {"authorization": "Basic YW5uOmFubg=="},
             {"cookie": "__Host-rlrun=forged"},
         ):
-            found = asked.get(path, headers=headers, **QUERY)
+            found = asked.get(path, headers=headers, **query(RUNS))
             assert (found.status, found.json["login"]) == (401, True), (path, headers)
             assert b"demo" not in found.body
 
@@ -101,7 +83,7 @@ def test_each_user_sees_what_is_theirs(gate: Gate, asked: Client) -> None:
     for token, namespace in ((ANN, "team-a"), (BOB, "team-b")):
         rows = asked.get("/api/runs", headers=bearer(token)).json["runs"]
         assert [(row["id"], row["where"]) for row in rows] == [(f"{namespace}.demo", f"{namespace}/demo")]
-        for route in routes(gate._app):
+        for route in routes(gate):
             if "{run}" in route.path and not route.path.endswith(("/tokens", "/diff/{other}")):
                 assert reply(asked, route, f"{namespace}.demo", token).status == 200, route.path
     view = asked.get("/api/runs/team-a.demo", headers=bearer(ANN)).json
@@ -113,7 +95,7 @@ def test_each_user_sees_what_is_theirs(gate: Gate, asked: Client) -> None:
 
 def test_behind_no_gate_no_route_answers(gate: Gate) -> None:
     """A route that the gate let through by mistake has no user, and no way to a run without one."""
-    for route in routes(gate._app):
+    for route in routes(gate):
         assert reply(Client(gate._app), route, "team-a.demo", ANN).status == 401, route.path
 
 
@@ -132,7 +114,7 @@ def test_files_need_a_right_of_their_own(teams: TeamCluster, gate: Gate, asked: 
         "rollouts/0/tokens",
         "rollouts/0/diff/1",
     ):
-        found = asked.get(f"/api/runs/team-a.demo/{path}", headers=bearer(ANN), **QUERY)
+        found = asked.get(f"/api/runs/team-a.demo/{path}", headers=bearer(ANN), **query(RUNS))
         assert (found.status, b"rlruns/files" in found.body) == (403, True), path
 
 
@@ -211,7 +193,7 @@ def test_while_the_api_server_is_down_nothing_is_shown(teams: TeamCluster, gate:
     teams.down = "connection refused"
     gate._app.state.runs_of = _older(gate)  # type: ignore[attr-defined]
     for path in ("/api/runs", "/api/runs/team-a.demo", "/api/runs/team-a.demo/curves"):
-        found = asked.get(path, headers=bearer(ANN), **QUERY)
+        found = asked.get(path, headers=bearer(ANN), **query(RUNS))
         assert (found.status, b"connection refused" in found.body, b"trains" in found.body) == (503, True, False), path
     assert asked.get("/api/runs", headers=bearer(BOB)).status == 503
     assert asked.get("/").status == 200, "the page, which says it"
