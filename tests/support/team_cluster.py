@@ -69,6 +69,10 @@ class TeamCluster:
     runs: dict[tuple[str, str], Json] = field(default_factory=dict)
     down: str | None = None
     """What a request meets instead of an answer."""
+    closes: bool = False
+    """Over HTTP: without a word, it closes a connection after each answer."""
+    brought: list[tuple[str, int]] = field(default_factory=list)
+    """Over HTTP: header Authorization and port of every request."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of every request."""
 
@@ -175,6 +179,7 @@ def over_http(cluster: TeamCluster) -> Iterator[str]:
             self._answer(lambda: cluster.post(self.path, body))
 
         def _answer(self, ask: Any) -> None:
+            cluster.brought.append((self.headers["Authorization"], self.client_address[1]))
             try:
                 status, document = 200, ask()
             except RefusedError as error:
@@ -187,11 +192,15 @@ def over_http(cluster: TeamCluster) -> Iterator[str]:
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
+            self.close_connection = cluster.closes
 
         def log_message(self, format: str, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True  # a connection that is kept open would hold the end up
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

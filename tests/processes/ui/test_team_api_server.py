@@ -1,0 +1,69 @@
+"""Requests of the page of a team to an API server: over one connection, with a token that rotates, through outages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlrun.inspect.kubectl import ClusterError
+from rlrun.ui.team.api_server import ApiServer, RefusedError, UnansweredError
+from rlrun.ui.team.callers import Callers, Rights
+from tests.support.team_cluster import ANN, over_http, two_teams
+
+RUNS = "/apis/rlrun.io/v1alpha1/namespaces/team-a/rlruns"
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text("first\n")
+    return tmp_path
+
+
+def test_requests_share_a_connection_and_bring_the_newest_token(account: Path) -> None:
+    cluster = two_teams()
+    with over_http(cluster) as url:
+        api = ApiServer(url, account)
+        assert [run["metadata"]["name"] for run in api.get(RUNS)["items"]] == ["demo"]
+        (account / "token").write_text("second\n")
+        caller = Callers(api).who(ANN, "1")
+        assert Rights(api).which(caller, [("team-a", "demo"), ("team-b", "demo")]) == {("team-a", "demo")}
+        assert [bearer for bearer, _ in cluster.brought[:2]] == ["Bearer first", "Bearer second"]
+        assert len({port for _, port in cluster.brought[:2]}) == 1
+
+
+def test_refusals_and_outages_are_told_apart(account: Path) -> None:
+    cluster = two_teams()
+    with over_http(cluster) as url:
+        api = ApiServer(url, account)
+        with pytest.raises(RefusedError, match="not found") as refused:
+            api.get(f"{RUNS}/none")
+        assert refused.value.status == 404
+        cluster.down = "etcd is gone"
+        with pytest.raises(UnansweredError, match=r"503.*etcd is gone"):
+            api.get(RUNS)
+        cluster.down = None
+        assert api.get(f"{RUNS}/demo")["metadata"]["name"] == "demo"
+    with pytest.raises(UnansweredError, match="does not answer"):
+        ApiServer(url, account).get(RUNS)
+
+
+def test_a_connection_that_the_server_has_closed_is_opened_again(account: Path) -> None:
+    cluster = two_teams()
+    cluster.closes = True
+    with over_http(cluster) as url:
+        api = ApiServer(url, account)
+        for _ in range(3):
+            assert api.get(RUNS)["items"]
+    assert len({port for _, port in cluster.brought}) == 3
+
+
+def test_an_account_that_is_not_there_is_an_outage_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="token"):
+        ApiServer("https://127.0.0.1:1", tmp_path / "none").get(RUNS)
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1", "ftp://x", "10.0.0.1:443", "", "https://"])
+def test_a_token_goes_over_tls_alone(url: str, account: Path) -> None:
+    with pytest.raises(ValueError, match="no address of an API server"):
+        ApiServer(url, account)

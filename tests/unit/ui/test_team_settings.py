@@ -1,0 +1,42 @@
+"""What the page of a team is told, and how it refuses what cannot be meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.runs.ui_team import run_ui_team
+from rlrun.ui.team.server import api_url, claims_of
+
+
+def test_the_api_server_is_where_kubernetes_says() -> None:
+    assert api_url({}) is None
+    assert api_url({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}) == "https://10.96.0.1:443"
+    six = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
+    assert api_url(six) == "https://[fd00::1]:6443"
+
+
+def test_claims_are_of_a_namespace() -> None:
+    assert claims_of(["a/data=/claims/data", "b/data=/x"]) == {
+        ("a", "data"): Path("/claims/data"),
+        ("b", "data"): Path("/x"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--api-server: this is no pod of a cluster"),
+        (["--api-server", "http://10.0.0.1"], "--api-server: http://10.0.0.1 is no address of an API server"),
+        (["--api-server", "https://10.0.0.1", "--claim", "data=/x"], "--claim: data=/x is no NAMESPACE/CLAIM=FOLDER"),
+        (["--api-server", "https://10.0.0.1", "--claim", "a/data=x"], "--claim: a/data=x is no NAMESPACE/CLAIM=FOLDER"),
+        (["--api-server", "https://10.0.0.1", "--root-path", "rlrun"], "--root-path: rlrun does not begin with /"),
+    ],
+)
+def test_wrong_options_are_refused_by_their_name(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert run_ui_team(words) == 64
+    assert said in capsys.readouterr().err
