@@ -135,6 +135,15 @@ def test_a_status_leads_out_of_no_claim(teams: TeamCluster, asked: Client, path:
     assert "is not below" in view["unread"][0]
 
 
+@pytest.mark.parametrize("sub", ["{b}", "/", "../b", "x/../../b"])
+def test_a_specification_leads_out_of_no_claim(teams: TeamCluster, asked: Client, tmp_path: Path, sub: str) -> None:
+    made(tmp_path / "b" / "demo")
+    teams.runs["team-a", "demo"]["spec"].setdefault("storage", {})["subPath"] = sub.format(b=tmp_path / "b")
+    view = asked.get("/api/runs/team-a.demo", headers=bearer(ANN)).json
+    assert view["files"] is False
+    assert "is no folder of the claim" in view["unread"][0]
+
+
 def test_no_link_leads_to_the_files_of_another_run(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:
     made(tmp_path / "a" / "hers")
     teams.runs["team-a", "demo"]["status"]["storage"]["path"] = "/data/link"

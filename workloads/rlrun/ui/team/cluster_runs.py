@@ -74,7 +74,10 @@ class Volumes:
         if (key[0], claim) not in self._claims:
             raise UnreadableError(_elsewhere(key, claim))
         top = self._claims[key[0], claim]
-        root = top / str(storage.get("subPath") or ".") / _below(place, mount)
+        sub = PurePosixPath(str(storage.get("subPath") or "."))
+        if sub.is_absolute() or ".." in sub.parts:  # nothing but the policy of the API server has looked at it
+            raise UnreadableError(f"spec.storage.subPath ({sub}) is no folder of the claim {claim}")
+        root = top / sub / _below(place, mount)
         if not root.is_dir():
             raise UnreadableError(f"there is no folder {root.relative_to(top)} on the claim {claim} (any more)")
         if root.resolve() != root:
