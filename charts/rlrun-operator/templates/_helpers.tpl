@@ -106,6 +106,11 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create, patch]
+{{- if eq (include "rlrun.queue" .) "own" }}
+- apiGroups: [""]
+  resources: [resourcequotas]
+  verbs: [list]
+{{- end }}
 {{- if eq (include "rlrun.queue" .) "kueue" }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]

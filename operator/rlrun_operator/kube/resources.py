@@ -42,6 +42,8 @@ LEASE = Resource("Lease", "coordination.k8s.io", "v1", "leases")
 EVENT = Resource("Event", "", "v1", "events")
 NODE = Resource("Node", "", "v1", "nodes", namespaced=False)
 
+QUOTA = Resource("ResourceQuota", "", "v1", "resourcequotas")
+
 PARTS = (
     Resource("Service", "", "v1", "services"),
     Resource("ConfigMap", "", "v1", "configmaps"),
@@ -67,4 +69,4 @@ PRIORITY_CLASS = Resource("PriorityClass", "scheduling.k8s.io", "v1", "priorityc
 
 SECRET = Resource("Secret", "", "v1", "secrets")
 """Created and never read: an attacker who takes over the operator reads no key."""
-BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, SECRET, WORKLOAD)}
+BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, QUOTA, SECRET, WORKLOAD)}

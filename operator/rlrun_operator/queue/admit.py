@@ -7,7 +7,7 @@ preempt, or, after it has waited long enough, room that is kept for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlrun_operator.queue import holding as holds
@@ -24,6 +24,7 @@ from rlrun_operator.queue.model import (
     Verdict,
 )
 from rlrun_operator.queue.preempt import victims
+from rlrun_operator.queue.quota import Quota, Quotas, unmade
 from rlrun_operator.queue.rooms import Rooms
 from rlrun_operator.queue.shares import Shares, decayed, scarce, shares_of, total_capacity
 from rlrun_operator.queue.words import missing
@@ -46,6 +47,7 @@ def admit(
     now: float,
     *,
     epoch: float = 0.0,
+    quotas: Mapping[str, Sequence[Quota]] | None = None,
 ) -> Plan:
     """Decide which runs may make their pods.
 
@@ -56,9 +58,10 @@ def admit(
         state: of the pass before.
         now: seconds of a clock that nobody sets, as all times of runs and of the state.
         epoch: what that clock lacks to seconds since the epoch; for messages.
+        quotas: ResourceQuotas by namespace; a run that one leaves no room for waits, and nothing is kept or preempted for it.
     """
     it = _Pass(list(runs), capacity, rules, state, now)
-    it.epoch = epoch
+    it.epoch, it.quotas = epoch, Quotas(quotas or {})
     it.hold()
     it.release()
     it.admit()
@@ -70,7 +73,7 @@ class _Pass:
         self, runs: Sequence[Applicant], capacity: Capacity | None, rules: QueueRules, state: QueueState, now: float
     ) -> None:
         self.rules, self.state, self.now = rules, state, now
-        self.epoch = 0.0
+        self.epoch, self.quotas = 0.0, Quotas({})
         self._remember({run.uid for run in runs}, {run.uid for run in runs if run.stage == "waiting"})
         self.stopping = {r.uid: state.stopping[r.uid] for r in runs if r.uid in state.stopping and r.stage == "holding"}
         self._sort(runs)
@@ -105,6 +108,7 @@ class _Pass:
         self.held = holds.hold(self.rooms, self.holding, self.leaving, self.state, self.now)
         for run in self.holding:
             self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD)
+            self.quotas.charge(run.namespace, unmade(run))
             if run.uid not in self.held.lacking and run.uid not in self.granted:
                 self.tries.pop(run.uid, None)
         for uid, (reason, message) in self.stopping.items():
@@ -122,6 +126,9 @@ class _Pass:
 
     def admit(self) -> None:
         """Try the waiting runs in their order."""
+        kept = self.reservation
+        if kept is not None and any(run.uid == kept.uid and self.quotas.lack(run) for run in self.waiting):
+            self.reservation = None
         ready = [run for run in self.waiting if self.tries.get(run.uid, (0, 0.0))[1] <= self.now]
         pending = sorted(ready, key=self._order, reverse=True)
         first: Applicant | None = None
@@ -171,6 +178,8 @@ class _Pass:
 
     def _room_for(self, run: Applicant) -> Placed | None:
         """Room for all of its pods; None: it has to wait. Blind, whoever begins is alone until all of its pods have nodes."""
+        if self.quotas.lack(run):
+            return None
         if self.rooms is None:
             return None if self.held.lacking or self.granted or self.leaving else {}
         if any(other.uid in self.held.homeless and other.priority >= run.priority for other in self.holding):
@@ -215,6 +224,7 @@ class _Pass:
         if self.rooms is not None:
             self.rooms.charge_all(placed)
             self.held.charges[run.uid], self._open = placed, None
+        self.quotas.charge(run.namespace, run.gang)
         self.held.lacking[run.uid] = self.now
         self.granted[run.uid] = self.now
         self.holding.append(replace(run, started=self.now))
@@ -231,7 +241,12 @@ class _Pass:
         self.verdicts[run.uid] = Verdict(False, reason, message)
 
     def _may_fit(self, run: Applicant) -> bool:
-        """True if it would fit once all runs of the queue have left; blind, nothing is known against it."""
+        """True if it would fit once all runs of the queue have left; blind, nothing is known against it.
+
+        One that a quota keeps out does not: room that is made or kept for it would help nobody.
+        """
+        if self.quotas.lack(run):
+            return False
         return self.rooms is None or place(Rooms(self.rooms.capacity), run.gang) is not None
 
     def _help(self, head: Applicant) -> None:
@@ -313,6 +328,10 @@ class _Pass:
         )
 
     def _wait_of(self, run: Applicant) -> tuple[Reason, str]:
+        if words := self.quotas.lack(run, empty=True):
+            return "NeverFits", f"{words}, even if nothing else ran; ask for less, or have the quota raised"
+        if words := self.quotas.lack(run):
+            return "WaitingForResources", f"{words}; free some of it, or have the quota raised"
         if self.rooms is None:
             return (
                 "WaitingForTurn",

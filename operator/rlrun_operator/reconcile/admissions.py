@@ -14,6 +14,7 @@ from rlrun_operator.names import RUN_LABEL
 from rlrun_operator.queue.admit import admit
 from rlrun_operator.queue.gang import gang_of, held_pods, rooms_of, total_room
 from rlrun_operator.queue.model import Applicant, Capacity, PodSet, QueueRules, QueueState, Stage, Verdict
+from rlrun_operator.queue.quota import Quota, read_quota
 from rlrun_operator.reconcile.observe import LookUps, observe
 from rlrun_operator.render import workloads
 from rlrun_operator.runtime.cache import Key, Store
@@ -96,7 +97,7 @@ class Admissions:
 
     async def _plan(self) -> None:
         before = self._answers
-        capacity = await self._capacity()
+        capacity, quotas = await self._capacity(), await self._quotas()
         began = self._clock()
         # From here on nothing is awaited: the runs are those of one moment, and an admission is remembered before the next one reads.
         # The wall clock may be set: the queue counts with a steady one, and times on record are moved to that.
@@ -105,7 +106,7 @@ class Admissions:
         entries = [entry for run in runs if (entry := self._entry(run, epoch)) is not None]
         by_uid = {entry.applicant.uid: entry.key for entry in entries}
         applicants, there = [entry.applicant for entry in entries], capacity(set(by_uid.values()))
-        plan = admit(applicants, there, self._rules, self._state, began, epoch=epoch)
+        plan = admit(applicants, there, self._rules, self._state, began, epoch=epoch, quotas=quotas)
         self._state = plan.state
         self._answers = {uid: _answer(verdict) for uid, verdict in plan.verdicts.items()}
         self._gangs = {uid: gang for uid, gang in self._gangs.items() if uid in by_uid}
@@ -124,6 +125,15 @@ class Admissions:
         if nodes is None or pods is None:
             return lambda keys: None
         return lambda keys: Capacity(rooms_of(nodes, [pod for pod in pods if _run_of(pod) not in keys]))
+
+    async def _quotas(self) -> dict[str, list[Quota]]:
+        """ResourceQuotas of the namespaces with runs."""
+        places = {str(run["metadata"]["namespace"]) for run in self._store.runs() if self._serves(run)}
+        found = await self._look_ups.quotas(places)
+        return {
+            namespace: [quota for each in manifests if (quota := read_quota(each)) is not None]
+            for namespace, manifests in found.items()
+        }
 
     def _entry(self, run: Manifest, epoch: float) -> _Entry | None:
         """A run as the queue sees it; None: it wants no room and has none."""

@@ -11,7 +11,18 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from rlrun_operator.kube.client import ApiError, Client
-from rlrun_operator.kube.resources import CLAIM, DEPLOYMENT, EVENT, LEASE, NODE, PART_KINDS, POD, RLRUN, STATEFUL_SET
+from rlrun_operator.kube.resources import (
+    CLAIM,
+    DEPLOYMENT,
+    EVENT,
+    LEASE,
+    NODE,
+    PART_KINDS,
+    POD,
+    QUOTA,
+    RLRUN,
+    STATEFUL_SET,
+)
 from rlrun_operator.names import KIND, Names, Ref
 from rlrun_operator.runtime.cache import Key, Store, claim_name
 from rlrun_operator.sharing import host_name
@@ -21,6 +32,8 @@ LOOK_UP_SECONDS = 5.0
 """Events of a namespace and nodes are asked for at most this often, however many runs wait."""
 LOOK_UP_SHARE = 0.05
 """Largest share of the time that is spent on such a request: thousands of nodes are asked for less often than ten."""
+QUOTA_SECONDS = 2.0
+"""Quotas are small, and each admission changes what is used of one."""
 FORBIDDEN_SECONDS = 300.0
 """Time for which a refusal is taken for the answer."""
 
@@ -89,6 +102,7 @@ class LookUps:
         self._read_nodes = read_nodes
         self._clock = clock
         self._warnings: dict[str, _Shared[list[Manifest]]] = {}
+        self._quotas: dict[str, _Shared[list[Manifest]]] = {}
         self._nodes: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_nodes, clock)
         self._pods: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_pods, clock)
 
@@ -113,6 +127,14 @@ class LookUps:
             return None, None
         return await self._nodes.get(), await self._pods.get()
 
+    async def quotas(self, namespaces: Iterable[str]) -> dict[str, list[Manifest]]:
+        """ResourceQuotas by namespace; none where they may not be read."""
+        wanted = sorted(set(namespaces))
+        self._quotas = {
+            name: self._quotas.get(name) or _Shared(partial(self._all_quotas, name), self._clock) for name in wanted
+        }
+        return {name: await shared.get() for name, shared in list(self._quotas.items())}
+
     async def _warnings_of(self, namespace: str) -> list[Manifest]:
         if namespace not in self._warnings:
             self._warnings = {name: kept for name, kept in self._warnings.items() if kept.is_current()}
@@ -129,6 +151,15 @@ class LookUps:
             log.warning("events of namespace %s cannot be read; messages explain less: %s", namespace, error)
             return [], FORBIDDEN_SECONDS
         return found, LOOK_UP_SECONDS
+
+    async def _all_quotas(self, namespace: str) -> tuple[list[Manifest], float]:
+        try:
+            return [quota async for quota in self._client.list(QUOTA, namespace)], QUOTA_SECONDS
+        except ApiError as error:
+            log.warning(
+                "quotas of namespace %s cannot be read, so that the queue does not count them: %s", namespace, error
+            )
+            return [], FORBIDDEN_SECONDS
 
     async def _all_nodes(self) -> tuple[tuple[Manifest, ...] | None, float]:
         try:

@@ -30,6 +30,8 @@ class Cluster:
         self.woken: list[Key] = []
         self.nodes: tuple[Any, ...] | None = tuple(node(f"node-{i}") for i in range(gpus // 8)) if gpus else None
         self.pods: tuple[Any, ...] = ()
+        self.limited: list[Any] = []
+        """ResourceQuotas."""
         self.asked = 0
         self.admissions = Admissions(
             self.store,
@@ -41,6 +43,9 @@ class Cluster:
             now=lambda: self.time + self.offset,
             clock=lambda: self.time,
         )
+
+    async def quotas(self, namespaces: set[str]) -> dict[str, Any]:
+        return dict.fromkeys(namespaces, self.limited)
 
     async def nodes_and_pods(self) -> tuple[Any, Any]:
         self.asked += 1
@@ -112,6 +117,20 @@ async def test_all_roles_of_a_run_fit_or_it_waits_and_says_what_is_missing() -> 
     assert answer.message == f"trainer needs 2 nodes with 8 free {GPU} each; 1 qualifies (node-1: 3 free)"
     cluster.pods = ()
     assert (await cluster.ask(cluster.store.runs()[0])).admitted  # type: ignore[arg-type]
+
+
+async def test_a_quota_is_room_that_may_be_missing() -> None:
+    cluster = Cluster(16)
+    hard, used = {"requests.nvidia.com/gpu": "8", "count/pods": "50"}, {"requests.nvidia.com/gpu": "4"}
+    quota = {"metadata": {"name": "team"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": used}}
+    cluster.limited = [quota]
+    run = cluster.run("a")
+    answer = await cluster.ask(run)
+    assert (answer.admitted, answer.reason) == (False, "WaitingForResources")
+    words = "quota team: requests.nvidia.com/gpu: asked 8, used 4 of 8; free some of it, or have the quota raised"
+    assert answer.message == words
+    cluster.limited = [{**quota, "spec": {"hard": hard, "scopes": ["Terminating"]}}]
+    assert (await cluster.ask(run)).admitted, "what a scope matches is not ours to say"
 
 
 async def test_an_admission_counts_before_its_run_has_put_it_on_record() -> None:

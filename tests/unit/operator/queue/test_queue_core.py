@@ -22,6 +22,7 @@ from rlrun_operator.queue.model import (
     Room,
     Stage,
 )
+from rlrun_operator.queue.quota import Quota, asked_of
 
 GPU = "nvidia.com/gpu"
 NOW = 10_000.0
@@ -48,6 +49,56 @@ def holds(name: str, on: str, gpus: float, **more: Any) -> Applicant:
 
 def plan(*runs: Applicant, rooms: tuple[Room, ...], rules: QueueRules = RULES, state: QueueState | None = None) -> Plan:
     return admit(runs, Capacity(rooms), rules, state or QueueState(), NOW)
+
+
+def limited(*runs: Applicant, state: QueueState | None = None, **quota: float) -> Plan:
+    """A plan on many nodes, with a quota of team-a; `used` is what it has of its only resource."""
+    used = {f"requests.{GPU}": quota.pop("used", 0.0)}
+    team = Quota("team", {f"requests.{GPU}": quota.pop("hard")}, used)
+    rooms = Capacity(tuple(room(f"node-{i}") for i in range(4)))
+    return admit(runs, rooms, RULES, state or QueueState(), NOW, quotas={"team-a": [team]})
+
+
+def test_a_quota_that_two_runs_share_admits_the_first_and_tells_the_second() -> None:
+    verdicts = limited(run("a", pods(1, 8)), run("b", pods(1, 8), since=NOW + 1), hard=12.0).verdicts
+    assert (verdicts["a"].admitted, verdicts["b"].reason) == (True, "WaitingForResources")
+    assert verdicts["b"].message.startswith(f"quota team: requests.{GPU}: asked 8, used 8 of 12")
+
+
+def test_pods_of_an_admitted_run_that_do_not_exist_yet_count_in_its_quota() -> None:
+    half = run("a", pods(2, 4), stage="holding", pods=(HeldPod("trainer", "node-0", {GPU: 4}),))
+    assert not limited(half, run("b", pods(1, 4)), hard=8.0, used=4.0).verdicts["b"].admitted
+    assert limited(half, run("b", pods(1, 4)), hard=12.0, used=4.0).verdicts["b"].admitted
+
+
+def test_a_gang_larger_than_its_quota_never_fits() -> None:
+    verdict = limited(run("a", pods(2, 8)), hard=12.0, used=4.0).verdicts["a"]
+    assert verdict.reason == "NeverFits"
+    assert f"quota team: requests.{GPU}: asked 16, used 4 of 12, even if nothing else ran" in verdict.message
+
+
+def test_no_room_is_kept_or_made_for_a_run_that_its_quota_keeps_out() -> None:
+    others = [holds(f"h{i}", f"node-{i}", 8, namespace="team-b") for i in range(4)]
+    out = run("a", pods(1, 8), since=NOW - 1000, priority=10)
+    assert limited(out, *others, hard=4.0).state.reservation is None
+    assert not any(v.stops for v in limited(out, *others, hard=4.0).verdicts.values())
+    kept = limited(out, *others, hard=100.0)
+    assert kept.state.reservation is not None, "it preempts where its quota lets it in"
+    again = limited(out, *others, hard=4.0, state=replace(kept.state, stopping={}))
+    assert again.state.reservation is None, "what was kept for it is free again"
+
+
+def test_limits_and_counts_of_a_quota_are_the_pods_own() -> None:
+    container = {"resources": {"limits": {"memory": "2Gi"}}}
+    gang = (PodSet("trainer", 3, {"memory": 2.0**31, "pods": 1}, {"containers": [container]}),)
+    asked = asked_of(gang)
+    assert {name: asked[name] for name in ("pods", "count/pods", "memory", "requests.memory", "limits.memory")} == {
+        "pods": 3,
+        "count/pods": 3,
+        "memory": 3 * 2.0**31,
+        "requests.memory": 3 * 2.0**31,
+        "limits.memory": 3 * 2.0**31,
+    }
 
 
 def test_what_is_missing_is_told_by_node() -> None:

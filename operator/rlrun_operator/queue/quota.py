@@ -1,0 +1,116 @@
+"""Room that a namespace's ResourceQuotas leave for gangs.
+
+Quotas with scopes are not counted: what they match is the API server's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlrun_operator.node_fit import quantity, show
+from rlrun_operator.queue.model import Amounts, Applicant, PodSet
+from rlrun_operator.state import Manifest
+
+_BARE = ("cpu", "memory", "ephemeral-storage")
+"""Resources of which a quota counts requests under their bare name, too."""
+_CLOSE = 1e-6
+
+
+@dataclass
+class Quota:
+    """One ResourceQuota of a namespace."""
+
+    name: str
+    hard: Amounts
+    used: dict[str, float] = field(default_factory=dict)
+
+    def lacks(self, asked: Amounts, *, empty: bool = False) -> str:
+        """Words for the first amount that is too much; without words: it fits.
+
+        Args:
+            asked: by the quota's names of resources.
+            empty: as if nothing were used.
+        """
+        for name, amount in asked.items():
+            used = 0.0 if empty else self.used.get(name, 0.0)
+            if name in self.hard and amount > 0 and used + amount > self.hard[name] + _CLOSE:
+                kind = name.rpartition(".")[2] if name.split(".")[0] in ("requests", "limits") else name
+                shown = [show(kind, each) for each in (amount, self.used.get(name, 0.0), self.hard[name])]
+                return f"quota {self.name}: {name}: asked {shown[0]}, used {shown[1]} of {shown[2]}"
+        return ""
+
+
+class Quotas:
+    """Quotas by namespace while gangs are admitted one after the other."""
+
+    def __init__(self, quotas: Mapping[str, Sequence[Quota]]) -> None:
+        self._quotas = {
+            namespace: [Quota(each.name, each.hard, dict(each.used)) for each in found]
+            for namespace, found in quotas.items()
+        }
+
+    def charge(self, namespace: str, gang: Iterable[PodSet]) -> None:
+        """Count pods that will be made."""
+        if quotas := self._quotas.get(namespace):
+            asked = asked_of(gang)
+            for quota in quotas:
+                for name in quota.hard.keys() & asked.keys():
+                    quota.used[name] = quota.used.get(name, 0.0) + asked[name]
+
+    def lack(self, run: Applicant, *, empty: bool = False) -> str:
+        """Words for what a run's quotas lack for it; without words: they have room."""
+        quotas = self._quotas.get(run.namespace)
+        if not quotas:
+            return ""
+        asked = asked_of(run.gang)
+        return next((words for quota in quotas if (words := quota.lacks(asked, empty=empty))), "")
+
+
+def unmade(run: Applicant) -> tuple[PodSet, ...]:
+    """Pods of an admitted run that do not exist yet, which no quota counts."""
+    result = []
+    for pods in run.gang:
+        there = sum(1 for pod in run.pods if pod.role == pods.role and not pod.ending)
+        if there < pods.count:
+            result.append(PodSet(pods.role, pods.count - there, pods.requests, pods.spec))
+    return tuple(result)
+
+
+def asked_of(gang: Iterable[PodSet]) -> dict[str, float]:
+    """Amounts of a gang by a quota's names of resources."""
+    asked: dict[str, float] = {}
+
+    def add(name: str, amount: float) -> None:
+        asked[name] = asked.get(name, 0.0) + amount
+
+    for pods in gang:
+        add("pods", pods.count)
+        add("count/pods", pods.count)
+        for name, amount in pods.requests.items():
+            add(f"requests.{name}", amount * pods.count)
+            if name in _BARE:
+                add(name, amount * pods.count)
+        for name, amount in _limits(pods.spec).items():
+            add(f"limits.{name}", amount * pods.count)
+    return asked
+
+
+def _limits(spec: Manifest) -> dict[str, float]:
+    """Limits of a pod: the sum of its containers', those of init containers that end aside."""
+    limits: dict[str, float] = {}
+    always = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
+    for container in (*always, *(spec.get("containers") or ())):
+        for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
+            limits[name] = limits.get(name, 0.0) + quantity(amount)
+    return limits
+
+
+def read_quota(manifest: Manifest) -> Quota | None:
+    """A ResourceQuota; None: it has scopes, or was not counted by its controller yet."""
+    spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
+    if spec.get("scopes") or spec.get("scopeSelector") or not status.get("hard"):
+        return None
+    used = {name: quantity(amount) for name, amount in (status.get("used") or {}).items()}
+    hard = {name: quantity(amount) for name, amount in (spec.get("hard") or {}).items()}
+    return Quota(str(manifest["metadata"]["name"]), hard, used)
