@@ -1,0 +1,272 @@
+"""Two teams with a release each, in Roles alone: what one team's accounts try against the other's is refused, and neither sees or starves
+the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import Json, Kube, OperatorProcess, wait_for
+from tests.controlplane.installation import ROOT
+from tests.controlplane.test_operator_outages import as_account
+from tests.controlplane.world import CORE, LEASES, World
+from tests.support.teams import ACTORS, DEEDS, Actor, Deed
+
+CHART = str(ROOT / "charts" / "rlrun-operator")
+RELEASE = "rlrun-operator"
+"""Both releases have the name that the documentation gives them: it must not matter."""
+RUN = "same"
+"""Likewise for the runs."""
+GPUS = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
+REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+VERSIONS = {"rlrun.io": "v1alpha1"}
+METHODS = {"create": "POST", "patch": "PATCH", "update": "PUT", "delete": "DELETE", "deletecollection": "DELETE"}
+
+
+@dataclass(frozen=True)
+class Team:
+    """One team: a namespace for its runs and one for its operator."""
+
+    name: str
+    world: World
+    system: str
+
+    def identity(self, actor: Actor) -> tuple[str, tuple[str, ...]]:
+        """User and groups that the API server knows an account by."""
+        accounts = {
+            "operator": (self.system, RELEASE),
+            "orchestrator": (self.world.namespace, f"{RUN}-rlrun"),
+            "pod": (self.world.namespace, "default"),
+        }
+        if actor not in accounts:
+            return f"{self.name}-{actor}", ("system:authenticated",)
+        namespace, account = accounts[actor]
+        groups = ("system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated")
+        return f"system:serviceaccount:{namespace}:{account}", groups
+
+    def place(self, deed: Deed) -> str:
+        """Namespace of this team that a deed is about; empty: none."""
+        return {"team": self.world.namespace, "system": self.system, "cluster": ""}[deed.place]
+
+
+class As(Kube):
+    """Requests as somebody else."""
+
+    def __init__(self, kubeconfig: Path, user: str, groups: tuple[str, ...]) -> None:
+        super().__init__(kubeconfig)
+        self._user, self._groups = user, groups
+
+    def status_of(self, method: str, path: str) -> tuple[int, Json]:
+        """Status code and answer."""
+        connection = self.connect()
+        connection.putrequest(method, path)
+        connection.putheader("Impersonate-User", self._user)
+        for group in self._groups:
+            connection.putheader("Impersonate-Group", group)
+        body = b"{}" if method in ("POST", "PUT", "PATCH") else b""
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        connection.putheader("Content-Type", kind)
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body)
+        response = connection.getresponse()
+        try:
+            answer: Json = json.loads(response.read() or b"{}")
+        except ValueError:
+            answer = {}
+        connection.close()
+        return response.status, answer
+
+
+@pytest.fixture(scope="module")
+def teams(cluster: Cluster) -> Iterator[tuple[Team, Team]]:
+    """Two teams with a release each, and a user of each of Kubernetes' roles."""
+    found = []
+    for name in ("red", "blue"):
+        space, system = f"teams-{name}-{os.getpid()}", f"teams-{name}-system-{os.getpid()}"
+        cluster.kubectl("create", "namespace", space)
+        values = {"watchNamespaces": [space], "replicas": 0, "queue": {"provider": "own"}}
+        cluster.helm(
+            "install", RELEASE, CHART, "-n", system, "--create-namespace", "--values", "-", stdin=json.dumps(values)
+        )
+        for actor, role in (("editor", "edit"), ("viewer", "view")):
+            user = f"--user={name}-{actor}"
+            cluster.kubectl("create", "rolebinding", actor, "-n", space, f"--clusterrole={role}", user)
+        found.append(Team(name, World(cluster, space), system))
+    yield found[0], found[1]
+    for team in found:
+        cluster.helm("uninstall", RELEASE, "-n", team.system)
+        cluster.kubectl("delete", "namespace", team.world.namespace, team.system, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def operators(
+    cluster: Cluster, teams: tuple[Team, Team], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[OperatorProcess, OperatorProcess]]:
+    """The operator of each team as its chart's account; both know what is free on the nodes."""
+    processes = []
+    for team in teams:
+        folder = tmp_path_factory.mktemp(team.name)
+        for kind in (
+            "node-reader",
+            "pod-reader",
+        ):  # as readNodes gives, after the first test looked at what is given without
+            verbs, resource = ("get,list", "nodes") if kind == "node-reader" else ("list", "pods")
+            name = f"{team.system}-{kind}"
+            cluster.kubectl("create", "clusterrole", name, f"--verb={verbs}", f"--resource={resource}")
+            account = f"--serviceaccount={team.system}:{RELEASE}"
+            cluster.kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", account)
+        kubeconfig = as_account(cluster, team.system, RELEASE, folder)
+        environment = {
+            "KUBECONFIG": str(kubeconfig),
+            "POD_NAMESPACE": team.system,
+            "POD_SERVICE_ACCOUNT": RELEASE,
+            "RLRUN_LEASE_NAME": RELEASE,
+            "RLRUN_WATCH_NAMESPACES": team.world.namespace,
+            "RLRUN_QUEUE": json.dumps({"provider": "own"}),
+        }
+        processes.append(OperatorProcess(cluster, folder, **environment).start(ready=False))
+    try:
+        for process in processes:
+            process.wait_ready()
+        yield processes[0], processes[1]
+        for process in processes:
+            process.check_log()
+    finally:
+        for process in processes:
+            process.kill()
+        for team in teams:
+            for kind in ("node-reader", "pod-reader"):
+                cluster.kubectl("delete", "clusterrole,clusterrolebinding", f"{team.system}-{kind}")
+
+
+@pytest.fixture(scope="module")
+def started(cluster: Cluster, teams: tuple[Team, Team], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The rights of an orchestrator in each team, as the operator makes them."""
+    for team in teams:
+        world, group = team.world, "/apis/rbac.authorization.k8s.io/v1"
+        rule = {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": [f"{RUN}-progress"],
+            "verbs": ["get", "patch"],
+        }
+        world.kube("POST", world.path(group, "roles"), {"metadata": {"name": "as-orchestrator"}, "rules": [rule]})
+        subject = {"kind": "ServiceAccount", "name": f"{RUN}-rlrun", "namespace": world.namespace}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "as-orchestrator"}
+        binding = {"metadata": {"name": "as-orchestrator"}, "roleRef": role, "subjects": [subject]}
+        world.kube("POST", world.path(group, "rolebindings"), binding)
+
+
+def name_of(deed: Deed, team: Team) -> str:
+    """Name of the object that a deed is about, where one is needed."""
+    if deed.resource == "leases":
+        return RELEASE if deed.place == "system" else f"{RUN}-progress"
+    return RUN
+
+
+def attributes(deed: Deed, verb: str, team: Team) -> Json:
+    """A deed against a team as an access review has it."""
+    named = verb not in ("list", "watch", "create", "deletecollection") or deed.subresource
+    found = {
+        "namespace": team.place(deed),
+        "verb": verb,
+        "group": deed.group,
+        "resource": deed.resource,
+        "subresource": deed.subresource,
+        "name": name_of(deed, team) if named else "",
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def allowed(kube: Kube, who: Team, actor: Actor, asked: Json) -> bool:
+    """True if the API server would let an account do it."""
+    user, groups = who.identity(actor)
+    spec = {"user": user, "groups": list(groups), "resourceAttributes": asked}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    return bool(kube("POST", REVIEWS, body)["status"]["allowed"])
+
+
+def request_of(deed: Deed, verb: str, team: Team) -> tuple[str, str]:
+    """Method and path of a deed against a team."""
+    version = VERSIONS.get(deed.group, "v1")
+    path = f"/apis/{deed.group}/{version}" if deed.group else "/api/v1"
+    path += f"/namespaces/{place}" if (place := team.place(deed)) else ""
+    path += f"/{deed.resource}"
+    if deed.subresource or verb in ("get", "patch", "update", "delete"):
+        path += f"/{name_of(deed, team)}"
+    path += f"/{deed.subresource}" if deed.subresource else ""
+    return METHODS.get(verb, "GET"), path + ("?watch=true&timeoutSeconds=1" if verb == "watch" else "")
+
+
+@pytest.mark.parametrize("actor", ACTORS)
+def test_what_one_teams_accounts_try_against_the_other_is_refused(
+    teams: tuple[Team, Team], started: None, cluster: Cluster, actor: Actor
+) -> None:
+    """By an access review for every verb, and by the request itself where it is one."""
+    red, blue = teams
+    kube = red.world.kube
+    attacker = As(cluster.kubeconfig, *red.identity(actor))
+    for deed in DEEDS:
+        own = [verb for verb in deed.verbs if allowed(kube, red, actor, attributes(deed, verb, red))]
+        assert bool(own) == (actor in deed.own), (deed, "in its own place", own)
+        for verb in deed.verbs:
+            asked = attributes(deed, verb, blue)
+            assert not allowed(kube, red, actor, asked), (deed, asked)
+            if verb == "impersonate":
+                continue
+            status, answer = attacker.status_of(*request_of(deed, verb, blue))
+            assert (status, answer.get("reason")) == (403, "Forbidden"), (deed, verb, status, answer)
+
+
+def samples(operator: OperatorProcess, namespace: str) -> list[str]:
+    """Metrics of an operator that name a namespace."""
+    return [sample for sample in operator.metrics() if f'"{namespace}"' in sample]
+
+
+def test_neither_sees_counts_or_starves_the_other(
+    cluster: Cluster, teams: tuple[Team, Team], operators: tuple[OperatorProcess, OperatorProcess]
+) -> None:
+    """One node with room for one run: the second team's waits in its own queue, for what the first team's pods hold."""
+    red, blue = teams
+    nodes = cluster.add_fake_nodes(1, gpus=2, prefix="teams")
+    try:
+        red.world.create(RUN, **GPUS)
+        red.world.wait_pods_ready(RUN, 2)
+        red.world.renew(RUN, 1)
+        red.world.wait_phase(RUN, "Running")
+        blue.world.create(RUN, **GPUS)
+        status = wait_for(
+            lambda: blue.world.status(RUN),
+            lambda s: s.get("phase") == "Queued" and "0 free" in (s.get("message") or ""),
+            "the other team's run waits for what is taken",
+        )
+        place: Any = status["queue"]
+        assert (place["position"], place["waiting"]) == (1, 1), "the other team's run is not counted"
+        assert red.world.namespace not in status["message"]
+        assert blue.world.pods(RUN) == []
+
+        for operator, mine, other in ((operators[0], red, blue), (operators[1], blue, red)):
+            assert samples(operator, mine.world.namespace), "it tells of its own"
+            assert samples(operator, other.world.namespace) == []
+            assert samples(operator, other.system) == []
+            assert operator.metric("rlrun_operator_leader") == 1.0, "both lead, by Leases of one name"
+            holder = mine.world.kube("GET", mine.world.path(LEASES, "leases", "rlrun-operator-serves"))["spec"]
+            assert holder["holderIdentity"] == f"{mine.system}/{RELEASE}"
+            lease = f"{LEASES}/namespaces/{mine.system}/leases/{RELEASE}"
+            assert mine.world.kube("GET", lease)["spec"]["holderIdentity"]
+
+        red.world.edit(RUN, {"suspend": True})
+        red.world.wait_phase(RUN, "Suspended", timeout=90)
+        blue.world.wait_pods_ready(RUN, 2)
+        assert {pod["metadata"]["namespace"] for pod in blue.world.pods(RUN)} == {blue.world.namespace}
+        assert red.world.kube.items(red.world.path(CORE, "pods")) == []
+    finally:
+        cluster.kubectl("delete", "node", *nodes)
