@@ -14,6 +14,7 @@ from rlrun_operator.names import MANAGER, RUN_LABEL, is_made_for
 from rlrun_operator.render.origin import Cause, causes
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import Annotate, Apply, Decision, Delete, Grow, Manifest, Scale
+from rlrun_operator.status.admission_limits import limit_was_filled_in
 
 _KEPT = {resource.kind for resource in WATCHED}
 log = logging.getLogger(__name__)
@@ -264,7 +265,7 @@ class Applier:
         try:
             return await call
         except ApiError as error:
-            if error.kept_out:
+            if error.kept_out or limit_was_filled_in(error.message, manifest):
                 raise KeptOutError(error.message, manifest, quota=error.over_quota) from error
             if error.refused:
                 raise RejectedError(error.message, manifest, causes(error.message, error.details)) from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rlrun_operator.names import MODEL_CONTAINER, ROLES, Names, Role
 from rlrun_operator.pods import Container, Pod
 from rlrun_operator.state import Manifest
-from rlrun_operator.status import reasons
+from rlrun_operator.status import admission_limits, reasons
 from rlrun_operator.status.conditions import Say
 from rlrun_operator.status.scheduling import waits_for_claim, why_unscheduled
 from rlrun_operator.times import seconds_of
@@ -84,9 +84,8 @@ def storage(scene: Scene, patient: bool) -> Say:
         if refused is not None:
             text = shorten(str(refused.get("message")), _TEXT_MAX)
             what = f"claim {name} cannot be made"
-            if "exceeded quota" in text:
-                return _over_quota(what, text)
-            return Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
+            limits = admission_limits.refused(what, text, "storage.claimTemplate.size")
+            return limits or Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
         if scene.wanted.own_claim or patient:
             return Say("False", reasons.CLAIM_WAITING, f"claim {name} is being made")
         fix = "create it in the run's namespace, or correct storage.claimName"
@@ -236,8 +235,8 @@ def _refused(scene: Scene, role: Role) -> Say | None:
     if event is None:
         return None
     text = shorten(_CREATE_PREFIX.sub("", str(event.get("message"))), _TEXT_MAX)
-    if "exceeded quota" in text:
-        return _over_quota(f"{role}: the quota does not allow its pods", text)
+    if (limits := admission_limits.refused(role, text, f"{role}.resources", noun="its pods")) is not None:
+        return limits
     taken = text.endswith("already exists")
     fix = (
         "that pod is not of this run; delete it, or give the run another name"
@@ -272,16 +271,9 @@ def _kept_out(scene: Scene) -> Say | None:
         ):
             continue
         what = f"{target.get('kind')} {target.get('name')} cannot be made"
-        if "exceeded quota" not in text:
-            return Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
-        return _over_quota(what, text)
+        limits = admission_limits.refused(what, text, "the run")
+        return limits or Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
     return None
-
-
-def _over_quota(what: str, text: str) -> Say:
-    return Say(
-        "False", reasons.QUOTA_EXCEEDED, f"{what}: {text}; free some of the namespace's quota, or have it raised"
-    )
 
 
 def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:

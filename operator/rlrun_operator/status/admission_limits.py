@@ -1,0 +1,48 @@
+"""Words for what ResourceQuotas and LimitRanges refuse, with the fix. Their own words name the quota, what is asked, used and limited."""
+
+from __future__ import annotations
+
+import re
+
+from rlrun_operator.state import Manifest
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import Say
+
+_RANGE = re.compile(
+    r"(minimum|maximum) \S+ usage per \w+ is|max limit to request ratio per \w+ is|must be less than or equal to \S+ limit of"
+)
+_FILLED_IN = re.compile(
+    r"(containers|initContainers)\[(\d+)\]\.resources\.requests: .*?must be less than or equal to (\S+) limit"
+)
+
+
+def refused(what: str, text: str, place: str, *, noun: str = "it") -> Say | None:
+    """A refusal by a quota or a LimitRange; None: it is neither.
+
+    Args:
+        what: that is not made.
+        text: of the refusal.
+        place: field of the manifest by which less is asked for.
+        noun: what is not allowed.
+    """
+    if "exceeded quota" in text:
+        fix = "free some of the namespace's quota, or have it raised"
+        return Say("False", reasons.QUOTA_EXCEEDED, f"{what}: the quota does not allow {noun}: {text}; {fix}")
+    if "failed quota" in text:
+        fix = f"set what it names in {place}, or have a LimitRange with defaults made for the namespace"
+        return Say("False", reasons.QUOTA_EXCEEDED, f"{what}: a quota counts what is not set: {text}; {fix}")
+    if _RANGE.search(text):
+        fix = f"change {place}, or have the namespace's LimitRange changed"
+        return Say("False", reasons.PODS_REFUSED, f"{what}: a LimitRange does not allow {noun}: {text}; {fix}")
+    return None
+
+
+def limit_was_filled_in(message: str, pod: Manifest) -> bool:
+    """True if a Pod is refused for a limit that it does not have: a LimitRange has given it one below its request."""
+    found = _FILLED_IN.search(message)
+    if found is None or pod.get("kind") != "Pod":
+        return False
+    group, index, resource = found.group(1), int(found.group(2)), found.group(3)
+    containers = (pod.get("spec") or {}).get(group) or []
+    limits = (containers[index].get("resources") or {}).get("limits") or {} if index < len(containers) else {}
+    return resource not in limits

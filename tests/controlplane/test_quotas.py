@@ -1,0 +1,144 @@
+"""ResourceQuotas and LimitRanges of a namespace, in the API server's own words: name, asked, used, and the fix; a run that waits for one
+goes on by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import OperatorProcess, wait_for
+from tests.controlplane.installation import judged_operator
+from tests.controlplane.world import CORE, World
+
+GPUS = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
+GPU = "requests.nvidia.com/gpu"
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Room for more than any quota here allows."""
+    names = cluster.add_fake_nodes(1, gpus=8, prefix="quota")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+@pytest.fixture(scope="module")
+def operator(
+    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """An operator without a queue: the API server alone limits what runs get."""
+    with judged_operator(cluster, tmp_path_factory.mktemp("operator")) as operator:
+        yield operator
+
+
+def limit(world: World, **hard: str) -> None:
+    """Create or change the namespace's quota, and wait until it counts."""
+    named = {name.replace("__", "/").replace("_", "."): amount for name, amount in hard.items()}
+    path = world.path(CORE, "resourcequotas", "team")
+    if world.kube.get(path) is None:
+        world.kube("POST", world.path(CORE, "resourcequotas"), {"metadata": {"name": "team"}, "spec": {"hard": named}})
+    else:
+        world.kube("PATCH", path, {"spec": {"hard": named}})
+    wait_for(
+        lambda: world.kube("GET", path)["status"], lambda s: s.get("hard") == named, "the quota counts", timeout=30
+    )
+
+
+def bound(world: World, kind: str, **limits: Any) -> None:
+    """Create the namespace's LimitRange."""
+    spec = {"limits": [{"type": kind, **limits}]}
+    world.kube("POST", world.path(CORE, "limitranges"), {"metadata": {"name": "range"}, "spec": spec})
+
+
+def wait_condition(world: World, kind: str, reason: str, *words: str) -> str:
+    """The message of a condition of run `a`, once it has this reason and these words."""
+    found = wait_for(
+        lambda: world.condition("a", kind),
+        lambda c: c.get("reason") == reason and all(word in c.get("message", "") for word in words),
+        f"{kind} is {reason}: {', '.join(words)}",
+        timeout=60,
+    )
+    assert not world.status("a").get("restarts"), "no failure"
+    return str(found["message"])
+
+
+def test_gpus_over_quota_are_told_and_waited_for(world: World) -> None:
+    limit(world, requests_nvidia_com__gpu="1")
+    world.create("a", **GPUS)
+    wait_condition(
+        world, "Scheduled", "QuotaExceeded", "exceeded quota: team", f"requested: {GPU}=1", f"limited: {GPU}=1"
+    )
+    limit(world, requests_nvidia_com__gpu="2")
+    world.wait_pods_ready("a", 2, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("hard", "more", "asked"),
+    [
+        ({"persistentvolumeclaims": "0"}, {"persistentvolumeclaims": "1"}, "requested: persistentvolumeclaims=1"),
+        ({"requests_storage": "1Gi"}, {"requests_storage": "200Gi"}, "requested: requests.storage=100Gi"),
+    ],
+    ids=["claims", "storage"],
+)
+def test_a_claim_over_quota_is_told_before_any_pod_is_made(
+    world: World, hard: dict[str, str], more: dict[str, str], asked: str
+) -> None:
+    limit(world, **hard)
+    world.create("a")
+    wait_condition(world, "StorageReady", "QuotaExceeded", "exceeded quota: team", asked, "have it raised")
+    assert world.kube.items(world.path(CORE, "pods")) == []
+    limit(world, **more)
+    world.wait_pods_ready("a", 2, timeout=60)
+
+
+def test_a_quota_that_counts_what_no_pod_has_says_what_to_set(world: World) -> None:
+    limit(world, limits_memory="64Gi")
+    world.create("a")
+    words = ("failed quota: team", "must specify limits.memory", ".resources, or have a LimitRange with defaults made")
+    wait_condition(world, "Scheduled", "QuotaExceeded", *words)
+    bound(world, "Container", default={"memory": "1Gi"})
+    world.wait_pods_ready("a", 2, timeout=60)
+
+
+def test_a_maximum_below_the_request_is_told_with_the_field(world: World) -> None:
+    bound(world, "Container", max={"memory": "1Gi"})
+    memory = {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "2Gi"}}}
+    world.create("a", trainer=memory)
+    message = wait_condition(world, "Scheduled", "PodsRefused", "maximum memory usage per Container is 1Gi")
+    assert message.startswith("trainer: a LimitRange does not allow its pods"), message
+    assert message.endswith("change trainer.resources, or have the namespace's LimitRange changed"), message
+
+
+@pytest.mark.parametrize("role", ["trainer", "orchestrator"])
+def test_a_filled_in_limit_below_the_request_is_told_and_waited_for(world: World, role: str) -> None:
+    """The orchestrator's pod is made by the operator itself, to which the API server says that the pod is invalid."""
+    bound(world, "Container", default={"memory": "512Mi"}, defaultRequest={"memory": "64Mi"})
+    asks = {"resources": {"requests": {"memory": "1Gi"}}}
+    world.create("a", **{role: asks | ({"batchSize": 16} if role == "orchestrator" else {})})
+    message = wait_condition(world, "Scheduled", "PodsRefused", "must be less than or equal to memory limit of 512Mi")
+    assert message.startswith(f"{role}: a LimitRange does not allow its pods"), message
+    world.kube("DELETE", world.path(CORE, "limitranges", "range"))
+    world.wait_pods_ready("a", 2, timeout=90)
+    wait_for(lambda: len(world.pods("a")), lambda count: count == 3, "all pods are made", timeout=60)
+
+
+def test_the_queue_makes_no_pod_of_a_run_that_a_quota_keeps_out(
+    cluster: Cluster, namespace: str, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    world = World(cluster, namespace)
+    limit(world, requests_nvidia_com__gpu="1")
+    own = {"RLRUN_WATCH_NAMESPACES": namespace, "POD_NAMESPACE": namespace, "RLRUN_OPERATOR_NAME": "queued"}
+    queue = json.dumps({"provider": "own"})
+    with OperatorProcess(cluster, tmp_path_factory.mktemp("queued"), "queued", RLRUN_QUEUE=queue, **own):
+        world.create("a", managedBy="queued", **GPUS)
+        words = rf"quota team: {GPU}: asked 2, used 0 of 1, even if nothing else ran"
+        status = world.wait_told("a", words)
+        assert (status["phase"], world.condition("a", "Admitted")["reason"]) == ("Queued", "NeverFits")
+        assert world.kube.items(world.path(CORE, "pods")) == []
+        limit(world, requests_nvidia_com__gpu="2")
+        world.wait_pods_ready("a", 2, timeout=60)

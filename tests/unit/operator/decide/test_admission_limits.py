@@ -1,0 +1,56 @@
+"""What quotas and LimitRanges refuse, in words with the fix."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlrun_operator.status.admission_limits import limit_was_filled_in, refused
+
+INVALID = (
+    'Pod "a-orchestrator-1" is invalid: spec.containers[1].resources.requests: Invalid value: "1Gi": '
+    "must be less than or equal to memory limit of 512Mi"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "words"),
+    [
+        (
+            'pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2',
+            "QuotaExceeded",
+            "raised",
+        ),
+        (
+            'pods "x" is forbidden: failed quota: q: must specify limits.memory',
+            "QuotaExceeded",
+            "set what it names in ROLE",
+        ),
+        ("minimum cpu usage per Container is 2, but request is 1", "PodsRefused", "change ROLE"),
+        (
+            "memory max limit to request ratio per Container is 1, but provided ratio is 2.0",
+            "PodsRefused",
+            "LimitRange",
+        ),
+        (INVALID, "PodsRefused", "change ROLE"),
+    ],
+)
+def test_a_refusal_has_its_reason_and_its_fix(text: str, reason: str, words: str) -> None:
+    say = refused("trainer", text, "ROLE")
+    assert say is not None
+    assert (say.reason, text in say.message, words in say.message) == (reason, True, True)
+
+
+def test_other_refusals_are_not_of_limits() -> None:
+    assert refused("trainer", 'violates PodSecurity "restricted:latest"', "ROLE") is None
+
+
+def test_a_limit_that_a_pod_has_itself_was_not_filled_in() -> None:
+    """That is the manifest's own mistake: waiting would not help."""
+
+    def pod(limits: dict[str, str]) -> dict[str, object]:
+        return {"kind": "Pod", "spec": {"containers": [{}, {"resources": {"limits": limits}}]}}
+
+    assert limit_was_filled_in(INVALID, pod({"cpu": "1"}))
+    assert not limit_was_filled_in(INVALID, pod({"memory": "512Mi"}))
+    assert not limit_was_filled_in(INVALID, {**pod({}), "kind": "StatefulSet"})
+    assert not limit_was_filled_in("something else", pod({}))
