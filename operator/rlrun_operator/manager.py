@@ -25,6 +25,7 @@ from rlrun_operator.reconcile.reconciler import Decide, Outside, Queue, Reconcil
 from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.runtime import health, preflight
 from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.runtime.defaults_files import DefaultsFiles
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.leader_election import Leader, LeadershipLostError, NotLeadingError
 from rlrun_operator.runtime.log_setup import where
@@ -43,6 +44,8 @@ PRUNE_SECONDS = 600.0
 """All kinds are compared with the cluster this often, in case a watch lost something."""
 ADDRESS_SECONDS = 60.0
 """The API server is asked for its addresses this often."""
+DEFAULTS_SECONDS = 5.0
+"""The files with defaults for runs are read this often."""
 STOP_SECONDS = 4.0
 BEAT_SECONDS = 1.0
 log = logging.getLogger(__name__)
@@ -103,6 +106,7 @@ class Operator:
         self._unsynced: set[Stream] = set(self._streams)
         self._synced_before = False
         self._network = settings.render.network
+        self._defaults = DefaultsFiles(settings.defaults_folder, f"{settings.pod_namespace}/{settings.defaults_name}")
         self._told_of_addresses = False
         self._to_tell: set[Place] = set()
         """Places that another operator holds, not yet reported to their runs."""
@@ -140,12 +144,14 @@ class Operator:
                 return
             self._loop = asyncio.get_running_loop()
             await self._find_api_server()
+            self._read_defaults()
             self._watcher.start()
             tasks += [
                 asyncio.create_task(self._workers.run(), name="workers"),
                 asyncio.create_task(self._sync(), name="sync"),
                 asyncio.create_task(self._lead(), name="leader"),
                 asyncio.create_task(self._follow_api_server(), name="addresses"),
+                asyncio.create_task(self._follow_defaults(), name="defaults"),
                 asyncio.create_task(self._territory.run(), name="territory"),
             ]
             if isinstance(self._queue, KueueQueue):
@@ -271,6 +277,18 @@ class Operator:
             await asyncio.sleep(ADDRESS_SECONDS)
             if await self._find_api_server():
                 self._wake_all()
+
+    async def _follow_defaults(self) -> None:
+        while True:
+            await asyncio.sleep(DEFAULTS_SECONDS)
+            if self._read_defaults():
+                self._wake_all()
+
+    def _read_defaults(self) -> bool:
+        """Read the defaults for runs; True: they are other ones than before."""
+        changed = self._defaults.refresh()
+        self._store.defaults = self._defaults.current
+        return changed
 
     async def _find_api_server(self) -> bool:
         """Learn the API server's addresses, for the policies of orchestrators; True: they are other ones than before."""

@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -172,6 +173,10 @@ class OperatorSettings:
     """Name of the leader Lease (`RLRUN_LEASE_NAME`): one for each release in a namespace."""
     queue: QueueSettings = field(default_factory=QueueSettings)
     """Admission of runs (`RLRUN_QUEUE`, a JSON map)."""
+    defaults_folder: Path | None = None
+    """Mounted ConfigMap with defaults for runs (`RLRUN_DEFAULTS_FOLDER`); None: there are none."""
+    defaults_name: str = ""
+    """Name of that ConfigMap, beside the operator (`RLRUN_DEFAULTS_NAME`)."""
 
 
 def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
@@ -233,6 +238,8 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         pod_namespace=installation.namespace,
         lease_name=lease,
         queue=queue,
+        defaults_folder=Path(folder) if (folder := environ.get("RLRUN_DEFAULTS_FOLDER")) else None,
+        defaults_name=environ.get("RLRUN_DEFAULTS_NAME", ""),
     )
 
 

@@ -66,6 +66,22 @@ class Admission:
 
 
 @dataclass(frozen=True)
+class TeamDefaults:
+    """Defaults that an administrator gives to runs (`team_defaults`)."""
+
+    config_map: str
+    """`NAMESPACE/NAME` of the ConfigMap that has them."""
+    mark: str
+    """8 hex digits over them."""
+    values: Mapping[str, object] = field(default_factory=dict)
+    """By path in the specification."""
+    locked: frozenset[str] = frozenset()
+    """Paths whose value a run may not change."""
+    problems: str = ""
+    """Reasons why they cannot be used, with the fix."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """Observed state of one run, from the API server."""
 
@@ -108,6 +124,8 @@ class Observed:
     """Seconds since this process last asked for one of them to be put right."""
     admission: Admission | None = None
     """Answer of the queue; None: this operator has none, and every attempt may begin."""
+    defaults: TeamDefaults | None = None
+    """Defaults of the run's namespace; None: there are none."""
     guests: tuple[Manifest, ...] = ()
     """The RLRuns whose `trainer.sharedWith` names this run; for a guest: those that name its host, itself included."""
 

@@ -129,6 +129,19 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
 {{- end }}
 {{- end -}}
 
+{{/* ConfigMap with the defaults for runs; empty: there are none. */}}
+{{- define "rlrun.defaults" -}}
+{{- $given := .Values.runDefaults | default dict -}}
+{{- if $given.configMap -}}
+{{- if or $given.all $given.namespaces -}}
+{{- fail (printf "runDefaults.configMap (%s) contradicts runDefaults.all and runDefaults.namespaces: write them into that ConfigMap, or remove its name" $given.configMap) -}}
+{{- end -}}
+{{- $given.configMap -}}
+{{- else if or $given.all $given.namespaces -}}
+{{- include "rlrun.name" . }}-defaults
+{{- end -}}
+{{- end -}}
+
 {{/* What of the network the operator is given; what is empty it finds itself. */}}
 {{- define "rlrun.network" -}}
 {{- $network := dict -}}

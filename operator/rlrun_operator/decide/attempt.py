@@ -28,6 +28,7 @@ from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Apply, Decision, 
 from rlrun_operator.status import progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
 from rlrun_operator.status.conditions import Say, not_failed
+from rlrun_operator.team_defaults import status_of
 from rlrun_operator.times import rfc3339
 
 LOOK_AGAIN_SECONDS = 2.0
@@ -164,6 +165,7 @@ def _beginning(case: Case, spec: RLRunSpec, attempt: int, *, config_hash: str) -
         key_rotation_requested_at=rotation or past.key_rotation_requested_at,
         spec_hash=case.spec_hash,
         config_hash=config_hash,
+        defaults=status_of(case.observed.defaults, case.applied.taken),
         checkpoint=progress.unresumed(past.checkpoint),
         progress=_progress_of_before(case, spec),
     )

@@ -133,14 +133,17 @@ def configuration(case: Case, *, pending: bool) -> Say:
     if case.host is not None and (problem := host_run.storage_problem(case.spec, case.host)) is not None:
         return Say("False", reasons.INVALID_CONFIGURATION, problem)
     if pending and case.past.spec_hash is not None and case.spec_hash != case.past.spec_hash:
-        return Say(
-            "True",
-            reasons.CHANGE_PENDING,
-            "the specification was edited; the change takes effect when the next attempt begins",
-        )
+        what = "the specification was edited" if _edited_by_hand(case) else "the defaults of the namespace were edited"
+        return Say("True", reasons.CHANGE_PENDING, f"{what}; the change takes effect when the next attempt begins")
     if message := _ignored(case):
         return Say("True", reasons.FIELDS_IGNORED, message)
     return Say("True", reasons.VALID, "the specification can be run")
+
+
+def _edited_by_hand(case: Case) -> bool:
+    """False if the namespace's defaults alone differ from those of the attempt, as far as that is known."""
+    defaults, began = case.observed.defaults, case.past.defaults
+    return (defaults.mark if defaults is not None else None) == (began.mark if began is not None else None)
 
 
 def _ignored(case: Case) -> str:

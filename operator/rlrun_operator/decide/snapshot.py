@@ -36,6 +36,7 @@ from rlrun_operator.status.change import StatusChange
 from rlrun_operator.status.conditions import Say
 from rlrun_operator.status.diagnose import Wanted
 from rlrun_operator.status.words import ASKING, TRAINING, Words
+from rlrun_operator.team_defaults import Applied, applied
 from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import Judgement, bounded, judge
 
@@ -91,8 +92,27 @@ class Case:
         return self.judgement.spec_hash if mark in self.judgement.former_spec_hashes else mark
 
     @cached_property
+    def applied(self) -> Applied:
+        """The run with its namespace's defaults."""
+        return applied(self.observed.run, self.observed.defaults)
+
+    @cached_property
     def judgement(self) -> Judgement:
-        return judge(self.observed.run)
+        """Judgement of the run with its defaults, or without them where those alone are in the way (`unfit_defaults`)."""
+        return judge(self.observed.run) if self.unfit_defaults else judge(self.applied.run)
+
+    @cached_property
+    def unfit_defaults(self) -> str:
+        """Reason why a usable specification does not go with its namespace's defaults."""
+        defaults = self.observed.defaults
+        if defaults is None or not self.applied.taken or not (problems := judge(self.applied.run).problems):
+            return ""
+        if judge(self.observed.run).spec is None:
+            return ""
+        return (
+            f"with the defaults of ConfigMap {defaults.config_map} ({', '.join(self.applied.taken)}): {problems}; give the run "
+            "values of its own there, or change the defaults"
+        )
 
     @property
     def spec(self) -> RLRunSpec | None:
@@ -113,6 +133,7 @@ class Case:
         found = refusals(
             installation, str(self.metadata.get("namespace", "")), self.names.run, self.observed.run.get("spec") or {}
         )
+        found += [*self.applied.refusals, *filter(None, (self.unfit_defaults,))]
         if self.host is not None:  # a policy may have become stricter since the host began
             found += refused_claim(installation.policy, "trainer.sharedWith: its claim", self.host.claim)
         return bounded(found)
@@ -352,7 +373,9 @@ class Case:
         return any(owner.get("uid") == self.metadata["uid"] for owner in owners)
 
 
-_OF_ANY_PASS = frozenset(("past", "judgement", "metadata", "names", "_pods", "group", "host", "host_available"))
+_OF_ANY_PASS = frozenset(
+    ("applied", "past", "judgement", "metadata", "names", "_pods", "group", "host", "host_available")
+)
 """Properties that take long and do not depend on whether an attempt begins; `wanted` and what is made of it do."""
 
 

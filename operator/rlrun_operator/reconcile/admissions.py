@@ -153,7 +153,7 @@ class Admissions:
             gang=self._gang(case),
             stage=stage,
             since=_since(case) - epoch,
-            priority=self._priority(run),
+            priority=self._priority(case.applied.run),
             started=((seconds_of(admitted.last_transition_time) if admitted is not None else None) or 0.0) - epoch,
             pods=held_pods(found.pods),
         )
@@ -166,6 +166,7 @@ class Admissions:
             return ()
         mark = (
             case.generation,
+            case.spec_hash,
             case.wanted.engines,
             case.past.excluded_nodes and tuple(node.name for node in case.past.excluded_nodes),
         )

@@ -92,7 +92,7 @@ class KueueQueue:
         if absent := self._absent.get(self._place(key[0])):
             return self._without_kueue(subject, absent)
         try:
-            subject = replace(subject, priority=await self._classes.priority(run))
+            subject = replace(subject, priority=await self._classes.priority(case.applied.run))
             if subject.suspended and subject.holds:
                 self._cluster.again(
                     key, LOOK_SECONDS
@@ -234,8 +234,9 @@ class KueueQueue:
         if spec is None:
             return ()
         known = self._sets.get(uid)
-        if known is None or known[0] != case.generation:
-            known = self._sets[uid] = (case.generation, sets_of(case, spec))
+        mark = (case.generation, case.spec_hash)
+        if known is None or known[0] != mark:
+            known = self._sets[uid] = (mark, sets_of(case, spec))
         return known[1]
 
 

@@ -27,6 +27,7 @@ from rlrun_operator.names import KIND, Names, Ref
 from rlrun_operator.runtime.cache import Key, Store, claim_name
 from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Fact, Manifest, Observed, Ungrown
+from rlrun_operator.team_defaults import applied
 
 LOOK_UP_SECONDS = 5.0
 """Events of a namespace and nodes are asked for at most this often, however many runs wait."""
@@ -61,6 +62,9 @@ def observe(
     shares = host_name(run)
     host = store.get(RLRUN.kind, namespace, shares) if shares is not None else None
     parts = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in PART_KINDS}
+    defaults = store.defaults.get(namespace) or store.defaults.get("")
+    if host is not None:
+        host = applied(host, defaults).run
     claim = claim_of(host) if host is not None else claim_name(run)
     brought = store.get(CLAIM.kind, namespace, claim) if claim else None
     if brought is not None:
@@ -81,6 +85,7 @@ def observe(
         ungrown=ungrown,
         host=host,
         parts=parts,
+        defaults=defaults,
         guests=tuple(store.guests((namespace, shares or name))),
     )
 

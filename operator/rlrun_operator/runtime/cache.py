@@ -15,7 +15,7 @@ from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of, run_uid_of
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.runtime.pulse import Pulse, beat
 from rlrun_operator.sharing import host_name, told
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import Manifest, TeamDefaults
 
 Key = tuple[str, str]
 """Namespace and name of a run."""
@@ -39,6 +39,8 @@ class Store:
         """Time at which this operator began to lead, or came back after an outage, in seconds since the epoch."""
         self._gone: dict[Key, list[Manifest]] = {}
         self._dead: dict[str, None] = {}
+        self.defaults: Mapping[str, TeamDefaults] = {}
+        """Defaults for runs by namespace; under the empty name those of all others."""
 
     def put(self, manifest: Manifest, now: float, *, applied: bool = False) -> set[Key]:
         """Take in one object.

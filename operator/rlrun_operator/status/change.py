@@ -10,6 +10,7 @@ from typing import Final, Literal
 from rlrun.api.status import (
     CheckpointStatus,
     Condition,
+    DefaultsStatus,
     ExcludedNode,
     FailureRecord,
     InferenceStatus,
@@ -76,6 +77,7 @@ class StatusChange:
     queue: QueueStatus | Unset | None = UNSET
     shared_with: SharedWithStatus | Unset | None = UNSET
     guests: list[str] | Unset | None = UNSET
+    defaults: DefaultsStatus | Unset | None = UNSET
 
     def __or__(self, later: StatusChange) -> StatusChange:
         """Both changes; where both set a field, `later` counts."""

@@ -12,6 +12,7 @@ from rlrun_operator.render import api_key_secret, prerequisites, workloads
 from rlrun_operator.restrictions import Installation, RunPolicy
 from rlrun_operator.runtime.preflight import lacking
 from rlrun_operator.settings import NetworkSettings, RenderSettings, from_environment
+from rlrun_operator.team_defaults import read_defaults
 from tests.processes.chart.rendering import CHART, RefusedError, Render
 from tests.unit.operator.build.examples import KEY, example
 
@@ -176,6 +177,31 @@ def test_the_queue_is_off_and_reads_pods_only_with_the_nodes(render: Render) -> 
     assert (told.enabled, told.weights, told.capacity) == (True, {"team-a": 2.0}, {"nvidia.com/gpu": 64.0})
     assert (told.pass_seconds, told.preemption, told.reserve_seconds) == (60.0, "PriorityAndShare", 86400.0)
     assert not of_kind(render({"queue": queue}), "ClusterRole")
+
+
+def test_defaults_for_runs_are_mounted_where_there_are_some(render: Render) -> None:
+    assert from_environment({k: v or "" for k, v in environment(render()).items()}).defaults_folder is None
+    values = {
+        "runDefaults": {
+            "all": {"spec": {"trainer": {"image": "x:1"}}, "locked": ["trainer.image"]},
+            "namespaces": {"team-a": {}},
+        }
+    }
+    documents = render(values)
+    (config_map,) = of_kind(documents, "ConfigMap")
+    told = from_environment({k: v or "" for k, v in environment(documents).items()})
+    (mount,) = (m for m in operator(documents)["volumeMounts"] if m["mountPath"] == str(told.defaults_folder))
+    (deployment,) = of_kind(documents, "Deployment")
+    volumes = {v["name"]: v for v in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert volumes[mount["name"]]["configMap"] == {"name": config_map["metadata"]["name"], "optional": True}
+    assert told.defaults_name == config_map["metadata"]["name"]
+    found = read_defaults(config_map["data"]["defaults.yaml"], "a/b", "defaults.yaml")
+    assert (found.problems, found.values, found.locked) == ("", {"trainer.image": "x:1"}, {"trainer.image"})
+    assert set(config_map["data"]) == {"defaults.yaml", "defaults.team-a.yaml"}
+    own = {"runDefaults": {"configMap": "mine"}}
+    assert (environment(render(own))["RLRUN_DEFAULTS_NAME"], of_kind(render(own), "ConfigMap")) == ("mine", [])
+    with pytest.raises(RefusedError, match=r"runDefaults\.configMap \(mine\) contradicts"):
+        render({"runDefaults": {"configMap": "mine", **values["runDefaults"]}})
 
 
 def test_kueue_has_rights_only_where_it_is_the_queue_and_cluster_wide_ones_only_with_them(render: Render) -> None:

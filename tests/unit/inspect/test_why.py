@@ -133,3 +133,16 @@ def test_a_status_full_of_nonsense_is_read_as_far_as_it_can_be() -> None:
     seen = snapshot(found, pods=[{"metadata": {"name": "p"}}], now=NOW)
     assert (seen.attempt, seen.progress.total_steps, seen.message) == (0, 100, "\\x1b[2J")
     assert told(found)
+
+
+@pytest.mark.parametrize("nonsense", [5, {"fields": 5}, {}])
+def test_defaults_that_an_attempt_took_are_told_besides(nonsense: Any) -> None:
+    found = run("Running")
+    found["status"]["defaults"] = {
+        "configMap": "sys/team",
+        "mark": "0",
+        "fields": ["trainer.image", "tracking.mlflow.uri"],
+    }
+    assert "defaults of the namespace: trainer.image, tracking.mlflow.uri from ConfigMap sys/team" in told(found)
+    found["status"]["defaults"] = nonsense
+    assert "defaults of the namespace" not in told(found)

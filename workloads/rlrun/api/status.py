@@ -207,6 +207,17 @@ class QueueStatus(Config):
     """Number of runs that wait."""
 
 
+class DefaultsStatus(Config):
+    """Defaults of the run's namespace."""
+
+    config_map: str
+    """ConfigMap that they come from, with its namespace."""
+    mark: str
+    """Fingerprint of its content."""
+    fields: list[str]
+    """Fields that the current attempt has from it."""
+
+
 class RLRunStatus(Config):
     """Observed state of a run."""
 
@@ -286,3 +297,5 @@ class RLRunStatus(Config):
     """The host of a guest (`trainer.sharedWith`)."""
     guests: list[str] | None = None
     """Runs that have begun with this run's trainer and are not over."""
+    defaults: DefaultsStatus | None = None
+    """Defaults that the current attempt began with."""

@@ -64,6 +64,7 @@ def snapshot(
         ended=_text(status.get("completionTime")),
         created=_text(meta.get("creationTimestamp")),
         excluded_nodes=_excluded_nodes(status),
+        defaults=_defaults(status),
         storage=_storage(_map(status, "storage")),
         folder=_text(_map(status, "storage").get("path")),
         host=_text(_map(spec, "trainer").get("sharedWith")),
@@ -187,6 +188,13 @@ def _roles(status: Manifest) -> tuple[tuple[str, Role], ...]:
     return tuple(
         (name, Role(_count(one.get("desired")), _count(one.get("ready")))) for name, one in found if one.get("desired")
     )
+
+
+def _defaults(status: Manifest) -> str:
+    found = status.get("defaults")
+    if not isinstance(found, dict) or not isinstance(found.get("fields"), list):
+        return ""
+    return f"{', '.join(map(_text, found['fields']))} from ConfigMap {_text(found.get('configMap'))}"
 
 
 def _excluded_nodes(status: Manifest) -> tuple[str, ...]:

@@ -136,6 +136,8 @@ class Snapshot:
     ended: str | None = None
     created: str | None = None
     excluded_nodes: tuple[str, ...] = ()
+    defaults: str = ""
+    """ConfigMap with defaults of the namespace, and the fields that the attempt has from it."""
     storage: str | None = None
     """Claim and its size."""
     folder: str | None = None

@@ -151,6 +151,8 @@ def _besides(run: Snapshot, now: float) -> Iterator[str]:
         yield f"event {one.reason}{times}: {one.message} → {_fill(advice(one.reason, local=False).do, run)}"
     if run.excluded_nodes:
         yield f"nodes left out: {', '.join(run.excluded_nodes)}"
+    if run.defaults:
+        yield f"defaults of the namespace: {run.defaults}"
     if run.progress.steps_lost:
         yield f"{run.progress.steps_lost} steps were trained again after restarts"
     if run.phase == "Running" and run.heard_seconds is not None and run.heard_seconds > STALE_SECONDS:

@@ -19,7 +19,7 @@ from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.runtime.pulse import Pulse, beat
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Admission, Annotate, Decision, Grow, Observed, Ungrown
+from rlrun_operator.state import Admission, Annotate, Decision, Grow, Observed, TeamDefaults, Ungrown
 from rlrun_operator.times import rfc3339
 
 NAME, UID = "run", "uid-of-run"
@@ -79,6 +79,8 @@ class Kube:
         self.rejection: str | None = None
         self.admission: Admission | None = None
         """Answer of the queue; None: there is none."""
+        self.defaults: TeamDefaults | None = None
+        """Defaults of the namespace."""
         self.taken: str | None = None
         self.edited: set[Ref] = set()
         """Parts that somebody has edited."""
@@ -152,6 +154,7 @@ class Kube:
             nodes=tuple(self.nodes) if self.nodes is not None else None,
             rejection=self.rejection,
             taken=self.taken,
+            defaults=self.defaults,
             parts={ref: self._held(o) for ref, o in fresh.items() if ref.kind in PART_KINDS},
             repaired_ago=self.now - self.repaired_at,
             ungrown=self.ungrown,

@@ -1,0 +1,59 @@
+"""The ConfigMap with defaults for runs, as the kubelet mounts it: a file for each key, renewed about a minute after an edit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlrun_operator.state import TeamDefaults
+from rlrun_operator.team_defaults import read_defaults
+
+EVERYWHERE = "defaults.yaml"
+"""Key for all namespaces; `defaults.NAMESPACE.yaml`: for one, instead of it."""
+log = logging.getLogger(__name__)
+
+
+class DefaultsFiles:
+    """Defaults by namespace; under the empty name those of all others.
+
+    Args:
+        folder: where the ConfigMap is mounted; None: there are no defaults.
+        config_map: `NAMESPACE/NAME` of it.
+    """
+
+    def __init__(self, folder: Path | None, config_map: str) -> None:
+        self._folder = folder
+        self._config_map = config_map
+        self._texts: dict[str, str] = {}
+        self.current: Mapping[str, TeamDefaults] = {}
+
+    def refresh(self) -> bool:
+        """Read again; True: something else stands there now."""
+        texts = self._read()
+        if texts == self._texts:
+            return False
+        self._texts = texts
+        found: dict[str, TeamDefaults] = {}
+        for key, text in texts.items():
+            middle = key.removeprefix("defaults").removesuffix(".yaml").strip(".")
+            found[middle] = read_defaults(text, self._config_map, key)
+            if found[middle].problems:
+                log.error("no attempt begins with these defaults: %s", found[middle].problems)
+        self.current = found
+        return True
+
+    def _read(self) -> dict[str, str]:
+        if self._folder is None:
+            return {}
+        texts: dict[str, str] = {}
+        try:
+            for path in sorted(self._folder.iterdir()):
+                if path.name == EVERYWHERE or (path.name.startswith("defaults.") and path.name.endswith(".yaml")):
+                    texts[path.name] = path.read_text(errors="replace")
+        except FileNotFoundError:  # no ConfigMap, or the kubelet is renewing it
+            return texts
+        except OSError as error:
+            log.warning("the defaults in %s cannot be read, and are those of before: %s", self._folder, error)
+            return self._texts
+        return texts
