@@ -19,6 +19,7 @@ from tests.controlplane.world import World, run
 
 Json = dict[str, Any]
 PAGE = Path(__file__).parents[2] / "docs" / "gitops.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gitops"
 HEALTH = "resource.customizations.health.rlrun.io_RLRun"
 
 
@@ -170,3 +171,13 @@ def test_kustomize_patches_a_run_and_an_item(cluster: Cluster, world: World, too
     assert built["spec"]["environments"] == [{"id": "reverse-text", "groupSize": 8, "ratio": 2}]
     synced = Synced(cluster, world, tools, built)
     assert synced.health("Starting") == ("Progressing", "InProgress")
+
+
+@pytest.mark.parametrize("team", ["team-a", "team-b"])
+def test_the_overlays_of_the_example_build_runs_that_are_accepted(
+    cluster: Cluster, namespace: str, tools: Tools, team: str
+) -> None:
+    (built,) = yaml.safe_load_all(tools("kustomize", str(EXAMPLE / "overlays" / team)))
+    assert built["metadata"]["namespace"] == team
+    del built["metadata"]["namespace"]
+    cluster.kubectl("create", "--dry-run=server", "-n", namespace, "-f", "-", stdin=json.dumps(built))

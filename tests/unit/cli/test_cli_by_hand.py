@@ -151,7 +151,11 @@ def test_a_whole_file_is_handed_on_as_it_is(here: Path) -> None:
     assert not (here / "out" / "identity.json").exists()
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    sorted((ROOT / "examples").glob("*.yaml")) + sorted((ROOT / "examples" / "models").glob("*.yaml")),
+    ids=lambda path: path.stem,
+)
 def test_files_of_a_launcher_are_taken_as_they_are(example: Path, here: Path) -> None:
     """One that was changed would have another fingerprint than the run that it is of."""
     run, _ = parse_manifest(example.read_text(), str(example))

@@ -22,7 +22,10 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 NOT_FROM_INDEX = {"torch", "torchaudio", "torchvision", "torchcodec"}
 
 
-@pytest.mark.parametrize("name", sorted({*PRESETS, *(path.stem for path in (ROOT / "examples").rglob("*.yaml"))}))
+MANIFESTS = [path for folder in ("examples", "examples/models") for path in (ROOT / folder).glob("*.yaml")]
+
+
+@pytest.mark.parametrize("name", sorted({*PRESETS, *(path.stem for path in MANIFESTS)}))
 def test_every_manifest_that_init_writes_is_valid(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
