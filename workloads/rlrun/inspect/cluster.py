@@ -194,7 +194,8 @@ def _defaults(status: Manifest) -> str:
     found = status.get("defaults")
     if not isinstance(found, dict) or not isinstance(found.get("fields"), list):
         return ""
-    return f"{', '.join(map(_text, found['fields']))} from ConfigMap {_text(found.get('configMap'))}"
+    fields = [str(_text(each)) for each in found["fields"]]
+    return f"{', '.join(fields)} from ConfigMap {_text(found.get('configMap'))}"
 
 
 def _excluded_nodes(status: Manifest) -> tuple[str, ...]:
