@@ -97,6 +97,9 @@ def test_roles_listen_to_other_pods_and_a_restart_goes_on_where_it_was(tmp_path:
     first, restarted = config_in_pod(config, restart=False), config_in_pod(config, restart=True)
     for role in (first.trainer, first.inference, first.orchestrator):
         assert role.host == "0.0.0.0"
+    sixth = config_in_pod(config, restart=False, pod_ip="fd00::1")
+    assert {role.host for role in (sixth.trainer, sixth.inference, sixth.orchestrator)} == {"::"}
+    assert sixth.hash() == config.hash()
     assert first.trainer.checkpoint.resume.step == 20
     assert restarted.trainer.checkpoint.resume.policy == "Latest"
     assert first.hash() == restarted.hash() == config.hash()

@@ -242,3 +242,20 @@ def test_the_log_takes_as_many_again_after_a_minute() -> None:
     assert [few.filter(record) for _ in range(ERRORS_PER_MINUTE + 1)] == [True] * ERRORS_PER_MINUTE + [False]
     now = 61.0
     assert few.filter(record)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("name", ["[::1]", "127.0.0.1"])
+async def test_a_listener_on_all_ipv6_addresses_takes_ipv4_too(name: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text="here")
+
+    application = web.Application()
+    application.router.add_get("/", answer)
+    site = Site(application)
+    await site.start("::", 0)
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{name}:{site.port}/") as response:
+            assert await response.text() == "here"
+    finally:
+        await site.close()

@@ -140,7 +140,7 @@ class Container:
     def _claim_without_trainer(self) -> None:
         """There is no trainer pod to do it. A host's trainer reads the guest's `run.json` when that asks for a slot."""
         restart = has_begun(self._paths, self._config.trainer.uid)
-        self._claim(config_in_pod(self._config, restart=restart))
+        self._claim(config_in_pod(self._config, restart=restart, pod_ip=self._pod.pod_ip))
         check_number(self._paths, self._pod.attempt)
 
     # ---- the engine
@@ -228,7 +228,9 @@ class Container:
 
     def _config_file(self, *, restart: bool) -> Path:
         file = self._scratch / "run.json"
-        document = config_in_pod(self._config, restart=restart).model_dump_json(indent=1, by_alias=False)
+        document = config_in_pod(self._config, restart=restart, pod_ip=self._pod.pod_ip).model_dump_json(
+            indent=1, by_alias=False
+        )
         write_bytes(file, document.encode())
         return file
 

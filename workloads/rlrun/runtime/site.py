@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable
 
@@ -16,6 +17,7 @@ MAX_SILENT = 512
 SILENT_SECONDS = 120.0
 """Time for which a connection may have no request under way; longer than the clients keep theirs for the next one."""
 LOOK_SECONDS = 1.0
+ALL_OF_BOTH_FAMILIES = "::"
 ERRORS_PER_MINUTE = 10
 """Errors of requests that are written to the log."""
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class Site:
         """Bind and serve.
 
         Args:
-            host: address to bind; None: all.
+            host: address to bind; None: all, as `::`, which takes IPv4 as well.
             port: port to bind; 0 takes a free one, see the attribute.
 
         Raises:
@@ -68,12 +70,19 @@ class Site:
         """
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            await self._site(host, port).start()
         except OSError:
             await self._runner.cleanup()
             raise
         self.port = int(self._runner.addresses[0][1])
         self._closing = asyncio.create_task(self._close_silent())
+
+    def _site(self, host: str | None, port: int) -> web.BaseSite:
+        """The listener. asyncio's own on `::` would take IPv6 alone, and a pod asks itself on 127.0.0.1."""
+        if host == ALL_OF_BOTH_FAMILIES and socket.has_dualstack_ipv6():
+            listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return web.SockSite(self._runner, listener)
+        return web.TCPSite(self._runner, host, port)
 
     async def close(self) -> None:
         """Stop serving."""

@@ -19,9 +19,16 @@ from rlrun.trainer.ranks.launch import Nodes, torchrun_command
 
 EVERYWHERE = "0.0.0.0"
 """In a pod every role listens on all addresses: probes and the other roles come from outside; keys and network policies guard it."""
+EVERYWHERE6 = "::"
+"""The same where pods have IPv6 addresses; a listener on it takes IPv4, too."""
 
 
-def config_in_pod(config: RunConfig, *, restart: bool) -> RunConfig:
+def everywhere(pod_ip: str | None) -> str:
+    """Address to listen on; `pod_ip`: of the pod, None where it is not known."""
+    return EVERYWHERE6 if pod_ip is not None and ":" in pod_ip else EVERYWHERE
+
+
+def config_in_pod(config: RunConfig, *, restart: bool, pod_ip: str | None = None) -> RunConfig:
     """The configuration as this pod's process reads it.
 
     Args:
@@ -29,8 +36,10 @@ def config_in_pod(config: RunConfig, *, restart: bool) -> RunConfig:
         restart: earlier attempts of this very run have begun. `checkpoint.resume` says where the run starts; from then on it goes on from
             its newest checkpoint, else policy Never would forbid every restart and policy Step would undo it. `fromRun` stays: until there
             is such a checkpoint it says where to begin.
+        pod_ip: address of the pod.
     """
-    trainer = config.trainer.model_copy(update={"host": EVERYWHERE})
+    here = {"host": everywhere(pod_ip)}
+    trainer = config.trainer.model_copy(update=here)
     if restart:
         given = trainer.checkpoint.resume
         resume = ResumeConfig(from_run=given.from_run, from_step=given.from_step)
@@ -39,8 +48,8 @@ def config_in_pod(config: RunConfig, *, restart: bool) -> RunConfig:
     return config.model_copy(
         update={
             "trainer": trainer,
-            "inference": None if config.inference is None else config.inference.model_copy(update={"host": EVERYWHERE}),
-            "orchestrator": config.orchestrator.model_copy(update={"host": EVERYWHERE}),
+            "inference": None if config.inference is None else config.inference.model_copy(update=here),
+            "orchestrator": config.orchestrator.model_copy(update=here),
         }
     )
 
