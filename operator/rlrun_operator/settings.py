@@ -101,6 +101,8 @@ class RenderSettings:
     """Parts of the cluster that runs' NetworkPolicies allow."""
     installation: Installation = field(default_factory=Installation)
     """Limits on what runs may ask for (`RLRUN_POLICY`, a JSON map), and operator identity (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
+    assigned_users: bool = False
+    """True if the namespace assigns users and groups of pods, as OpenShift does (`RLRUN_ASSIGNED_USERS`); else they are 1000."""
     kueue: bool = False
     """True if Kueue is the queue, so that `spec.queueName` is acted on (`RLRUN_QUEUE`)."""
 
@@ -213,6 +215,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     level = choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
     log_format = choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
     read_nodes = choice("RLRUN_READ_NODES", ("true", "false"), "false")
+    assigned = choice("RLRUN_ASSIGNED_USERS", ("true", "false"), "false")
     name, lease = label("RLRUN_OPERATOR_NAME", ""), label("RLRUN_LEASE_NAME", MANAGER)
     installation = _installation(environ, problems)
     network = _network(environ, problems)
@@ -226,6 +229,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
             cluster_domain=domain,
             network=network,
             installation=installation,
+            assigned_users=assigned == "true",
             kueue=queue.kind == "kueue",
         ),
         name=name,

@@ -105,7 +105,7 @@ def _sidecar(ctx: RunContext, index: int, environment: EnvironmentConfig) -> dic
             {"name": _scratch(index), "mountPath": "/tmp"},
         ],
         "resources": {"requests": {"memory": "128Mi"}, "limits": {"memory": f"{_memory_mib(environment)}Mi"}},
-        "securityContext": security.CONTAINER | {"runAsUser": security.ENVIRONMENT_USERS + index},
+        "securityContext": security.of_environment(index, assigned=ctx.settings.assigned_users),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 

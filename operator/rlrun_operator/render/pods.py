@@ -71,7 +71,7 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json:
         "terminationGracePeriodSeconds": _grace_seconds(ctx, role),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": security.POD,
+        "securityContext": security.of_pod(assigned=ctx.settings.assigned_users),
     }
     if role == "orchestrator":
         spec["serviceAccountName"] = ctx.names.account

@@ -24,3 +24,14 @@ POD: Json = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+_NUMBERS = ("runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy")
+
+
+def of_pod(*, assigned: bool) -> Json:
+    """Security context of a pod; `assigned`: users and groups are the namespace's to choose, as OpenShift's are."""
+    return {name: value for name, value in POD.items() if not (assigned and name in _NUMBERS)}
+
+
+def of_environment(index: int, *, assigned: bool) -> Json:
+    """Security context of an environment's container."""
+    return CONTAINER if assigned else CONTAINER | {"runAsUser": ENVIRONMENT_USERS + index}

@@ -179,6 +179,17 @@ def test_the_queue_is_off_and_reads_pods_only_with_the_nodes(render: Render) -> 
     assert not of_kind(render({"queue": queue}), "ClusterRole")
 
 
+def test_users_are_assigned_where_the_namespace_does_so(render: Render) -> None:
+    def user(documents: list[dict[str, Any]]) -> tuple[object, bool]:
+        (deployment,) = of_kind(documents, "Deployment")
+        variables = {name: value or "" for name, value in environment(documents).items()}
+        spec = deployment["spec"]["template"]["spec"]
+        return spec["securityContext"].get("runAsUser"), from_environment(variables).render.assigned_users
+
+    assert user(render()) == (1000, False)
+    assert user(render({"assignedUsers": True})) == (None, True)
+
+
 def test_defaults_for_runs_are_mounted_where_there_are_some(render: Render) -> None:
     assert from_environment({k: v or "" for k, v in environment(render()).items()}).defaults_folder is None
     values = {

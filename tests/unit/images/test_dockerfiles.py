@@ -62,6 +62,9 @@ def test_code_comes_after_the_packages_and_the_image_ends_as_user_1000(name: str
     last_stage = dockerfile(name).split("\nFROM ")[-1]
     assert last_stage.index("--require-hashes") < last_stage.index("COPY --from=wheel")
     assert [entry.rest for entry in parse(last_stage) if entry.name == "USER"] == ["1000:1000"]
+    assert name == "stub" or "chgrp 0 /home/rlrun && chmod 0770" in last_stage, (
+        "any user of group 0 may begin in its folder"
+    )
 
 
 @pytest.mark.parametrize("name", IMAGES)

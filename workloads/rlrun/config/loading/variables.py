@@ -30,6 +30,7 @@ PROCESS_VARIABLES: Mapping[str, str] = {
     "RLRUN_REVISIONS": "folder of the commits of models and data that a run keeps to",
     "RLRUN_STACKS_FILE": "file of stacks of a role that hangs",
     "RLRUN_TERMINATION_LOG": "file of a container's last message",
+    "RLRUN_ASSIGNED_USERS": _OPERATOR,
     "RLRUN_CLUSTER_DOMAIN": _OPERATOR,
     "RLRUN_HTTP_PORT": _OPERATOR,
     "RLRUN_DEFAULTS_FOLDER": _OPERATOR,
