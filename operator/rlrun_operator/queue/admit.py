@@ -106,6 +106,8 @@ class _Pass:
     def hold(self) -> None:
         """Charge what admitted and leaving runs hold."""
         self.held = holds.hold(self.rooms, self.holding, self.leaving, self.state, self.now)
+        for run in (*self.holding, *self.leaving):
+            self.quotas.know(run)
         for run in self.holding:
             self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD)
             self.quotas.charge(run.namespace, unmade(run))

@@ -49,6 +49,7 @@ class Quotas:
             namespace: [Quota(each.name, each.hard, dict(each.used)) for each in found]
             for namespace, found in quotas.items()
         }
+        self._known: dict[str, dict[str, float]] = {}
 
     def charge(self, namespace: str, gang: Iterable[PodSet]) -> None:
         """Count pods that will be made."""
@@ -57,6 +58,17 @@ class Quotas:
             for quota in quotas:
                 for name in quota.hard.keys() & asked.keys():
                     quota.used[name] = quota.used.get(name, 0.0) + asked[name]
+
+    def know(self, run: Applicant) -> None:
+        """Count pods of a run that exist: what a quota reports may be of a moment before they were made."""
+        if quotas := self._quotas.get(run.namespace):
+            known = self._known.setdefault(run.namespace, {})
+            for pod in run.pods:
+                for name, amount in asked_of((PodSet(pod.role, 1, pod.requests),)).items():
+                    known[name] = known.get(name, 0.0) + amount
+            for quota in quotas:
+                for name in quota.hard.keys() & known.keys():
+                    quota.used[name] = max(quota.used.get(name, 0.0), known[name])
 
     def lack(self, run: Applicant, *, empty: bool = False) -> str:
         """Words for what a run's quotas lack for it; without words: they have room."""

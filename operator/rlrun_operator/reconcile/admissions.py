@@ -29,6 +29,8 @@ PLAN_SECONDS = 1.0
 """A plan is believed this long at least: many runs ask for it in one burst of events."""
 PLAN_SHARE = 0.1
 """Largest share of the time that is spent on plans: 300 runs on 100 nodes take half a second, and are planned for every five."""
+_HAVE_ROOM = ("Running", "Complete", "Failed")
+"""Phases of runs that ask for no room."""
 FREE = Admission(True, reasons.ROOM_FOUND, "a guest needs no room of its own: it has its host's trainer and engines")
 OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
 SOON = Admission(False, reasons.WAITING_FOR_TURN, "the queue looks at the run in a moment")
@@ -127,8 +129,12 @@ class Admissions:
         return lambda keys: Capacity(rooms_of(nodes, [pod for pod in pods if _run_of(pod) not in keys]))
 
     async def _quotas(self) -> dict[str, list[Quota]]:
-        """ResourceQuotas of the namespaces with runs."""
-        places = {str(run["metadata"]["namespace"]) for run in self._store.runs() if self._serves(run)}
+        """ResourceQuotas of the namespaces with runs that may wait."""
+        places = {
+            str(run["metadata"]["namespace"])
+            for run in self._store.runs()
+            if (run.get("status") or {}).get("phase") not in _HAVE_ROOM and self._serves(run)
+        }
         found = await self._look_ups.quotas(places)
         return {
             namespace: [quota for each in manifests if (quota := read_quota(each)) is not None]

@@ -71,6 +71,13 @@ def test_pods_of_an_admitted_run_that_do_not_exist_yet_count_in_its_quota() -> N
     assert limited(half, run("b", pods(1, 4)), hard=12.0, used=4.0).verdicts["b"].admitted
 
 
+def test_pods_that_exist_count_before_the_quota_reports_them() -> None:
+    """Its report is of a moment ago: two runs would else be admitted into the same room, and one would get half of its pods."""
+    fresh = holds("a", "node-0", 8)
+    assert not limited(fresh, run("b", pods(1, 8)), hard=12.0, used=0.0).verdicts["b"].admitted
+    assert limited(fresh, run("b", pods(1, 8)), hard=16.0, used=8.0).verdicts["b"].admitted
+
+
 def test_a_gang_larger_than_its_quota_never_fits() -> None:
     verdict = limited(run("a", pods(2, 8)), hard=12.0, used=4.0).verdicts["a"]
     assert verdict.reason == "NeverFits"
