@@ -6,20 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
-from rlrun.advantages import token_advantages
-from rlrun.config.algorithm.names import Options
-from rlrun.config.models.learning import AdvantageConfig
-from rlrun.orchestrator.batches.filters import Rules, is_trained_on, shaped_reward
+from rlrun.advantages.of_batch import Values, batch_advantages
+from rlrun.orchestrator.batches.filters import Rules, masked_by, shaped_reward
 from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.staleness import too_old
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol.files.batch import NO_VERSION, Batch, Sample
-
-Values = npt.NDArray[np.float32]
-PER_TOKEN = "gae"
-"""The estimator that the trainer's critic makes: the batch then carries the rewards in place of the advantages."""
+from rlrun.protocol.files.batch import NO_VERSION, Batch, Outcome, Sample
 
 
 def split_by_age(
@@ -87,57 +80,31 @@ def assemble(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules:
     Raises:
         ValueError: the advantage function refuses the rewards or its options.
     """
-    trained = [[is_trained_on(rollout, rules[group.environment]) for rollout in group.rollouts] for group in groups]
-    values = _advantages(groups, rules, trained)
+    outcomes = _outcomes(groups, rules)
+    values = batch_advantages(outcomes, [rules[outcome.environment].advantage for outcome in outcomes])
+    rollouts = [(group, number, rollout) for group in groups for number, rollout in enumerate(group.rollouts)]
     samples = [
-        _sample(sequence, group, number, advantages if kept else None)
-        for group, own, keeps in zip(groups, values, trained, strict=True)
-        for (number, rollout), per_token, kept in zip(enumerate(group.rollouts), own, keeps, strict=True)
+        _sample(sequence, group, number, advantages if outcome.masked is None else None)
+        for (group, number, rollout), outcome, per_token in zip(rollouts, outcomes, values, strict=True)
         for sequence, advantages in _divided(rollout, per_token)
     ]
-    return Batch(step, attempt, tuple(samples))
+    return Batch(step, attempt, tuple(samples), outcomes=tuple(outcomes))
 
 
-def _advantages(
-    groups: Sequence[FinishedGroup], rules: Mapping[str, Rules], trained: Sequence[Sequence[bool]]
-) -> list[list[Values]]:
-    """Advantages of each rollout of each group, one per loss token. Groups with the same settings are estimated together, as one batch."""
-    found: list[list[Values]] = [[] for _ in groups]
-    settings: list[AdvantageConfig] = []
-    for group in groups:
-        if (own := rules[group.environment].advantage) not in settings:
-            settings.append(own)
-    for advantage in settings:
-        places = [i for i, group in enumerate(groups) if rules[group.environment].advantage == advantage]
-        members = [(i, rollout) for i in places for rollout in groups[i].rollouts]
-        values = _estimated(
-            advantage,
-            rewards=[shaped_reward(rollout, rules[groups[i].environment]) for i, rollout in members],
-            group_ids=[i for i, _ in members],
-            lengths=[rollout.loss_tokens for _, rollout in members],
-            turns=[len(rollout.reply_lengths) for _, rollout in members],
-            trained=[kept for i in places for kept in trained[i]],
+def _outcomes(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) -> list[Outcome]:
+    return [
+        Outcome(
+            group=group.number,
+            rollout=number,
+            environment=group.environment,
+            reward=shaped_reward(rollout, rules[group.environment]),
+            tokens=rollout.loss_tokens,
+            turns=len(rollout.reply_lengths),
+            masked=masked_by(rollout, rules[group.environment]),
         )
-        for (i, _), value in zip(members, values, strict=True):
-            found[i].append(value)
-    return found
-
-
-def _estimated(
-    advantage: AdvantageConfig,
-    *,
-    rewards: Sequence[float],
-    group_ids: Sequence[int],
-    lengths: Sequence[int],
-    turns: Sequence[int],
-    trained: Sequence[bool],
-) -> list[Values]:
-    if advantage.name == PER_TOKEN:
-        return [np.full(count, reward, np.float32) for count, reward in zip(lengths, rewards, strict=True)]
-    options: Options = advantage.options
-    return token_advantages(
-        advantage.name, rewards, group_ids=group_ids, lengths=lengths, turns=turns, trained=trained, **options
-    )
+        for group in groups
+        for number, rollout in enumerate(group.rollouts)
+    ]
 
 
 def _divided(rollout: Rollout, per_token: Values) -> Iterator[tuple[Recorded, Values]]:

@@ -84,14 +84,21 @@ def shaped_reward(rollout: Rollout, rules: Rules) -> float:
     )
 
 
-def is_trained_on(rollout: Rollout, rules: Rules) -> bool:
-    """True if a rollout's tokens carry loss; its reward counts for its group either way."""
+def masked_by(rollout: Rollout, rules: Rules) -> str | None:
+    """The filter that takes the loss from a rollout's tokens, by its field; None: they carry loss. Its reward counts for its group."""
     filters = rules.filters
-    return not (
-        (filters.overlong_mask and rollout.truncated)
-        or (filters.repetition_mask and repeats(rollout, window=filters.repetition_window))
-        or (filters.gibberish_mask and is_gibberish(rollout, vocabulary=rules.vocabulary))
-    )
+    if filters.overlong_mask and rollout.truncated:
+        return "overlongMask"
+    if filters.repetition_mask and repeats(rollout, window=filters.repetition_window):
+        return "repetitionMask"
+    if filters.gibberish_mask and is_gibberish(rollout, vocabulary=rules.vocabulary):
+        return "gibberishMask"
+    return None
+
+
+def is_trained_on(rollout: Rollout, rules: Rules) -> bool:
+    """True if a rollout's tokens carry loss."""
+    return masked_by(rollout, rules) is None
 
 
 def reason_to_drop(group: FinishedGroup, rules: Rules) -> str | None:

@@ -129,6 +129,25 @@ class Dropped:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """Inputs of a rollout's advantage, as they were when the batch was made."""
+
+    group: int
+    """Number of the group within the run."""
+    rollout: int
+    """Number of the rollout within its group."""
+    environment: str
+    reward: float
+    """The reward that the advantage is made of: the environment's, less the overlong penalty."""
+    tokens: int
+    """Tokens that the policy sampled, of all sequences."""
+    turns: int
+    """Replies with a token."""
+    masked: str | None = None
+    """The filter that took the loss from its tokens, such as `overlongMask`; None: they are trained on."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """All samples of one step."""
 
@@ -145,6 +164,8 @@ class Batch:
     """Groups that were given up since the batch before, in that order."""
     tasks: tuple[tuple[int, int], ...] = ()
     """Number of each group and index of its task in the environment's list; empty in supervised fine-tuning."""
+    outcomes: tuple[Outcome, ...] = ()
+    """Inputs of the advantages, in the order of the samples; empty in supervised fine-tuning, and in batches that older releases wrote."""
 
     @property
     def tokens(self) -> int:
@@ -201,6 +222,8 @@ def write_batch(path: Path, batch: Batch) -> None:
         document["dropped"] = [asdict(dropped) for dropped in batch.dropped]
     if batch.tasks:
         document["tasks"] = batch.tasks
+    if batch.outcomes:
+        document["outcomes"] = [asdict(outcome) for outcome in batch.outcomes]
     with new_folder(path, before_rename="batch.before_rename") as folder:
         (folder / "samples.safetensors").write_bytes(save(columns))
         (folder / "batch.json").write_text(json.dumps(document))
@@ -235,6 +258,7 @@ def _read(path: Path, indices: Sequence[int] | None) -> Batch:
     validation = Validation(**document["validation"]) if "validation" in document else None
     dropped = tuple(Dropped(**entry) for entry in document.get("dropped", []))
     tasks = tuple((int(group), int(task)) for group, task in document.get("tasks", []))
+    outcomes = tuple(Outcome(**entry) for entry in document.get("outcomes", []))
     ends = np.cumsum([entry["length"] for entry in entries])
     for name in _COLUMNS:
         if columns[name].shape != (ends[-1],):
@@ -254,4 +278,5 @@ def _read(path: Path, indices: Sequence[int] | None) -> Batch:
         validation=validation,
         dropped=dropped,
         tasks=tasks,
+        outcomes=outcomes,
     )
