@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms.metrics import joint_means, merge_metrics
-from rlrun.algorithms.objective import LossOutput, Objective
+from rlrun.algorithms.objective import LossOutput, Objective, TokenTerms
 from rlrun.config.algorithm.names import Options
 
 PREFIX = "objective"
@@ -128,6 +128,32 @@ class Mixture:
             sums = {"entropy": torch.where(kept, entropy.detach(), 0).sum(), "loss": output.loss.detach()}
             metrics |= {f"{index}/{name}": value for name, value in (output.metrics | sums).items()}
         return LossOutput(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), metrics)
+
+    def token_terms(
+        self,
+        logprobs: Tensor,
+        *,
+        mask: Tensor,
+        sequence_lengths: Sequence[int],
+        environments: Sequence[str],
+        divisors: Divisors,
+        sequence_ids: Tensor | None = None,
+        **inputs: Any,
+    ) -> dict[int, TokenTerms]:
+        """Terms of each token of one micro-batch, by the number of the objective; arguments as of a call."""
+        proximal = inputs.pop("proximal_logprobs", None)
+        return {
+            index: self.objectives[index].terms(
+                logprobs,
+                mask=kept,
+                sequence_lengths=sequence_lengths,
+                denominator=divisors.batch[index],
+                proximal_logprobs=proximal if self.objectives[index].proximal == "recompute" else None,
+                sequence_ids=sequence_ids,
+                **inputs,
+            )
+            for index, kept in self._masks(mask, sequence_lengths, environments, sequence_ids).items()
+        }
 
     def merged(self, parts: Sequence[Mapping[str, Tensor]], *, reference: bool) -> dict[str, Tensor]:
         """The metrics of several micro-batches as one, with the same names in the same order whatever environments they hold.

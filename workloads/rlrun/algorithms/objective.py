@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -38,6 +38,35 @@ class LossOutput(NamedTuple):
 
     loss: Tensor
     metrics: dict[str, Tensor]
+
+
+class LossArguments(TypedDict, total=False):
+    """Arguments of an `Objective` beside the log-probs, see its call."""
+
+    inference_logprobs: Required[Tensor]
+    advantages: Required[Tensor]
+    mask: Required[Tensor]
+    sequence_lengths: Required[Sequence[int]]
+    denominator: float | Tensor | None
+    entropy: Tensor | None
+    reference_logprobs: Tensor | None
+    proximal_logprobs: Tensor | None
+    versions: Tensor | None
+    policy_version: int | None
+    sequence_ids: Tensor | None
+    checked: bool
+
+
+class TokenTerms(NamedTuple):
+    """Terms of each token, `[T]`, as an objective adds them up: Σ loss·weight over the loss tokens, by the divisor."""
+
+    loss: Tensor
+    """Differentiable."""
+    weights: Tensor
+    """Weight of the aggregation."""
+    metrics: dict[str, Tensor]
+    """Of the loss, the regularisers and the correction."""
+    inputs: LossInputs
 
 
 @dataclass(frozen=True)
@@ -142,52 +171,61 @@ class Objective:
             `correction_weight` and `corrected_fraction`, and the maxima `ratio_max` and `mismatch_kl_max`. Divide the sums by
             `tokens` after adding up (`mean_metrics`).
         """
-        if proximal_logprobs is None and self.proximal != "inference":
-            known = None if versions is None else torch.where(mask.bool(), versions, 0)
-            proximal_logprobs = make_proximal(
-                self.proximal,
-                logprobs,
-                inference_logprobs,
-                versions=known,
-                policy_version=policy_version,
-                checked=checked,
-            )
-        inputs = prepare(
+        found = self.terms(
             logprobs,
             inference_logprobs=inference_logprobs,
             advantages=advantages,
             mask=mask,
             sequence_lengths=sequence_lengths,
-            proximal_logprobs=proximal_logprobs,
-            reference_logprobs=reference_logprobs,
             denominator=denominator,
+            entropy=entropy,
+            reference_logprobs=reference_logprobs,
+            proximal_logprobs=proximal_logprobs,
+            versions=versions,
+            policy_version=policy_version,
             sequence_ids=sequence_ids,
             checked=checked,
         )
-        return self._summed_up(inputs, sequence_lengths, denominator, entropy, checked=checked)
-
-    def _summed_up(
-        self,
-        inputs: LossInputs,
-        sequence_lengths: Sequence[int],
-        denominator: float | Tensor | None,
-        entropy: Tensor | None,
-        *,
-        checked: bool,
-    ) -> LossOutput:
-        result = self._corrected(inputs, _checked(self.loss, inputs, self._function(inputs, **self.options)))
-        per_token, terms = self.regularizers.add(result.loss, inputs, entropy, checked=checked)
-        assert self.aggregation is not None
-        weights = token_weights(self.aggregation, inputs, dtype=per_token.dtype)
-        total = (torch.where(inputs.mask, per_token, 0) * weights).sum()
+        inputs = found.inputs
+        total = (torch.where(inputs.mask, found.loss, 0) * found.weights).sum()
         if denominator is None:
             denominator = self.count(inputs.mask, sequence_lengths)
         counts = {"tokens": inputs.mask.sum(), "sequences": (inputs.sequence_tokens() > 0).sum()}
         return LossOutput(
             divided(total, denominator),
-            {key: count.to(total.dtype) for key, count in counts.items()}
-            | _summed(inputs, {**result.metrics, **terms}),
+            {key: count.to(total.dtype) for key, count in counts.items()} | _summed(inputs, found.metrics),
         )
+
+    def terms(self, logprobs: Tensor, **given: Unpack[LossArguments]) -> TokenTerms:
+        """Terms of each token before they are added up; arguments as of a call."""
+        mask, proximal, checked = given["mask"], given.get("proximal_logprobs"), given.get("checked", False)
+        if proximal is None and self.proximal != "inference":
+            versions = given.get("versions")
+            proximal = make_proximal(
+                self.proximal,
+                logprobs,
+                given["inference_logprobs"],
+                versions=None if versions is None else torch.where(mask.bool(), versions, 0),
+                policy_version=given.get("policy_version"),
+                checked=checked,
+            )
+        inputs = prepare(
+            logprobs,
+            inference_logprobs=given["inference_logprobs"],
+            advantages=given["advantages"],
+            mask=mask,
+            sequence_lengths=given["sequence_lengths"],
+            proximal_logprobs=proximal,
+            reference_logprobs=given.get("reference_logprobs"),
+            denominator=given.get("denominator"),
+            sequence_ids=given.get("sequence_ids"),
+            checked=checked,
+        )
+        result = self._corrected(inputs, _checked(self.loss, inputs, self._function(inputs, **self.options)))
+        per_token, terms = self.regularizers.add(result.loss, inputs, given.get("entropy"), checked=checked)
+        assert self.aggregation is not None
+        weights = token_weights(self.aggregation, inputs, dtype=per_token.dtype)
+        return TokenTerms(per_token, weights, {**result.metrics, **terms}, inputs)
 
     def _corrected(self, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
         if self.correction is None:
