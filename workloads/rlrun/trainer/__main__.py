@@ -23,6 +23,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes, role_log
 from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.ranks.stop import Stop
+from rlrun.trainer.recompute.job import Job
 
 
 def configure_log(rank: int) -> None:
@@ -61,13 +62,13 @@ def attempt_number() -> int:
 
 
 def log_folder(argv: Sequence[str]) -> Path | None:
-    """Log folder for the errors of a rank with these arguments; None: a measurement reports on stderr alone.
+    """Log folder for the errors of a rank with these arguments; None: a measurement or a replay reports on stderr alone.
 
     Raises:
         RoleError: as of `read_config` and `attempt_number`.
     """
     options = _parser().parse_args(argv)
-    if options.bench is not None:
+    if options.bench is not None or options.recompute is not None:
         return None
     return RunPaths(Path(read_config(options.config).output_dir)).logs(attempt_number(), "trainer")
 
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         help="train on the recorded batches of this folder, without an orchestrator",
     )
     parser.add_argument("--bench", type=BenchOptions.read, metavar="JSON", help="measure steps on fake data, and end")
+    parser.add_argument("--recompute", type=Job.read, metavar="JSON", help="compute steps of a run again, and end")
     return parser
 
 
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stacks.listen()
     crash.listen(crash_file(int(os.environ.get("RANK", "0"))))
     stop = Stop()
-    if options.bench is None:  # a measurement has nothing to save
+    if options.bench is None and options.recompute is None:  # these have nothing to save
         stop.listen()
     configure_log(int(os.environ.get("RANK", "0")))
     folder: Path | None = None
@@ -101,6 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from rlrun.trainer.bench import bench
 
             return bench(config, options.bench)
+        if options.recompute is not None:
+            from rlrun.trainer.recompute.program import recompute
+
+            return recompute(config, options.recompute)
         folder = RunPaths(Path(config.output_dir)).logs(attempt, "trainer")
         api_key = os.environ.get("RLRUN_API_KEY", "")
         if not api_key and options.replay is None:

@@ -108,7 +108,7 @@ class Run:
         self._checkpoints = Checkpoints(
             config,
             attempt,
-            _parts(learner),
+            trained_parts(learner),
             paths=self.paths,
             group=self._group,
             channel=channel,
@@ -353,7 +353,7 @@ class Run:
         elapsed.append(time.perf_counter() - began)
 
 
-def _parts(learner: Learner) -> dict[str, Part]:
+def trained_parts(learner: Learner) -> dict[str, Part]:
     """Trained parts, by their names in checkpoints."""
     parts = {POLICY: Part(learner.model, learner.optimizer)}
     if learner.critic is not None:
@@ -363,7 +363,7 @@ def _parts(learner: Learner) -> dict[str, Part]:
 
 def _memory(learner: Learner, engines: EnginesBeside, config: TrainerConfig) -> GPUMemory:
     """All that the run has in the memory of this rank's GPU."""
-    parts = _parts(learner).values()
+    parts = trained_parts(learner).values()
     beside = [learner.reference.model] if isinstance(learner.reference, FrozenReference) else []
     return GPUMemory(
         engines,

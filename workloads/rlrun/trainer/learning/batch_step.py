@@ -46,11 +46,15 @@ class Steps:
         held_out = self.read(Path(validation.path), 0, written_by=None)
         return validate(self._policy.module, held_out, self._rows(held_out), group=self._group)
 
+    def updates(self, batch: Batch) -> list[Update]:
+        """The updates of a step, with this rank's rows."""
+        parts = mini_batches(batch, self._config.updates_per_step, seed=self._config.seed)
+        return [Update(part, self._rows(part)) for part in parts]
+
     def train(self, step: int, batch: Batch, agree: Callable[[], None]) -> dict[str, float]:
         """All updates of a step; returns its metrics."""
         config = self._config
-        parts = mini_batches(batch, config.updates_per_step, seed=config.seed)
-        updates = [Update(part, self._rows(part)) for part in parts]
+        updates = self.updates(batch)
         seed_step(config.seed, step)
         total, critic = min(batch.total_steps or config.max_steps, config.max_steps), config.algorithm.critic
         metrics = self._learner.step(
@@ -61,7 +65,9 @@ class Steps:
         )
         metrics["tokens"] = float(batch.tokens)
         seconds = metrics["time/forward_backward"] + metrics["time/optimizer"]
-        return metrics | self._performance([len(sample) for part in parts for sample in part.samples], seconds)
+        return metrics | self._performance(
+            [len(sample) for update in updates for sample in update.batch.samples], seconds
+        )
 
     def _rows(self, batch: Batch) -> tuple[Row, ...]:
         """This rank's micro-batches."""

@@ -1,0 +1,328 @@
+"""Explanation of an advantage: the rewards of its group, and the value after each stage of its estimator.
+
+Each number is what `rlrun.advantages` returns: the stages are the same estimator with its later options turned off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlrun.advantages.estimators import RewardGroups
+from rlrun.advantages.levels import Floats, level_means, level_stds
+from rlrun.advantages.of_batch import PER_TOKEN, batch_advantages
+from rlrun.config.algorithm.names import Options, complete_options, is_import_path
+from rlrun.config.models.learning import AdvantageConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.protocol.files.batch import Batch, Outcome, Sample
+
+OFF: Mapping[str, object] = {
+    "turn_discount": 1.0,
+    "length_penalty": 0.0,
+    "global_std": False,
+    "gamma": 1.0,
+    "adv_mean": "none",
+    "adv_std": "none",
+    "neg_clipped": False,
+}
+"""Values that turn the options of all estimators off, in the order in which they act."""
+_BEFORE = ("turn_discount", "length_penalty")
+"""Options that change the reward before an estimator sees it."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of an estimate."""
+
+    text: str
+    value: float
+    """After it; of the rollout's first loss token."""
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """Why an advantage is as it is."""
+
+    name: str
+    """The estimator."""
+    options: Mapping[str, object]
+    """Those that are not the default."""
+    rewards: tuple[float, ...]
+    """Of the group, in the order of the rollouts, as the estimator got them."""
+    stages: tuple[Stage, ...]
+    computed: tuple[float, ...]
+    """Per loss token."""
+    stored: tuple[float, ...]
+    """Per loss token, of the batch."""
+    note: str | None = None
+    """What the numbers do not say."""
+
+    @property
+    def equal(self) -> bool:
+        """True if the batch has these numbers."""
+        return self.computed == self.stored
+
+
+def advantage_settings(config: OrchestratorConfig) -> dict[str, AdvantageConfig]:
+    """Estimator of each environment, by its label; the run's where an environment has none."""
+    run = config.algorithm
+    return {one.label: one.algorithm.advantage or run.effective_advantage for one in config.environments}
+
+
+def outcomes_of(batch: Batch) -> tuple[Outcome, ...]:
+    """The inputs of the advantages; of a batch by an older release as far as its samples tell them."""
+    if batch.outcomes:
+        return batch.outcomes
+    own: dict[tuple[int, int], list[Sample]] = {}
+    for sample in batch.samples:
+        own.setdefault((sample.group, sample.rollout), []).append(sample)
+    return tuple(
+        Outcome(
+            group,
+            rollout,
+            samples[0].environment,
+            samples[0].reward,
+            tokens=int(sum(sample.loss_mask.sum() for sample in samples)),
+            turns=sum(_replies(sample) for sample in samples),
+            masked=None if any(sample.loss_mask.any() for sample in samples) else "a filter",
+        )
+        for (group, rollout), samples in own.items()
+    )
+
+
+def _replies(sample: Sample) -> int:
+    return int((np.diff(np.concatenate([[False], sample.loss_mask]).astype(np.int8)) == 1).sum())
+
+
+def explain_advantage(batch: Batch, index: int, settings: Mapping[str, AdvantageConfig]) -> Advantage | None:
+    """Explanation of a sample's advantage; None: nothing estimates one (demonstrations, an environment that is configured no more).
+
+    Args:
+        batch: of the step.
+        index: of the sample.
+        settings: as of `advantage_settings`.
+
+    Raises:
+        ValueError: an estimator refuses the rewards.
+    """
+    sample = batch.samples[index]
+    own = settings.get(sample.environment)
+    if own is None:
+        return None
+    # Rollouts with the same settings are one batch to an estimator, whatever the others are.
+    outcomes = [outcome for outcome in outcomes_of(batch) if settings.get(outcome.environment) == own]
+    at = next(i for i, o in enumerate(outcomes) if (o.group, o.rollout) == (sample.group, sample.rollout))
+    place = _Place(outcomes, at, _first_token(batch, index))
+    computed = place.values(own)
+    stored = sample.advantages[sample.loss_mask]
+    count = len(stored)
+    return Advantage(
+        own.name,
+        own.options,
+        tuple(outcome.reward for outcome in outcomes if outcome.group == sample.group),
+        tuple(place.stages(own)),
+        tuple(float(value) for value in computed[place.token : place.token + count]),
+        tuple(float(value) for value in stored),
+        _note(batch, outcomes[at], own),
+    )
+
+
+def _first_token(batch: Batch, index: int) -> int:
+    """Loss tokens of the same rollout in the samples before this one."""
+    sample = batch.samples[index]
+    before = [one for one in batch.samples[:index] if (one.group, one.rollout) == (sample.group, sample.rollout)]
+    return int(sum(one.loss_mask.sum() for one in before))
+
+
+def _note(batch: Batch, outcome: Outcome, own: AdvantageConfig) -> str | None:
+    if outcome.masked is not None:
+        return f"{outcome.masked} takes the loss from all tokens of this rollout; its reward counts for its group"
+    if own.name == PER_TOKEN:
+        return "the critic makes an advantage of each token when the step is trained: the batch holds the reward in its place"
+    if not batch.outcomes:
+        return "the batch is of an older release: an overlong penalty, and what a filter masked, is not known"
+    return None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One rollout among all of its batch that have its settings."""
+
+    outcomes: Sequence[Outcome]
+    at: int
+    token: int
+    """The sample's first loss token within the rollout."""
+
+    def values(self, changed: AdvantageConfig) -> list[float]:
+        """Values of the rollout's tokens, by another setting."""
+        return [float(value) for value in batch_advantages(self.outcomes, [changed] * len(self.outcomes))[self.at]]
+
+    def value(self, changed: AdvantageConfig) -> float:
+        """Value of the sample's first loss token."""
+        found = self.values(changed)
+        return found[min(self.token, len(found) - 1)] if found else 0.0
+
+    def stages(self, own: AdvantageConfig) -> list[Stage]:
+        """The stages that change something, from the reward to the advantage."""
+        outcome = self.outcomes[self.at]
+        found = [Stage(f"reward {_short(outcome.reward)}", outcome.reward)]
+        if is_import_path(own.name) or own.name == PER_TOKEN:
+            return [*found, Stage(_of_others(own), self.value(own))]
+        options = complete_options("advantage", own.name, own.options)
+        used = {name: options[name] for name in OFF if name in options and options[name] != OFF[name]}
+        off = {name: value for name, value in OFF.items() if name in options}
+        shaped = {name: used[name] for name in _BEFORE if name in used}
+        if shaped:
+            plain = AdvantageConfig(name="reward", options=shaped)
+            words = ", ".join(f"{name} {value}" for name, value in shaped.items())
+            found.append(Stage(f"{words} ({outcome.turns} turns, {outcome.tokens} tokens)", self.value(plain)))
+        bare = AdvantageConfig(name=own.name, options={**own.options, **off, **shaped})
+        found.append(Stage(self._estimator(own.name, options, shaped), self.value(bare)))
+        turned_on = dict(shaped)
+        for names in (("global_std",), ("gamma",), ("adv_mean", "adv_std"), ("neg_clipped",)):
+            now = {name: used[name] for name in names if name in used}
+            if not now:
+                continue
+            turned_on |= now
+            stage = AdvantageConfig(name=own.name, options={**own.options, **off, **turned_on})
+            found.append(Stage("; ".join(_LATER[name](value) for name, value in now.items()), self.value(stage)))
+        return found
+
+    def _estimator(self, name: str, options: Options, shaped: Options) -> str:
+        plain = AdvantageConfig(name="reward", options=dict(shaped))
+        found = batch_advantages(self.outcomes, [plain] * len(self.outcomes))
+        rewards = [
+            float(values[0]) if len(values) else outcome.reward
+            for values, outcome in zip(found, self.outcomes, strict=True)
+        ]
+        places = {group: place for place, group in enumerate(dict.fromkeys(one.group for one in self.outcomes))}
+        ids = np.array([places[outcome.group] for outcome in self.outcomes])
+        lengths = np.array([outcome.tokens for outcome in self.outcomes], np.float64)
+        facts = Facts(RewardGroups(np.array(rewards, np.float64), ids, len(places), lengths), self.at, options)
+        return f"{name}: {ESTIMATORS[name](facts)}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Numbers of a rollout's group and batch, by the estimators' own functions."""
+
+    groups: RewardGroups
+    at: int
+    options: Options
+
+    @property
+    def reward(self) -> float:
+        """R, shaped."""
+        return float(self.groups.rewards[self.at])
+
+    @property
+    def size(self) -> int:
+        """G."""
+        return int(self.groups.sizes[self.at])
+
+    @property
+    def total(self) -> float:
+        """ΣR of the group."""
+        return float(self.groups.sum(self.groups.rewards)[self.at])
+
+    @property
+    def length(self) -> float:
+        """L, in loss tokens."""
+        return 0.0 if self.groups.lengths is None else float(self.groups.lengths[self.at])
+
+    def mean(self, level: str) -> float:
+        """The mean reward at a level, over rollouts."""
+        sums = self._sums
+        return float(
+            level_means(level, sums(np.ones_like(self.groups.rewards)), sums(self.groups.rewards))[self._group]
+        )
+
+    def std(self, mean: str, level: str) -> float:
+        """The divisor at a level, around the mean of another."""
+        sums, rewards = self._sums, self.groups.rewards
+        counts = sums(np.ones_like(rewards))
+        centred = rewards - level_means(mean, counts, sums(rewards))[self.groups.group_ids]
+        return float(level_stds(level, counts, sums(np.square(centred)))[self._group])
+
+    def weighted(self) -> tuple[float, float]:
+        """ΣR·L and ΣL of the group."""
+        lengths = self.groups.lengths if self.groups.lengths is not None else np.zeros_like(self.groups.rewards)
+        sums = self.groups.sum
+        return float(sums(self.groups.rewards * lengths)[self.at]), float(sums(lengths)[self.at])
+
+    @property
+    def _group(self) -> int:
+        return int(self.groups.group_ids[self.at])
+
+    def _sums(self, values: Floats) -> Floats:
+        found: Floats = np.bincount(self.groups.group_ids, weights=values, minlength=self.groups.num_groups).astype(
+            np.float64
+        )
+        return found
+
+
+def _grpo(facts: Facts) -> str:
+    mean, std = str(facts.options["mean"]), str(facts.options["std"])
+    less = "" if mean == "none" else f" - {mean} mean {_short(facts.mean(mean))}"
+    by = "" if std == "none" else f", divided by {std} std {_short(facts.std(mean, std))}"
+    return f"{_short(facts.reward)}{less}{by}"
+
+
+def _centred(facts: Facts) -> str:
+    return f"{_short(facts.reward)} - group mean {_short(facts.mean('group'))}"
+
+
+def _rloo(facts: Facts) -> str:
+    if facts.size < 2:
+        return f"{_short(facts.reward)}: a group of one has no others"
+    others = (facts.total - facts.reward) / (facts.size - 1)
+    return f"{_short(facts.reward)} - mean of the {facts.size - 1} others {_short(others)}"
+
+
+def _opo(facts: Facts) -> str:
+    weighted, length = facts.weighted()
+    if facts.options["leave_one_out"]:
+        weighted, length = weighted - facts.reward * facts.length, length - facts.length
+    words = "of the others" if facts.options["leave_one_out"] else "of the group"
+    baseline = weighted / length if length > 0 else facts.mean("group")
+    return f"{_short(facts.reward)} - mean {words} weighted by length {_short(baseline)}"
+
+
+def _max_rl(facts: Facts) -> str:
+    return f"({_short(facts.reward)} - group mean {_short(facts.mean('group'))}) / group mean, within ±{facts.size - 1}"
+
+
+def _reward(facts: Facts) -> str:
+    return f"{_short(facts.reward)} itself, without a baseline"
+
+
+ESTIMATORS: Mapping[str, Callable[[Facts], str]] = {
+    "grpo": _grpo,
+    "dr_grpo": _centred,
+    "rloo": _rloo,
+    "opo": _opo,
+    "max_rl": _max_rl,
+    "reward": _reward,
+    "reinforce_pp": _reward,
+    "reinforce_pp_baseline": _centred,
+}
+"""Words of each built-in estimator, with the numbers put in."""
+_LATER: Mapping[str, Callable[[object], str]] = {
+    "global_std": lambda _: "divided by the standard deviation of all rewards of the batch",
+    "gamma": lambda value: f"discounted by {value} for each later loss token",
+    "adv_mean": lambda value: f"less the mean over the loss tokens of the {value}",
+    "adv_std": lambda value: f"divided by the standard deviation over the loss tokens of the {value}",
+    "neg_clipped": lambda _: "negative ones are 0",
+}
+
+
+def _of_others(own: AdvantageConfig) -> str:
+    if own.name == PER_TOKEN:
+        return "gae: the critic makes the advantage of it"
+    return f"{own.name}, a function of the run's own"
+
+
+def _short(value: float) -> str:
+    return f"{value:.6g}"

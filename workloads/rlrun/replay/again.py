@@ -1,0 +1,180 @@
+"""A step computed again and compared with what the run wrote of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlrun.protocol.files.batch import BatchError, read_batch
+from rlrun.replay.advantage import advantage_settings
+from rlrun.replay.compare import Row, Verdict, rows, table, weights_text, weights_verdict
+from rlrun.replay.compute import Start, compute, layout
+from rlrun.replay.find import Plan, ReplayError, find
+from rlrun.replay.sample import SampleReport, document, index_of, report, text
+from rlrun.runtime import exit_codes
+
+TOLERANCE = 1e-3
+"""Relative tolerance where bits cannot be equal."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Result of a replay."""
+
+    plan: Plan
+    rows: tuple[Row, ...] = ()
+    """Quantities of the step, and those of steps before it that differ."""
+    weights: dict[str, float] | None = None
+    """Comparison with the checkpoint of the step; None: there is none."""
+    weights_verdict: Verdict = "unknown"
+    where: str = ""
+    """Ranks and device of the computation."""
+    inexact: tuple[str, ...] = ()
+    """Reasons why bits cannot be demanded to be equal."""
+    sample: SampleReport | None = None
+    objective: dict[str, Any] | None = None
+    computed: bool = True
+    stored: tuple[str, ...] = field(default=())
+    """Names of `metrics.jsonl` that no trainer computes."""
+
+    @property
+    def code(self) -> int:
+        """0: equal, or within the tolerance; 1: different; 65: there was nothing to compare with."""
+        verdicts = [row.verdict for row in self.rows if row.step == self.plan.step] + [self.weights_verdict]
+        if "different" in verdicts:
+            return exit_codes.FAILURE
+        compared = any(verdict != "unknown" for verdict in verdicts)
+        return exit_codes.OK if compared or not self.computed else exit_codes.DATA
+
+    def document(self) -> dict[str, object]:
+        """The result as JSON."""
+        plan = self.plan
+        return {
+            "run": plan.run.trainer.name,
+            "step": plan.step,
+            "startStep": plan.start_step,
+            "start": None if plan.start is None else str(plan.start),
+            "attempt": plan.attempt.attempt,
+            "computed": self.computed,
+            "where": self.where,
+            "exact": not self.inexact,
+            "inexact": list(self.inexact),
+            "equal": self.code == exit_codes.OK,
+            "quantities": [asdict(row) for row in self.rows],
+            "weights": None if self.weights is None else self.weights | {"verdict": self.weights_verdict},
+            "sample": None if self.sample is None else document(self.sample, self.objective),
+        }
+
+    def text(self) -> str:
+        """The result for a terminal."""
+        lines = self._head() if self.computed else []
+        if self.sample is not None:
+            lines += ["", text(self.sample, self.objective)] if lines else [text(self.sample, self.objective)]
+        return "\n".join(lines)
+
+    def _head(self) -> list[str]:
+        plan = self.plan
+        start = "the model" if plan.start is None else f"{plan.start.name}"
+        first = plan.batches[0][0]
+        steps = f"step {plan.step}" if first == plan.step else f"steps {first} to {plan.step}"
+        lines = [f"{plan.run.trainer.name}: {steps} from {start}, {self.where}"]
+        lines += [f"  not bit for bit: {why}" for why in self.inexact]
+        earlier = [row for row in self.rows if row.step != plan.step]
+        lines += [f"  step {row.step} already: {row.name} is {row.text}" for row in earlier]
+        lines += table([row for row in self.rows if row.step == plan.step])
+        if self.weights is not None and plan.end is not None:
+            lines.append(f"  {weights_text(self.weights, plan.end.name)}")
+        if self.stored:
+            lines.append(f"  {len(self.stored)} metrics of rollouts, engines and times are not computed again")
+        return [*lines, self._verdict()]
+
+    def _verdict(self) -> str:
+        match self.code:
+            case exit_codes.OK if self.inexact:
+                return f"step {self.plan.step} is the same within {TOLERANCE:g}"
+            case exit_codes.OK:
+                return f"step {self.plan.step} is the same, bit for bit"
+            case exit_codes.FAILURE:
+                return f"step {self.plan.step} is DIFFERENT"
+        return f"step {self.plan.step} was computed, but the run has written nothing of it to compare with (metrics.jsonl, a checkpoint)"
+
+
+def replay(
+    root: Path,
+    step: int,
+    *,
+    sample: str | None = None,
+    computes: bool = True,
+    ranks: int | None = None,
+    model: Path | None = None,
+    start: Start | None = None,
+) -> Replay:
+    """Compute a step again, and explain a sample of it.
+
+    Args:
+        root: the run's folder, which is only read.
+        step: the step.
+        sample: the sample to explain, as a user names it.
+        computes: False: explain from the batch alone.
+        ranks: so many ranks on CPUs, in place of the run's layout.
+        model: folder of the model here.
+        start: how ranks are started; default: torchrun.
+
+    Raises:
+        ReplayError: a file is missing, or the ranks failed.
+    """
+    plan = find(root, step)
+    index, explained = (None, None) if sample is None else _explained(plan, sample)
+    if not computes:
+        return Replay(plan, sample=explained, computed=False)
+    config = layout(plan.run.trainer, ranks=ranks, model=model)
+    answer = compute(plan, config, sample=index, start=start)
+    inexact = tuple(_inexact(plan, answer, ranks))
+    tolerance = TOLERANCE if inexact else None
+    found: list[Row] = []
+    for line in answer["steps"]:
+        number = int(line["step"])
+        own = rows(number, plan.lines.get(number), line, tolerance=tolerance)
+        found += own if number == step else [row for row in own if row.verdict == "different"]
+    return Replay(
+        plan,
+        tuple(found),
+        answer["weights"],
+        "unknown" if answer["weights"] is None else weights_verdict(answer["weights"], tolerance=tolerance),
+        f"{answer['ranks']} rank{'s' if answer['ranks'] > 1 else ''} on {answer['device']}",
+        inexact,
+        explained,
+        answer["sample"],
+        stored=tuple(name for name in plan.lines.get(step, {}) if name not in answer["steps"][-1]),
+    )
+
+
+def _explained(plan: Plan, sample: str) -> tuple[int, SampleReport]:
+    try:
+        batch = read_batch(plan.batches[-1][1])
+    except BatchError as error:
+        raise ReplayError(str(error)) from None
+    index = index_of(batch, sample)
+    trains = plan.run.orchestrator is not None and plan.run.trainer.task == "RL"
+    settings = advantage_settings(plan.run.orchestrator) if trains and plan.run.orchestrator is not None else {}
+    return index, report(batch, index, settings)
+
+
+def _inexact(plan: Plan, answer: dict[str, Any], ranks: int | None) -> Sequence[str]:
+    """Reasons why the bits may differ although nothing is wrong."""
+    found = []
+    if answer["device"] != "cpu":
+        found.append(f"sums on {answer['device']} have no fixed order")
+    if answer["ranks"] != plan.attempt.world_size:
+        found.append(
+            f"the run had {plan.attempt.world_size} ranks, here are {answer['ranks']}: sums have another order"
+        )
+    elif ranks is not None and plan.run.trainer.gpus_per_replica:
+        found.append("the run was on GPUs, here are CPUs")
+    if plan.reconfigured:
+        found.append(
+            f"run.json was changed after attempt {plan.attempt.attempt} had trained the step; its configuration of then is not kept"
+        )
+    return found

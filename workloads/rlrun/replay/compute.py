@@ -1,0 +1,100 @@
+"""The step computed again: the trainer's ranks in a folder of their own, which is gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.local.preflight import free_port
+from rlrun.protocol.files.durable import write_json
+from rlrun.protocol.files.failures import telling_lines
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.replay.find import Plan, ReplayError
+from rlrun.trainer.ranks.launch import torchrun_command
+from rlrun.trainer.recompute.job import Job
+
+Answer = dict[str, Any]
+Start = Callable[[TrainerConfig, Path, Job], None]
+"""Starts the ranks of a configuration, whose file is named, and waits for the answer."""
+
+
+def layout(config: TrainerConfig, *, ranks: int | None, model: Path | None) -> TrainerConfig:
+    """The run's configuration for this machine.
+
+    Args:
+        config: of the run.
+        ranks: so many ranks on CPUs, in place of the run's layout.
+        model: folder of the model here.
+    """
+    changes: dict[str, object] = {"colocated": False, "engine_urls": []}
+    if ranks is not None:
+        changes |= {"replicas": 1, "gpus_per_replica": 0, "processes_per_replica": ranks}
+    if model is not None:
+        changes["model"] = config.model.model_copy(update={"path": str(model), "name": None, "tiny": None})
+    return config.model_copy(update=changes)
+
+
+def compute(plan: Plan, config: TrainerConfig, *, sample: int | None = None, start: Start | None = None) -> Answer:
+    """Compute a step again.
+
+    Args:
+        plan: the way to it.
+        config: as `layout` gives it.
+        sample: index of a sample to explain.
+        start: how ranks are started; default: torchrun.
+
+    Raises:
+        ReplayError: the ranks failed; has their last words.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlrun-replay-") as made:
+        scratch = RunPaths(Path(made))
+        _prepare(scratch, plan.run.paths)
+        job = Job(
+            output=str(scratch.root / "answer.json"),
+            batches=tuple((step, str(path)) for step, path in plan.batches),
+            start=None if plan.start is None else str(plan.start),
+            origin=plan.origin is not None,
+            end=None if plan.end is None else str(plan.end),
+            sample=sample,
+        )
+        write_json(scratch.run_json, {"trainer": _dumped(config, scratch)})
+        (start or run_ranks)(config, scratch.run_json, job)
+        return job.answer()
+
+
+def _dumped(config: TrainerConfig, scratch: RunPaths) -> dict[str, object]:
+    return config.model_copy(update={"output_dir": str(scratch.root)}).model_dump(mode="json")
+
+
+def _prepare(scratch: RunPaths, paths: RunPaths) -> None:
+    """What a trainer reads of its own folder: the tiny model, by a link, and the commits of the hub, copied, as it may add to them."""
+    if paths.model.is_dir():
+        scratch.model.symlink_to(paths.model.absolute())
+    if paths.revisions.is_dir():
+        shutil.copytree(paths.revisions, scratch.revisions)
+
+
+def run_ranks(config: TrainerConfig, file: Path, job: Job) -> None:
+    """Start the ranks on this machine, and wait for them.
+
+    Raises:
+        ReplayError: they failed.
+    """
+    command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
+    environment = {**os.environ, "RLRUN_ATTEMPT": "1"}
+    if config.gpus_per_replica == 0:
+        environment["OMP_NUM_THREADS"] = "1"  # as a run has it on CPUs: sums of more threads have other bits
+    done = subprocess.run(
+        [*command, *job.words()], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        said = "\n".join(telling_lines(done.stdout, 15))
+        raise ReplayError(
+            f"the trainer ended with {done.returncode} while it computed the step:\n{said}", done.returncode
+        )

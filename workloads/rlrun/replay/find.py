@@ -1,0 +1,234 @@
+"""Files that a step can be computed from again, chosen by the lineage of the newest attempt. Reads only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import TRAINING_TASKS, OrchestratorConfig, TrainerConfig
+from rlrun.config.models.run import fingerprint
+from rlrun.protocol.files.attempts import Attempt, Origin, read_attempt
+from rlrun.protocol.files.checkpoint_manifest import (
+    ManifestError,
+    check_sizes,
+    complete_checkpoints,
+    read_manifest,
+)
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.metrics_line import MetricsLine
+from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.runtime import exit_codes
+
+ConfigT = TypeVar("ConfigT", TrainerConfig, OrchestratorConfig)
+KEEP_BATCHES = (
+    "batches are kept from the oldest kept checkpoint on; orchestrator.recordRollouts: true keeps all of them, "
+    "checkpoint.keepLast and keepInterval keep more checkpoints"
+)
+
+
+class ReplayError(RoleError):
+    """Error for a step that cannot be computed again, in one line with the setting that keeps what is missing."""
+
+    def __init__(self, message: str, code: int = exit_codes.DATA) -> None:
+        super().__init__(message, code)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Run in a folder: its configuration, and what is on the volume for its steps."""
+
+    paths: RunPaths
+    trainer: TrainerConfig
+    orchestrator: OrchestratorConfig | None
+    """None: it cannot be read, and a sample's advantage is not explained."""
+    lineage: Attempt
+    """The newest attempt."""
+    checkpoints: tuple[Artifact, ...]
+    """Complete ones of the lineage."""
+    batches: dict[int, Path]
+    """By step, of the attempt of the lineage that trained it."""
+
+    @property
+    def starts(self) -> list[int]:
+        """Steps that a computation can begin after: the model (0) and the checkpoints."""
+        return [0, *(checkpoint.step for checkpoint in self.checkpoints)]
+
+    def possible(self) -> list[int]:
+        """Steps that can be computed again."""
+        found, reached = [], set(self.starts)
+        for step in sorted(self.batches):
+            if step - 1 in reached:
+                found.append(step)
+                reached.add(step)
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Way to one step."""
+
+    run: Recorded
+    step: int
+    start: Path | None
+    """Checkpoint to begin with; None: the model."""
+    start_step: int
+    origin: Origin | None
+    """The other run's checkpoint that `start` is, where this run began with one."""
+    batches: tuple[tuple[int, Path], ...]
+    end: Path | None
+    """Checkpoint of the step itself."""
+    attempt: Attempt
+    """The attempt that trained the step."""
+    lines: dict[int, MetricsLine] = field(default_factory=dict)
+    """What `metrics.jsonl` says of the steps."""
+
+    @property
+    def reconfigured(self) -> bool:
+        """True if the configuration was changed after the step was trained."""
+        return self.attempt.config_hash not in ("", fingerprint(self.run.trainer))
+
+
+def read_run(root: Path) -> Recorded:
+    """What a folder has of a run.
+
+    Raises:
+        ReplayError: it holds no run, one that trains nothing, or a guest of another run's trainer.
+    """
+    paths = RunPaths(root)
+    attempts = paths.attempts_on_disk()
+    if not attempts:
+        raise ReplayError(
+            f"{root} holds no run: it has no attempts/; of a run in a cluster, `rlrun pull NAME run --to DIR` brings the folder here",
+            exit_codes.USAGE,
+        )
+    trainer = _config(TrainerConfig, paths, attempts[-1])
+    if trainer.task not in TRAINING_TASKS:
+        raise ReplayError(f"{trainer.name} has task {trainer.task}, which trains nothing", exit_codes.USAGE)
+    if trainer.shared_with is not None:
+        raise ReplayError(
+            f"{trainer.name} is trained by {trainer.shared_with} (trainer.sharedWith): its steps follow from the layout of that "
+            "trainer too, which its folder does not hold; only runs with a trainer of their own can be computed again",
+            exit_codes.USAGE,
+        )
+    lineage = read_attempt(paths.attempt_file(attempts[-1]))
+    orchestrator: OrchestratorConfig | None
+    try:
+        orchestrator = _config(OrchestratorConfig, paths, attempts[-1])
+    except ReplayError:
+        orchestrator = None
+    batches = {a.step: a.path for a in paths.batches_on_disk() if trained_by(lineage, a.step) == a.attempt}
+    owned = [a for a in complete_checkpoints(paths) if trained_by(lineage, a.step) == a.attempt]
+    return Recorded(paths, trainer, orchestrator, lineage, tuple(owned), batches)
+
+
+def trained_by(lineage: Attempt, step: int) -> int | None:
+    """The attempt of a lineage that trained a step."""
+    for segment in lineage.lineage:
+        if segment.first <= step and (segment.last is None or step <= segment.last):
+            return segment.attempt
+    return None
+
+
+def find(root: Path, step: int) -> Plan:
+    """The nearest way to a step.
+
+    Raises:
+        ReplayError: a file is missing; names it, the setting that keeps it, and the steps that can be computed again.
+    """
+    run = read_run(root)
+    attempt = trained_by(run.lineage, step)
+    lines = _lines(run.paths.metrics)
+    newest = max([*lines, *run.batches, *run.starts])
+    if step > newest or attempt is None:
+        raise ReplayError(
+            f"{run.trainer.name} has not trained step {step} yet; its newest is {newest}", exit_codes.USAGE
+        )
+    before = [start for start in run.starts if start < step]
+    begin = next(
+        (start for start in reversed(before) if all(n in run.batches for n in range(start + 1, step + 1))), None
+    )
+    if begin is None:
+        raise ReplayError(_missing(run, step, before[-1]))
+    start = next((c for c in run.checkpoints if c.step == begin), None)
+    path, origin = (None, run.lineage.origin) if start is None else (start.path, None)
+    if origin is not None:
+        path = Path(origin.path)
+    if path is not None:
+        _check(path, step)
+    end = next((c.path for c in run.checkpoints if c.step == step), None)
+    wanted = range(begin + 1, step + 1)
+    return Plan(
+        run,
+        step,
+        path,
+        begin,
+        origin,
+        tuple((number, run.batches[number]) for number in wanted),
+        end,
+        read_attempt(run.paths.attempt_file(attempt)),
+        {number: lines[number] for number in wanted if number in lines},
+    )
+
+
+def _missing(run: Recorded, step: int, start: int) -> str:
+    lacking = next(number for number in range(start + 1, step + 1) if number not in run.batches)
+    name = run.paths.batch(lacking, trained_by(run.lineage, lacking) or 1).relative_to(run.paths.root)
+    nearest = "the model" if start == 0 else f"the checkpoint of step {start}"
+    return (
+        f"step {step} cannot be computed again: {name} is not on the volume (the nearest start before it is {nearest}); "
+        f"{KEEP_BATCHES}; steps that can be computed again: {spans(run.possible())}"
+    )
+
+
+def spans(steps: Sequence[int]) -> str:
+    """Ascending steps in words: `3 to 6, 9`."""
+    found: list[list[int]] = []
+    for step in steps:
+        if found and found[-1][-1] == step - 1:
+            found[-1].append(step)
+        else:
+            found.append([step])
+    return ", ".join(f"{one[0]} to {one[-1]}" if len(one) > 1 else f"{one[0]}" for one in found) or "none"
+
+
+def _check(checkpoint: Path, step: int) -> None:
+    """Refuse a checkpoint that is not whole; its bytes are compared when it is read."""
+    try:
+        check_sizes(checkpoint, read_manifest(checkpoint).files)
+    except (ManifestError, OSError) as error:
+        raise ReplayError(f"step {step} cannot be computed again: {checkpoint} cannot be used: {error}") from None
+
+
+def _config(model: type[ConfigT], paths: RunPaths, attempt: int) -> ConfigT:
+    role = "trainer" if model is TrainerConfig else "orchestrator"
+    files = [paths.run_json, paths.logs(attempt, role) / "config.json"]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise ReplayError(
+            f"{paths.root} has neither run.json nor the {role}'s config.json, so its settings are not known"
+        )
+    try:
+        return load_file(model, file, section=role)
+    except ConfigError as error:
+        raise ReplayError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
+
+
+def _lines(path: Path) -> dict[int, MetricsLine]:
+    """Lines of `metrics.jsonl` by step, the last of each; one that is being written is left out."""
+    found: dict[int, MetricsLine] = {}
+    for line in _whole_lines(path):
+        try:
+            document = json.loads(line)
+            found[int(document["step"])] = document
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _whole_lines(path: Path) -> Iterable[str]:
+    return path.read_text(errors="replace").rpartition("\n")[0].splitlines() if path.is_file() else ()

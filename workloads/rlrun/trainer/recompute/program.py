@@ -1,0 +1,116 @@
+"""`--recompute`: steps of a run computed again by its own learner, in a folder of the caller's."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Batch
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
+from rlrun.trainer.checkpoints import dcp
+from rlrun.trainer.checkpoints.dcp import Part
+from rlrun.trainer.learning.batch_step import Steps
+from rlrun.trainer.learning.learner import make_learner
+from rlrun.trainer.learning.objective import bind_objective
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.train_step import parameter_checksum
+from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.shared_model import load_policy, model_source
+from rlrun.trainer.ranks.group import Group, process_group
+from rlrun.trainer.recompute.job import Job
+from rlrun.trainer.recompute.sample import Explained, Keeping, explain, sample_of
+from rlrun.trainer.recompute.weights import difference
+from rlrun.trainer.run import trained_parts
+
+
+def recompute(config: TrainerConfig, job: Job) -> int:
+    """Compute the steps and write the answer; every rank of the group calls it. Returns 0.
+
+    Args:
+        config: of the run, with a folder of the caller's in place of the run's.
+        job: what to compute.
+
+    Raises:
+        RoleError: a model, checkpoint or batch cannot be read.
+    """
+    with process_group(config.gpus_per_replica, config.parallelism) as group:
+        found = Recomputation(config, job, group).run()
+        if group.leads:
+            Path(job.output).write_text(json.dumps(found))
+        group.barrier()
+    return exit_codes.OK
+
+
+class Recomputation:
+    """A run's learner as it was before the first of the steps.
+
+    Args:
+        config: as of `recompute`.
+        job: what to compute.
+        group: every rank takes part.
+    """
+
+    def __init__(self, config: TrainerConfig, job: Job, group: Group) -> None:
+        self._job, self._group = job, group
+        self._loss = Keeping.of(bind_objective(config))
+        source = model_source(config, RunPaths(Path(config.output_dir)), group)
+        with_weights = config.lora is not None or job.start is None
+        self._policy = policy = load_policy(config, source, group, with_weights=with_weights)
+        policy.adapters.hold(config.name, config.lora)
+        lora.initialise(policy.module, config.seed)
+        optimizer = make_optimizer(policy.module, config.optimizer, group.device)
+        learner = make_learner(config, policy.module, optimizer, self._loss, source=policy.source, group=group)
+        self._parts: dict[str, Part] = trained_parts(learner)
+        self._steps = Steps(config, policy, learner)
+        progress = dcp.Progress()
+        if job.start is not None:
+            progress = dcp.load(self._parts, Path(job.start), say=logger.warning if group.leads else None)
+        self._skipped = 0 if job.origin else progress.skipped_steps
+
+    def run(self) -> dict[str, Any]:
+        """All steps; the answer."""
+        lines: list[dict[str, float | str]] = []
+        explained: Explained | None = None
+        for step, path in self._job.batches:
+            batch = self._steps.read(Path(path), step, written_by=None)
+            self._loss.kept.clear()
+            metrics = self._step(step, batch)
+            lines.append({"step": step} | metrics)
+            if self._group.leads:
+                logger.info(f"step {step}: loss {metrics['loss']:.6g}, grad_norm {metrics['grad_norm']:.6g}")
+            if step == self._job.batches[-1][0] and self._job.sample is not None:
+                explained = self._explained(step, batch)
+        answer: dict[str, Any] = {
+            "ranks": self._group.world_size,
+            "layout": str(self._group.dims),
+            "device": self._group.device.type,
+            "steps": lines,
+            "sample": explained,
+            "weights": None,
+        }
+        if self._job.end is not None:
+            answer["weights"] = difference(self._parts, Path(self._job.end), self._group)
+        return answer
+
+    def _step(self, step: int, batch: Batch) -> dict[str, float]:
+        """Train a step as `Run.step` does; its metrics."""
+        metrics = self._steps.train(step, batch, lambda: None)
+        self._skipped += int(metrics.pop("skipped"))
+        metrics["skipped_steps"] = float(self._skipped)
+        metrics["param_checksum"] = parameter_checksum(self._policy.module)
+        if batch.validation is not None and batch.validation.after and Path(batch.validation.path).is_dir():
+            metrics |= self._steps.validate(batch.validation)
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def _explained(self, step: int, batch: Batch) -> Explained | None:
+        """The explanation by the rank that trains on the sample, on all ranks."""
+        assert self._job.sample is not None
+        found = explain(self._loss, self._steps.updates(batch), sample_of(batch, self._job.sample))
+        has = self._group.maxima({"rank": float(self._group.rank) if found is not None else -1.0})["rank"]
+        return None if has < 0 else self._group.broadcast(found, root=int(has))

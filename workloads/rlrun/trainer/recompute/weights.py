@@ -1,0 +1,55 @@
+"""Comparison of trained values with those of a checkpoint, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlrun.trainer.checkpoints.dcp import Part, Progress, load, snapshot
+from rlrun.trainer.modeling.shard import local_part
+from rlrun.trainer.ranks.group import Group
+
+
+def difference(parts: Mapping[str, Part], checkpoint: Path, group: Group) -> dict[str, float]:
+    """Load a checkpoint over what is trained, and count what changes. The parts hold its values afterwards.
+
+    Args:
+        parts: what is trained, by name.
+        checkpoint: of the same run and step.
+        group: every rank takes part.
+
+    Returns:
+        `tensors` and `different` (tensors with another bit), both of parameters and optimizers and summed over ranks; `largest`, the
+        largest absolute difference.
+    """
+    before = {name: tensor.clone() for name, tensor in _tensors(parts)}
+    load(parts, checkpoint)
+    counts = {"tensors": 0.0, "different": 0.0}
+    largest = 0.0
+    for name, stored in _tensors(parts):
+        found = before[name]
+        counts["tensors"] += 1
+        if not torch.equal(found, stored):
+            counts["different"] += 1
+            largest = max(largest, float((found.double() - stored.double()).abs().max()))
+    return group.sums(counts) | group.maxima({"largest": largest})
+
+
+def _tensors(parts: Mapping[str, Part]) -> list[tuple[str, Tensor]]:
+    state = snapshot(parts, Progress())
+    return [
+        (name, local_part(value.detach()))
+        for name, value in _leaves("", {key: value for key, value in state.items() if key != "progress"})
+    ]
+
+
+def _leaves(path: str, value: Any) -> list[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        return [(path, value)]
+    if isinstance(value, dict):
+        return [leaf for key, one in value.items() for leaf in _leaves(f"{path}/{key}", one)]
+    return []
