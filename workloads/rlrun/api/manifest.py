@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from rlrun.api.resource import API_VERSION, KIND, RLRun
+from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
 from rlrun.api.variation import Variation
 from rlrun.config.loading.examine import Examined, examine
 from rlrun.config.loading.files import read_text
@@ -64,6 +64,21 @@ def examine_manifest(text: str, source: str, variation: Variation | None = None)
     if variation is not None:
         layer = variation.over(layer)
     return examine(RLRun, layer), layer
+
+
+def manifest_text(spec: RLRunSpec, name: str) -> str:
+    """A manifest of what a user has set, as YAML; without the variables of pods, whose values may be secrets.
+
+    Args:
+        spec: of the run.
+        name: of the run.
+    """
+    import yaml
+
+    pods = {role: {"env", "env_from"} for role in ("trainer", "inference", "orchestrator")}
+    written = spec.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=pods)
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": written}
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 
 def _the_run(documents: list[Document], source: str) -> Document:

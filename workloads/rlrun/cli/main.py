@@ -72,6 +72,7 @@ COMMANDS = {
     "compare": Command("show runs beside each other", _Later("runs.compare:run_compare")),
     "plot": Command("draw a metric of runs", _Later("runs.plot:run_plot")),
     "replay": Command("compute a step of a run again, and explain a sample", _Later("runs.replay:run_replay")),
+    "fork": Command("begin a new run from a checkpoint of another one", _Later("runs.fork:run_fork")),
     "ui": Command("serve a web page of runs in folders", _Later("runs.ui:run_ui")),
     "ui-team": Command("serve the web page of a team, in a pod of its cluster", _Later("runs.ui_team:run_ui_team")),
     "pull": Command("copy a model, checkpoint, traces, metrics or logs out of a cluster", _Later("runs.pull:run_pull")),

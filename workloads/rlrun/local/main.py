@@ -18,6 +18,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from rlrun.api.manifest import manifest_text
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation, field_options, take_variation
@@ -228,6 +229,7 @@ def _run(call: _Call, held: ExitStack) -> int:
     _check_folder(call, config)
     configs = _with_place(call, config, place)
     files = _write(call.paths, configs)
+    write_bytes(call.paths.manifest, manifest_text(call.spec, call.name).encode())
     attempt = next_number(call.paths)
     if place.host is None:
         prepare_model(config, files[0], call.paths, attempt, call.console, lambda: bool(call.interrupted))

@@ -75,6 +75,16 @@ class RunPaths:
         return self.root / "launcher.json"
 
     @property
+    def manifest(self) -> Path:
+        """What the user of `rlrun local` has set, as a manifest; `rlrun fork` begins with it."""
+        return self.root / "manifest.yaml"
+
+    @property
+    def fork(self) -> Path:
+        """The run and step that this run was forked from; see `protocol.files.forked`."""
+        return self.root / "fork.json"
+
+    @property
     def model(self) -> Path:
         """The tiny model, when the manifest asks for one."""
         return self.root / "model"

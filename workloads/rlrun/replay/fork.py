@@ -1,0 +1,243 @@
+"""A new run that begins in the state of another one: its own folder with a copy of a checkpoint, its own manifest, its own lineage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rlrun.api.manifest import manifest_text, parse_manifest
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.api.variation import Variation
+from rlrun.config.loading.files import read_text
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.schema import snake
+from rlrun.local.judge import judge_manifest, stopped
+from rlrun.protocol.files.attempts import Attempt, next_attempt, read_attempt
+from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, ManifestError, read_manifest, verify
+from rlrun.protocol.files.durable import new_folder
+from rlrun.protocol.files.forked import ForkedFrom, fork_document
+from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.replay.find import Recorded, ReplayError, read_run
+from rlrun.runtime import exit_codes
+
+FIXED: Mapping[str, str] = {
+    "task": "the state is of this task",
+    "model": "the state is of this model's weights",
+    "trainer.lora": "the state is of these adapters",
+    "trainer.sharedWith": "the state is of a trainer of the run's own",
+    "trainer.optimizer.name": "the state is this optimizer's",
+    "trainer.optimizer.moments": "the state has the moments in this format",
+}
+"""Fields that a state cannot be without, and why."""
+_RESUME = "checkpoint.resume"
+"""Says where a run begins: a fork begins with its checkpoint."""
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A run that is ready to start."""
+
+    name: str
+    folder: Path
+    origin: ForkedFrom
+
+
+def fork(
+    root: Path,
+    *,
+    step: int | None,
+    changes: Sequence[str] = (),
+    name: str | None = None,
+    folder: Path | None = None,
+    manifest: Path | None = None,
+) -> Forked:
+    """Make the folder of a new run from a checkpoint of another one, which is only read.
+
+    Args:
+        root: the other run's folder.
+        step: of the checkpoint; None: the newest complete one.
+        changes: `a.b=c`, fields of `spec`.
+        name: of the new run; default: `<run>-<step>`.
+        folder: the new run's; default: `runs/<name>`.
+        manifest: of the other run, where its folder has none.
+
+    Raises:
+        ReplayError: there is no such checkpoint, it is damaged, a change does not go with a state, or the folder is taken.
+        ConfigError: a change is none of the manifest.
+        OSError: the folder cannot be written.
+    """
+    run = read_run(root)
+    checkpoint = _checkpoint(run, step)
+    chosen = name or _default_name(run.trainer.name, checkpoint.step)
+    target = (folder or Path("runs") / chosen).absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ReplayError(f"{target} is there already; name a new --folder, or another --name", exit_codes.USAGE)
+    before, after = _specs(run.paths, chosen, changes, manifest)
+    changed = _changed(before, after)
+    _refuse(changed, after, checkpoint.step)
+    words = tuple(f"{path} {_shown(old)} -> {_shown(new)}" for path, (old, new) in changed.items())
+    origin = ForkedFrom(
+        run.trainer.name, run.trainer.uid, checkpoint.step, checkpoint.attempt, str(run.paths.root.absolute()), words
+    )
+    _write(run, checkpoint, target, chosen, after, origin)
+    return Forked(chosen, target, origin)
+
+
+def _default_name(name: str, step: int) -> str:
+    suffix = f"-{step}"
+    return name[: 40 - len(suffix)].rstrip("-") + suffix
+
+
+def _checkpoint(run: Recorded, step: int | None) -> Artifact:
+    """The complete checkpoint of a step, with all parts, whole."""
+    steps = [one.step for one in run.checkpoints]
+    known = (
+        f"complete checkpoints are of steps {', '.join(map(str, steps))}" if steps else "it has no complete checkpoint"
+    )
+    found = next((one for one in run.checkpoints if one.step == (steps[-1] if step is None else step)), None)
+    if found is None:
+        nearest = max((one for one in steps if step is not None and one < step), default=None)
+        offer = "" if nearest is None else f"; the nearest before it is --step {nearest}"
+        raise ReplayError(
+            f"{run.trainer.name} has no complete checkpoint of step {step}: {known}{offer}; "
+            "checkpoint.interval says how often one is made, keepLast and keepInterval which are kept",
+            exit_codes.USAGE,
+        )
+    try:
+        manifest = read_manifest(found.path)
+        verify(found.path, manifest)
+    except (ManifestError, OSError) as error:
+        raise ReplayError(f"the checkpoint of step {found.step} cannot be used: {error}") from None
+    if not any(entry.path.startswith(f"{ORCHESTRATOR_PART}/") for entry in manifest.files):
+        raise ReplayError(
+            f"{found.path.name} has no {ORCHESTRATOR_PART} part: no orchestrator took part, so none can go on"
+        )
+    return found
+
+
+def _specs(paths: RunPaths, name: str, changes: Sequence[str], manifest: Path | None) -> tuple[RLRunSpec, RLRunSpec]:
+    """The specification of the run, and that of its fork; problems of the latter are printed."""
+    file = manifest or paths.manifest
+    if not file.is_file():
+        raise ReplayError(
+            f"there is no {file}: a run keeps its manifest from this release on; name that of {paths.root} with --manifest FILE",
+            exit_codes.USAGE,
+        )
+    text = read_text(file)
+    before = parse_manifest(text, str(file))[0].spec
+    judged = judge_manifest(text, str(file), here=True, variation=Variation(_options(changes)))
+    code = stopped(judged)
+    if code is not None or judged.run is None:
+        raise ReplayError(
+            "nothing is made: the changes above do not go with the manifest", code or exit_codes.CONFIGURATION
+        )
+    spec = judged.run.spec
+    checkpoint = spec.checkpoint.model_dump(exclude_unset=True, exclude={"resume"})
+    return before, spec.model_copy(update={"checkpoint": type(spec.checkpoint).model_validate(checkpoint)})
+
+
+def _options(changes: Sequence[str]) -> list[str]:
+    """Options of `a.b=c`, as a command line has them."""
+    found: list[str] = []
+    for change in changes:
+        path, equals, value = change.partition("=")
+        if not equals or not path:
+            raise ReplayError(f"--set {change}: write FIELD=VALUE, such as trainer.optimizer.lr=1e-5", exit_codes.USAGE)
+        found += [
+            f"--{'.'.join(snake(part).replace('_', '-') for part in path.removeprefix('spec.').split('.'))}",
+            value,
+        ]
+    return found
+
+
+Changes = dict[str, tuple[object, object]]
+
+
+def _changed(before: RLRunSpec, after: RLRunSpec) -> Changes:
+    """Fields of the fork that differ, by their path in YAML, with both values."""
+    one, other = (spec.model_dump(mode="json", by_alias=True) for spec in (before, after))
+    return {path: values for path, *values in _differing("", one, other) if not path.startswith(_RESUME)}  # type: ignore[misc]
+
+
+def _differing(path: str, one: object, other: object) -> Iterator[tuple[str, object, object]]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in dict.fromkeys([*one, *other]):
+            yield from _differing(f"{path}.{key}" if path else str(key), one.get(key), other.get(key))
+    elif one != other:
+        yield path, one, other
+
+
+def _refuse(changed: Changes, after: RLRunSpec, step: int) -> None:
+    for path in changed:
+        fixed = next((field for field in FIXED if path == field or path.startswith(f"{field}.")), None)
+        if fixed is not None:
+            raise ReplayError(
+                f"{path} cannot be changed: {FIXED[fixed]}; begin a run of its own, without a state",
+                exit_codes.CONFIGURATION,
+            )
+    if after.max_steps <= step:
+        raise ReplayError(
+            f"maxSteps is {after.max_steps}, and the checkpoint is of step {step}: nothing is left to train; "
+            f"add --set maxSteps={step * 2}",
+            exit_codes.CONFIGURATION,
+        )
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)[:80]
+
+
+def _write(run: Recorded, checkpoint: Artifact, target: Path, name: str, spec: RLRunSpec, origin: ForkedFrom) -> None:
+    """Write the folder; it appears when it is whole."""
+    uid = str(uuid.uuid4())
+    config = resolve(spec, name=name, uid=uid, output_dir=str(target))
+    with new_folder(target) as made:
+        paths = RunPaths(made)
+        paths.manifest.write_text(manifest_text(spec, name))
+        paths.run_json.write_text(config.model_dump_json(indent=1, by_alias=False) + "\n")
+        paths.fork.write_text(fork_document(origin))
+        paths.attempts.mkdir()
+        attempt = _lineage(run, checkpoint, uid)
+        paths.attempt_file(attempt.attempt).write_text(json.dumps(asdict(attempt)))
+        copied = paths.checkpoint(checkpoint.step, checkpoint.attempt)
+        # Copies, not links: retention of either run deletes names only, but a damaged block would be both runs' loss.
+        shutil.copytree(checkpoint.path, copied)
+        for source in (run.paths.model, run.paths.revisions):
+            if source.is_dir():
+                shutil.copytree(source, made / source.name)
+        paths.metrics.write_text("".join(_lines(run.paths.metrics, checkpoint.step)))
+        try:
+            verify(copied, read_manifest(copied))
+        except ManifestError as error:
+            raise ReplayError(f"{checkpoint.path} changed while it was copied: {error}") from None
+
+
+def _lineage(run: Recorded, checkpoint: Artifact, uid: str) -> Attempt:
+    """The attempt of the new folder that owns the checkpoint, and nothing after it."""
+    wrote = read_attempt(run.paths.attempt_file(checkpoint.attempt))
+    cut = next_attempt(
+        wrote,
+        checkpoint.step,
+        attempt=checkpoint.attempt + 1,
+        world_size=wrote.world_size,
+        config_hash=wrote.config_hash,
+    )
+    return replace(wrote, lineage=cut.lineage[:-1], uid=uid)
+
+
+def _lines(path: Path, through: int) -> Iterator[str]:
+    """Whole lines of `metrics.jsonl` up to a step."""
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            if int(json.loads(line)["step"]) <= through:
+                yield line + "\n"
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+__all__ = ["FIXED", "ConfigError", "Forked", "fork"]
