@@ -1,0 +1,192 @@
+"""A step computed again in this process: equal to what the run wrote, bit for bit, with the run's folder as it was; a sample explained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlrun.algorithms import LOSSES, Mixture, Objective
+from rlrun.config.algorithm.names import LOSS_ENTRIES
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.companions import CriticConfig
+from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.config.models.run import fingerprint
+from rlrun.protocol.files.attempts import first_attempt, write_attempt
+from rlrun.protocol.files.batch import Batch, read_batch, write_batch
+from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.replay.again import replay
+from rlrun.runtime import exit_codes
+from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.objective import bind_objective
+from rlrun.trainer.modeling.shared_model import load_policy
+from rlrun.trainer.process import Link, Process
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.recompute.job import Job
+from rlrun.trainer.recompute.program import Recomputation
+from rlrun.trainer.recompute.sample import Keeping, explain
+from rlrun.trainer.run import Run
+
+STEPS = 4
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "updates": {"updates_per_step": 2, "algorithm": AlgorithmConfig(preset="decoupled_ppo")},
+    "lora": {"lora": LoRAConfig(rank=2)},
+    "critic": {"algorithm": AlgorithmConfig(preset="ppo", critic=CriticConfig())},
+    "sft": {"task": "SFT", "algorithm": AlgorithmConfig(preset="sft")},
+}
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, source: Path, solo: Group, rewarded: Callable[..., Batch]) -> Callable[..., RunPaths]:
+    """A run that has trained its steps on recorded batches, with checkpoints of steps 2 and 4."""
+
+    def make(**changes: Any) -> RunPaths:
+        root = tmp_path / "run"
+        values: dict[str, Any] = {
+            "name": "test",
+            "uid": "uid",
+            "output_dir": str(root),
+            "model": ModelConfig(path=str(source), dtype="float32"),
+            "max_steps": STEPS,
+            "seq_len": 32,
+            "seed": 0,
+            "algorithm": AlgorithmConfig(),
+            "optimizer": OptimizerConfig(lr=1e-2),
+            "checkpoint": CheckpointConfig(interval=2, save_async=False),
+        }
+        config, paths = TrainerConfig(**values | changes), RunPaths(root)
+        attempt = first_attempt(world_size=1, config_hash=fingerprint(config))
+        write_attempt(paths, attempt)
+        paths.run_json.write_text(json.dumps({"trainer": config.model_dump(mode="json")}))
+        policy = load_policy(config, str(source), solo, with_weights=True)
+        process = Process(policy, lambda: None, lambda *_: None)
+        run = Run(config, attempt, bind_objective(config), process, Link(replay=True), output_dir=root)
+        run.begin()
+        for step in range(1, STEPS + 1):
+            write_batch(paths.batch(step, 1), rewarded((9, 4, 13, 6), step=step))
+            run.step(paths.batch(step, 1))
+        run.close(wait=True)
+        for step in (2, 4):  # as the completing thread writes them once it is allowed to
+            folder = paths.checkpoint(step, 1)
+            write_manifest(folder, Manifest(step, 1, 1, "h", tuple(describe(folder, folder / "trainer")), 0.0))
+        return paths
+
+    return make
+
+
+@pytest.fixture
+def here(solo: Group) -> Callable[[TrainerConfig, Path, Job], None]:
+    """Computes in this process what ranks of their own would."""
+
+    def start(config: TrainerConfig, file: Path, job: Job) -> None:
+        moved = config.model_copy(update={"output_dir": str(file.parent)})
+        Path(job.output).write_text(json.dumps(Recomputation(moved, Job.read(job.words()[1]), solo).run()))
+
+    return start
+
+
+def content(root: Path) -> dict[str, str]:
+    """Every file, with a digest of its bytes."""
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_step_is_the_same_bit_for_bit_and_nothing_is_written(
+    kind: str, make_run: Callable[..., RunPaths], here: Callable[..., None]
+) -> None:
+    paths = make_run(**RUNS[kind])
+    before = content(paths.root)
+    found = replay(paths.root, 4, sample="2", start=here)
+    assert content(paths.root) == before
+    assert found.code == exit_codes.OK, found.text()
+    assert found.plan.start == paths.checkpoint(2, 1)
+    verdicts = {row.name: row.verdict for row in found.rows}
+    assert verdicts["loss"] == verdicts["grad_norm"] == verdicts["param_checksum"] == "equal"
+    assert {*verdicts.values()} == {"equal"}
+    assert found.weights is not None
+    assert found.weights["different"] == 0 < found.weights["tensors"]
+    assert "step 4 is the same, bit for bit" in found.text()
+    assert found.objective is not None
+    assert len(found.objective["positions"]) == 11
+    assert found.document()["equal"] is True
+
+
+def test_from_the_model_and_a_changed_batch_is_found_out(
+    make_run: Callable[..., RunPaths], here: Callable[..., None]
+) -> None:
+    paths = make_run()
+    assert replay(paths.root, 1, start=here).code == exit_codes.OK
+    batch = paths.batch(3, 1)
+    whole = read_batch(batch)
+    first, *others = whole.samples
+    first = replace(first, advantages=first.advantages + first.loss_mask)
+    changed = replace(whole, samples=(first, *others))
+    write_batch(batch, changed)
+    found = replay(paths.root, 4, start=here)
+    assert found.code == exit_codes.FAILURE
+    assert "step 3 already: loss is different: by" in found.text()
+    assert "step 4 is DIFFERENT" in found.text()
+
+
+def test_without_anything_to_compare_with(make_run: Callable[..., RunPaths], here: Callable[..., None]) -> None:
+    paths = make_run()
+    paths.metrics.write_text(
+        "".join(line + "\n" for line in paths.metrics.read_text().splitlines() if '"step": 3' not in line)
+    )
+    found = replay(paths.root, 3, start=here)
+    assert found.code == exit_codes.DATA
+    assert "nothing of it to compare with" in found.text()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_terms_of_samples_add_up_to_the_loss_and_its_gradient(name: str, rewarded: Callable[..., Batch]) -> None:
+    batch, rng = rewarded((9, 4, 13, 6)), np.random.default_rng(0)
+    reads = "proximal_logprobs" in LOSS_ENTRIES[name].reads
+    loss = Keeping.of(Mixture(Objective(name, proximal="recompute" if reads else "inference")))
+    mask = torch.tensor(np.concatenate([sample.loss_mask for sample in batch.samples]))
+    values: dict[str, Tensor] = {
+        key: torch.tensor(np.where(mask, -rng.random(len(mask)) - 1, 0), dtype=torch.float32)
+        for key in ("now", "inference_logprobs", "proximal_logprobs", "reference_logprobs")
+    }
+    now = values.pop("now").requires_grad_()
+    lengths, environments = [len(sample) for sample in batch.samples], ["random"] * 4
+    output = loss(
+        now,
+        mask=mask,
+        sequence_lengths=lengths,
+        environments=environments,
+        divisors=loss.divisors(mask, lengths, environments),
+        entropy=torch.zeros_like(now),
+        advantages=torch.tensor(np.concatenate([sample.advantages for sample in batch.samples])),
+        versions=torch.zeros(len(mask), dtype=torch.long),
+        policy_version=0,
+        **values,
+    )
+    output.loss.backward()
+    found = [explain(loss, [Update(batch, [tuple(range(4))])], sample) for sample in batch.samples]
+    assert all(one is not None and one["loss"] == name for one in found)
+    share = sum(sum(one["tokens"]["share_of_loss"]) for one in found if one is not None)
+    assert share == pytest.approx(float(output.loss.detach()), rel=1e-5, abs=1e-7)
+    slopes = [slope for one in found if one is not None for slope in one["tokens"]["slope"]]
+    assert now.grad is not None
+    torch.testing.assert_close(torch.tensor(slopes), now.grad[mask], rtol=1e-5, atol=1e-7)
+
+
+def test_a_sample_of_another_rank_is_not_explained(
+    rewarded: Callable[..., Batch], make_model: Callable[..., nn.Module]
+) -> None:
+    batch = rewarded((9, 4))
+    assert explain(Keeping.of(Mixture(Objective())), [Update(batch, [(0,)])], batch.samples[1]) is None

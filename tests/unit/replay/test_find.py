@@ -1,0 +1,150 @@
+"""What a step is computed from: the nearest start of the lineage, or one line on what is missing and what keeps it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.config.models.run import fingerprint
+from rlrun.protocol.files.attempts import first_attempt, next_attempt, write_attempt
+from rlrun.protocol.files.batch import Batch, Sample, write_batch
+from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.replay.compare import rows, table, weights_verdict
+from rlrun.replay.find import ReplayError, find, read_run, spans
+from rlrun.replay.sample import index_of
+from rlrun.runtime import exit_codes
+
+
+def config(root: Path, **changes: Any) -> TrainerConfig:
+    values: dict[str, Any] = {
+        "name": "run",
+        "uid": "uid",
+        "output_dir": str(root),
+        "model": ModelConfig(path="tiny", dtype="float32"),
+        "max_steps": 20,
+        "seq_len": 32,
+        "seed": 0,
+        "algorithm": AlgorithmConfig(),
+        "checkpoint": CheckpointConfig(),
+    }
+    return TrainerConfig(**values | changes)
+
+
+def sample(task: str, rollout: int) -> Sample:
+    mask = np.array([False, True])
+    zeros = np.zeros(2, np.float32)
+    return Sample(
+        np.zeros(2, np.int32), mask, zeros, np.array([-1, 0], np.int32), zeros, 1.0, "a", task, 4, rollout, 0, 0.5
+    )
+
+
+def checkpoint(paths: RunPaths, step: int, attempt: int) -> None:
+    folder = paths.checkpoint(step, attempt)
+    (folder / "trainer").mkdir(parents=True)
+    (folder / "trainer" / "shard").write_text("x")
+    write_manifest(folder, Manifest(step, attempt, 1, "h", tuple(describe(folder, folder / "trainer")), 0.0))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """Attempt 1 trained 1 to 9 and saved 4 and 8; attempt 2 went on from 4, and has trained 5 to 7. Batches are there from 5 on."""
+    made = RunPaths(tmp_path / "run")
+    made.attempts.mkdir(parents=True)
+    made.run_json.write_text(json.dumps({"trainer": config(made.root).model_dump(mode="json")}))
+    first = first_attempt(world_size=2, config_hash=fingerprint(config(made.root)))
+    write_attempt(made, first)
+    write_attempt(made, next_attempt(first, 4, attempt=2, world_size=1, config_hash="other"))
+    for step, attempt in ((4, 1), (8, 1), (6, 2)):
+        checkpoint(made, step, attempt)
+    for step, attempt in ((5, 1), (9, 1), (5, 2), (6, 2), (7, 2)):
+        write_batch(made.batch(step, attempt), Batch(step, attempt, (sample("t", 0),)))
+    made.metrics.write_text("".join(json.dumps({"step": n, "loss": n / 2}) + "\n" for n in range(1, 8)) + '{"step": 8')
+    return made
+
+
+def test_the_nearest_start_of_the_lineage(paths: RunPaths) -> None:
+    plan = find(paths.root, 7)
+    assert (plan.start, plan.start_step) == (paths.checkpoint(6, 2), 6)
+    assert plan.batches == ((7, paths.batch(7, 2)),)
+    assert (plan.attempt.attempt, plan.end, plan.reconfigured) == (2, None, True)
+    assert plan.lines == {7: {"step": 7, "loss": 3.5}}
+    plan = find(paths.root, 6)
+    assert (plan.start, plan.end) == (paths.checkpoint(4, 1), paths.checkpoint(6, 2))
+    assert plan.batches == ((5, paths.batch(5, 2)), (6, paths.batch(6, 2)))
+
+
+def test_a_missing_batch_is_named_with_what_keeps_it(paths: RunPaths) -> None:
+    with pytest.raises(ReplayError, match=r"rollouts/step_00000001\.a0001 is not on the volume") as error:
+        find(paths.root, 3)
+    assert error.value.code == exit_codes.DATA
+    assert "orchestrator.recordRollouts: true keeps all of them" in str(error.value)
+    assert "can be computed again: 5 to 7" in str(error.value)
+
+
+def test_a_damaged_checkpoint_is_named(paths: RunPaths) -> None:
+    (paths.checkpoint(6, 2) / "trainer" / "shard").unlink()
+    with pytest.raises(ReplayError, match=r"step_00000006.a0002: trainer/shard is missing"):
+        find(paths.root, 7)
+
+
+def test_a_step_that_is_not_trained_yet(paths: RunPaths) -> None:
+    with pytest.raises(ReplayError, match="has not trained step 9 yet; its newest is 7") as error:
+        find(paths.root, 9)
+    assert error.value.code == exit_codes.USAGE
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task": "Eval"}, "trains nothing"),
+        ({"shared_with": "host", "lora": LoRAConfig()}, "is trained by host"),
+    ],
+)
+def test_a_run_without_steps_of_its_own_is_refused(paths: RunPaths, changes: dict[str, Any], said: str) -> None:
+    paths.run_json.write_text(json.dumps({"trainer": config(paths.root, **changes).model_dump(mode="json")}))
+    with pytest.raises(ReplayError, match=said):
+        read_run(paths.root)
+
+
+def test_no_run_and_no_settings(tmp_path: Path, paths: RunPaths) -> None:
+    with pytest.raises(ReplayError, match="holds no run"):
+        read_run(tmp_path)
+    paths.run_json.unlink()
+    with pytest.raises(ReplayError, match=r"has neither run\.json nor the trainer's config\.json"):
+        read_run(paths.root)
+
+
+def test_a_sample_has_three_names() -> None:
+    batch = Batch(3, 1, (sample("t", 0), sample("t", 1), sample("u", 2)))
+    assert [index_of(batch, word) for word in ("1", "4/1", "u")] == [1, 1, 2]
+    for word, said in (("t", r"names 2 samples: 0 \(4/0\), 1 \(4/1\)"), ("7", "name an index from 0 to 2")):
+        with pytest.raises(ReplayError, match=said):
+            index_of(batch, word)
+
+
+def test_bits_are_compared_where_they_can_be_equal() -> None:
+    stored = {"loss": 1.0, "grad_norm": 2.0, "param_checksum": 5.0, "entropy": 0.0}
+    computed = {"loss": 1.0, "grad_norm": 2.0005, "param_checksum": 6.0, "entropy": 1e-6, "time/step": 1.0, "new": 1.0}
+    exact = rows(3, stored, computed, tolerance=None)
+    assert [row.name for row in exact] == ["loss", "grad_norm", "param_checksum", "entropy", "new"]
+    assert [row.verdict for row in exact] == ["equal", "different", "different", "different", "unknown"]
+    near = rows(3, stored, computed, tolerance=1e-3)
+    assert [row.verdict for row in near] == ["equal", "within", "unknown", "within", "unknown"]
+    assert [row.verdict for row in rows(3, stored, {"loss": 1.1}, tolerance=1e-3)] == ["different"]
+    assert "within the tolerance: by 0.0005" in table(near)[2]
+    assert weights_verdict({"different": 1, "largest": 1e-7}, tolerance=None) == "different"
+    assert weights_verdict({"different": 1, "largest": 1e-7}, tolerance=1e-3) == "within"
+
+
+def test_steps_in_words() -> None:
+    assert (spans([1, 2, 3, 7]), spans([])) == ("1 to 3, 7", "none")
