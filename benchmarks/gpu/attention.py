@@ -8,12 +8,12 @@ from functools import partial
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlrun.trainer.modeling.attention.choose import AttentionError, Needs, choose
+from rlrun.fit.kernel_choice import AttentionError, Needs, choose
+from rlrun.fit.kernel_table import Kernel as Name
 from rlrun.trainer.modeling.attention.compute import attend
 from rlrun.trainer.modeling.attention.layout import Layout
 from rlrun.trainer.modeling.attention.machine import machine
 from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.attention.table import Kernel as Name
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Layout], Tensor]
 

@@ -12,6 +12,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlrun.algorithms import Mixture, Objective
 from rlrun.config.models.learning import OptimizerConfig
+from rlrun.fit.kernel_choice import AttentionError, Needs, choose
+from rlrun.fit.kernel_table import BACKENDS
 from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.learning.forward import token_statistics
@@ -21,11 +23,9 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import packed_attention as attention
-from rlrun.trainer.modeling.attention.choose import AttentionError, Needs, choose
 from rlrun.trainer.modeling.attention.compute import attend
 from rlrun.trainer.modeling.attention.machine import machine
 from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.attention.table import BACKENDS
 from rlrun.trainer.modeling.packed_attention import layout, packed_attention
 from rlrun.trainer.modeling.shard import Memory, shard
 from rlrun.trainer.ranks.group import Group

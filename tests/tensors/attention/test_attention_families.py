@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from rlrun.config.models.model import ModelConfig
+from rlrun.fit.kernel_choice import Machine, Needs
+from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import load_weights, packed_attention
-from rlrun.trainer.modeling.attention.choose import Machine, Needs
 from rlrun.trainer.modeling.attention.select import needs_of, select
-from rlrun.trainer.modeling.attention.table import BACKENDS, Feature, Kernel
 from rlrun.trainer.modeling.small_model import small_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.attention import stand_ins

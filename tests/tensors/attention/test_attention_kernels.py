@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
 from rlrun.trainer.modeling.attention import blocks, flash, flex
 from rlrun.trainer.modeling.attention.compute import FUNCTIONS, attend
 from rlrun.trainer.modeling.attention.layout import Segments, layout
 from rlrun.trainer.modeling.attention.scores import Scores, dense
-from rlrun.trainer.modeling.attention.table import BACKENDS, Feature, Kernel
 from tests.tensors.attention import stand_ins
 
 CPU = torch.device("cpu")

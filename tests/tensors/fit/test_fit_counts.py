@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from rlrun.config.families import FAMILIES
 from rlrun.fit import trainer
 from rlrun.fit.activations import layer_activations, outside_layers
 from rlrun.fit.architecture import from_config
@@ -82,3 +84,20 @@ def test_activations_are_those_that_autograd_saves(kind: str, dtype: torch.dtype
 def test_constants_are_those_of_the_trainer() -> None:
     assert lm_head.CHUNK_BYTES["cuda"] == trainer.HEAD_CHUNK_BYTES
     assert lm_head.KEPT_BYTES["cuda"] == 0  # else the kept ones have to be counted
+
+
+def test_a_model_of_text_and_images_has_the_type_that_the_trainer_sees() -> None:
+    """Of all architectures in transformers whose text the trainer divides."""
+    seen = {}
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            config = AutoConfig.for_model(kind)
+        except Exception:  # it cannot be made of defaults
+            continue
+        text = config.get_text_config()
+        if text is config or text.model_type not in FAMILIES:
+            continue
+        trained = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].config_class.model_type
+        seen[kind] = (trained, from_config(config.to_dict()).trained_type)
+    assert "gemma3" in seen
+    assert all(trained == found for trained, found in seen.values()), seen

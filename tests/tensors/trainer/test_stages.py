@@ -102,5 +102,5 @@ def test_a_critic_needs_whole_models(tmp_path: Path) -> None:
         parallelism=ParallelismConfig(pp=2),
         algorithm=AlgorithmConfig(preset="ppo", critic=CriticConfig()),
     )
-    with pytest.raises(RoleError, match=r"algorithm\.critic does not go with parallelism\.pp \(2\)"):
+    with pytest.raises(RoleError, match=r"trainer\.parallelism\.pp \(2\) does not go with algorithm\.critic"):
         check_layout(config)

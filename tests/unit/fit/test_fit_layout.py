@@ -46,8 +46,32 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
             "pp",
             r"2 does not go with algorithm\.critic, .*set pp: 1",
         ),
-        (QWEN3, trainer(2, ep=2), "ep", "2: the model has no experts; set ep: 1"),
+        (QWEN3, trainer(2, ep=2), "ep", "2 is for models with experts, and the model has no experts; set ep: 1"),
         (MIXTURE, trainer(24, ep=3), "ep", r"3 times tp \(1\) must divide the model's experts \(128\)"),
+        (
+            dataclasses.replace(MIXTURE, experts=6),
+            trainer(4, tp=4),
+            "tp",
+            r"4 times ep \(1\) must divide the model's experts \(6\); lower ep or tp",
+        ),
+        (
+            dataclasses.replace(MIXTURE, dense_widths=(1023,)),
+            trainer(2, tp=2),
+            "tp",
+            r"2 must divide the model's intermediate size \(1023\)",
+        ),
+        (
+            QWEN3,
+            {"trainer": {"gpusPerReplica": 2, "compile": True, "parallelism": {"tp": 2}}},
+            "compile",
+            r"true does not go with trainer\.parallelism\.tp \(2\): .*set compile: false or tp: 1",
+        ),
+        (
+            QWEN3,
+            {"trainer": {"gpusPerReplica": 2, "attention": "cudnn", "parallelism": {"cp": 2}}},
+            "attention",
+            r"cudnn: .* has rows that ranks share \(parallelism\.cp\), which cudnn does not compute; set attention: auto",
+        ),
         (
             QWEN3,
             {"inference": {"tensorParallel": 3}},
@@ -66,6 +90,50 @@ def test_a_layout_that_can_be() -> None:
     assert not [*layout_problems(spec(**trainer(8, tp=2, cp=2)), QWEN3, QWEN3)]
     assert not [*layout_problems(spec(**trainer(8, ep=8)), MIXTURE, None)]
     assert not [*layout_problems(spec(**trainer(8, pp=2)), QWEN2, None)]
+
+
+def test_a_model_of_text_and_images_is_divided_as_the_trainer_knows_it() -> None:
+    """The trainer refuses Gemma 3 with images, whose text alone it divides."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text = {"model_type": "gemma3_text", "intermediate_size": 128, "vocab_size": 100} | sizes
+    with_images = from_config({"model_type": "gemma3", "text_config": text})
+    for field in ("tp", "cp"):
+        run = spec(**trainer(2, **{field: 2}), inference={"maxModelLen": 2048})
+        ((key, said),) = layout_problems(run, with_images, None)
+        assert key == ("trainer", "parallelism", field)
+        assert said.startswith("2 is for the model types ")
+        assert said.endswith("the model is of type gemma3; set " + field + ": 1 and share it by dpShard")
+        assert not [*layout_problems(run, from_config(text), None)]
+
+
+def test_a_frozen_model_is_divided_as_the_policy_is() -> None:
+    run = spec(**trainer(8, tp=8), algorithm={"preset": "distill", "reference": {"model": "a/c"}})
+    own = dataclasses.replace(QWEN3, kv_heads=4)
+    ((key, said),) = layout_problems(run, QWEN3, own)
+    assert key == ("trainer", "parallelism", "tp")
+    assert said == (
+        "8, by which algorithm.reference is divided too, must divide the model's key-value heads (4); lower tp"
+    )
+    assert len([*layout_problems(run, own, own)]) == 1, "of the same model once"
+
+
+@pytest.mark.parametrize(
+    ("product", "asked", "fault"),
+    [
+        (
+            "NVIDIA-A100-SXM4-80GB",
+            "fa3",
+            "fa3: it needs a GPU of compute capability 9.x, and this is NVIDIA-A100-SXM4-80GB",
+        ),
+        ("NVIDIA-H100-80GB-HBM3", "fa3", None),
+        (None, "fa3", None),
+        ("Tesla-T4", "auto", None),
+    ],
+)
+def test_a_kernel_is_one_of_the_gpu(product: str | None, asked: str, fault: str | None) -> None:
+    run = spec(trainer={"gpusPerReplica": 1, "attention": asked})
+    found = [message for _, message in layout_problems(run, QWEN3, None, product=product)]
+    assert [message.startswith(fault or "-") for message in found] == [True] * (fault is not None)
 
 
 def test_a_teacher_has_the_policys_vocabulary() -> None:

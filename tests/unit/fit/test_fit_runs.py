@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlrun.fit.advice import advise, changed
 from rlrun.fit.gpu_products import GIB
 from rlrun.fit.known_models import KNOWN
 from rlrun.fit.parts import Needs
-from rlrun.fit.report import Surroundings, needs_of
+from rlrun.fit.report import Surroundings, document, lines, needs_of, refusals_of
 from rlrun.fit.trainer import FRAGMENTS, RESERVE
 
 SMALL, LARGE, MIXTURE = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
@@ -47,6 +48,59 @@ def engine(model: str = SMALL, gib: float = 80, **fields: Any) -> Needs:
     run = spec(model, trainer={}, inference={"gpusPerReplica": 1} | fields)
     (found,) = needs_of(run, around(model, gib))
     return found
+
+
+def test_the_head_is_in_chunks_with_tp_too() -> None:
+    """Each tensor rank computes its part of the positions, chunk by chunk."""
+    rows = {"gpusPerReplica": 4, "microBatchTokens": 65_536}
+    alone, shared = trainer(LARGE, **rows), trainer(LARGE, **rows, parallelism={"tp": 4})
+    assert shared["logits"] == pytest.approx(alone["logits"])
+
+
+@pytest.mark.parametrize(
+    ("product", "fields", "kernel"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", {}, "varlen, or fa3 where the trainer's image has flash_attn_interface"),
+        ("NVIDIA-H100-80GB-HBM3", {"computeDtype": "float32"}, "flex"),
+        ("NVIDIA-H100-80GB-HBM3", {"attention": "cudnn"}, "cudnn"),
+        ("NVIDIA-A100-SXM4-80GB", {}, "varlen"),
+        ("Tesla-V100-SXM2-32GB", {}, "sdpa"),
+        (None, {}, None),
+    ],
+)
+def test_the_kernel_of_attention_is_named_and_counted(
+    product: str | None, fields: dict[str, Any], kernel: str | None
+) -> None:
+    run = spec(trainer={"gpusPerReplica": 1} | fields)
+    (found,) = needs_of(run, around(product=product))
+    remarks = [remark for remark in found.remarks if remark.startswith("attention: ")]
+    assert remarks == ([] if kernel is None else [f"attention: {fields.get('attention', 'auto')} is {kernel}"])
+    (unknown,) = needs_of(run, around())
+    more = {part.name: part.bytes for part in found.parts}["activations"] / {
+        part.name: part.bytes for part in unknown.parts
+    }["activations"]
+    assert (more > 1.1) == (kernel in ("sdpa", "cudnn"))
+
+
+def test_what_the_trainer_would_refuse_is_not_advised() -> None:
+    """A stretched row fits by rows that ranks share, which models of this type are not divided by."""
+    surroundings = Surroundings(
+        dataclasses.replace(KNOWN[LARGE], whole_type="gemma3"), memory={"trainer": 60 * GIB, "inference": 60 * GIB}
+    )
+    run = spec(LARGE, trainer={"gpusPerReplica": 4, "microBatchTokens": 32_768})
+    advised = [path for change in advise(run, surroundings, needs_of(run, surroundings)) for path in change.fields]
+    assert advised
+    assert not any("parallelism.cp" in path for path in advised)
+
+
+def test_a_refused_field_is_part_of_the_report() -> None:
+    run = spec(trainer={"gpusPerReplica": 16, "parallelism": {"tp": 16}})
+    found = refusals_of(run, around())
+    assert [one.field for one in found] == ["spec.trainer.parallelism.tp"]
+    needs = needs_of(run, around())
+    told = "  REFUSED: spec.trainer.parallelism.tp: 16 must divide the model's key-value heads (8); lower tp"
+    assert told in lines("a", needs, [], KNOWN[SMALL], found)
+    assert document("a", needs, [], KNOWN[SMALL], found)["fits"] is False
 
 
 def test_states_are_float32_and_shared_by_the_ranks_of_a_copy() -> None:

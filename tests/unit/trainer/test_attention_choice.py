@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from rlrun.config.models.parallel import GPU_KERNELS, AttentionKernel
-from rlrun.trainer.modeling.attention.choose import AttentionError, Machine, Needs, choose
-from rlrun.trainer.modeling.attention.table import BACKENDS, FEATURES, ORDER, Feature, Kernel
+from rlrun.fit.kernel_choice import AttentionError, Machine, Needs, choose
+from rlrun.fit.kernel_table import BACKENDS, FEATURES, ORDER, Feature, Kernel
 
 ALL: dict[Kernel, str] = {"fa3": "3.0.0", "fa4": "4.0.0b4", "flash2": "2.8.3"}
 CPU = Machine("a CPU", None)

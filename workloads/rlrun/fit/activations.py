@@ -31,7 +31,7 @@ class LayerActivations:
 
 
 def layer_activations(
-    model: Architecture, mode: ActivationMode, *, number_bytes: int, tp: int, compiled: bool
+    model: Architecture, mode: ActivationMode, *, number_bytes: int, tp: int, compiled: bool, padded: bool = False
 ) -> LayerActivations:
     """Bytes of one token in one layer.
 
@@ -41,11 +41,14 @@ def layer_activations(
         number_bytes: of a number in forward and backward.
         tp: ranks that share the layer's matrices; the hidden state is whole on each.
         compiled: whether the layer is compiled.
+        padded: whether attention computes on copies of the row in padded blocks.
     """
     c, everything = number_bytes, _everything(model, number_bytes, tp)
     products = _products(model, c, tp)
     if compiled:
         everything = min(everything, FUSED * products)
+    if padded:  # queries, keys and values of all heads, and the result
+        everything += 4 * c * model.queries / tp
     moving = 4 * model.queries / tp + _mlp_width(model, tp) * 2 * c
     """Gradients within a layer: of attention's queries in float32, of two tensors of the MLP."""
     kept = {

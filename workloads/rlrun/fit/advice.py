@@ -11,7 +11,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.families import family
 from rlrun.fit.architecture import Architecture
 from rlrun.fit.parts import Needs
-from rlrun.fit.report import Change, Surroundings, needs_of
+from rlrun.fit.report import Change, Surroundings, needs_of, refusals_of
 
 Fields = dict[str, object]
 """Value by path; None removes the field."""
@@ -70,12 +70,16 @@ def _fitting(
     found: list[Change] = []
     fit_already = {need.role for need in before if need.fits}
     kinds: set[str] = set()
+    refused = set(refusals_of(spec, around))
     for one in tries:
         if one.kind in kinds or len(found) == MAX_CHANGES:
             continue
         try:
-            needs = needs_of(changed(spec, one.fields), around)
+            tried = changed(spec, one.fields)
+            needs = needs_of(tried, around)
         except ValidationError:
+            continue
+        if not set(refusals_of(tried, around)) <= refused:
             continue
         own = next(need for need in needs if need.role == role)
         if own.fits and fit_already <= {need.role for need in needs if need.fits}:
@@ -90,7 +94,7 @@ def _trainer_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
     for fields in thrifty[1:]:
         yield _Try("thrift", fields)
     layouts = [*_more_gpus(spec)]
-    if family(model.model_type, "cp") is not None:
+    if family(model.trained_type, "cp") is not None:
         yield from (_Try("context", divided | fields) for divided in _divided(spec, "cp", model) for fields in thrifty)
     for layout in layouts:
         yield from (_Try("gpus", layout | fields) for fields in thrifty)

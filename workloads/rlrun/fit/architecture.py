@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlrun.config.families import FAMILIES, Family
+from rlrun.fit.kernel_table import Feature
 
 _UNKNOWN = Family()
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of a mixture's experts in a model's configuration."""
-"""Names of the number of a mixture's experts in a model's configuration."""
+_OF_VALUES = "v_head_dim"
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
@@ -51,6 +52,12 @@ class Architecture:
     expert_intermediate: int = 0
     positions: int | None = None
     """Longest sequence that the positions allow; None: not known, or stretched."""
+    whole_type: str = ""
+    """Type of a model of text and images of which this is the text; empty: it is all of the model."""
+    dense_widths: tuple[int, ...] = ()
+    """Widths of a mixture's feed-forward parts outside of its experts: of shared experts and of dense layers."""
+    attention: frozenset[Feature] = frozenset()
+    """Demands of its attention on the kernel, as far as its configuration shows them."""
     counted: int | None = None
     """All parameters, where they were counted in the model itself; default: what follows from the sizes."""
 
@@ -58,6 +65,18 @@ class Architecture:
     def exact(self) -> bool:
         """True if the number of parameters is exact; of other families it is that of a Llama of this shape."""
         return self._family.counted or self.counted is not None
+
+    @property
+    def trained_type(self) -> str:
+        """Type by which the trainer knows the model: what divides the text alone was not checked beside images."""
+        return self.whole_type or self.model_type
+
+    @property
+    def divided(self) -> list[tuple[str, int]]:
+        """Sizes that ranks with `parallelism.tp` share, in words and numbers."""
+        widths = self.dense_widths if self.experts else (self.intermediate,)
+        heads = [("key-value heads", self.kv_heads), ("attention heads", self.heads)]
+        return [*heads, *(("intermediate size", width) for width in widths)]
 
     @property
     def qk_norm(self) -> bool:
@@ -134,8 +153,9 @@ def from_config(config: Mapping[str, object]) -> Architecture:
     Raises:
         ShapeError: it lacks a field, or one is not a positive number.
     """
-    text = config.get("text_config")
-    config = text if isinstance(text, Mapping) else config
+    text, whole = config.get("text_config"), ""
+    if isinstance(text, Mapping):
+        config, whole = text, str(config.get("model_type", ""))
     sizes = {name: _size(config, name) for name in _NEEDED}
     heads = sizes["num_attention_heads"]
     positions = config.get("max_position_embeddings")
@@ -156,7 +176,42 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         experts_per_token=_size(config, "num_experts_per_tok") if experts else 0,
         expert_intermediate=_size(config, own) if experts else 0,
         positions=None if _stretched(config) or not isinstance(positions, int) else positions,
+        whole_type=whole,
+        dense_widths=_dense_widths(config, own) if experts else (),
+        attention=_features(config, kind),
     )
+
+
+def _dense_widths(config: Mapping[str, object], own: str) -> tuple[int, ...]:
+    """Widths of a mixture's shared experts and dense layers."""
+    found = []
+    if config.get("shared_expert_intermediate_size"):
+        found.append(_size(config, "shared_expert_intermediate_size"))
+    if config.get("n_shared_experts"):
+        found.append(_size(config, "n_shared_experts") * _size(config, own))
+    if config.get("first_k_dense_replace") or config.get("mlp_only_layers"):
+        found.append(_size(config, "intermediate_size"))
+    return tuple(found)
+
+
+def _features(config: Mapping[str, object], kind: str) -> frozenset[Feature]:
+    """Demands on the kernel of attention."""
+    layers = config.get("layer_types")
+    slides = any("sliding" in str(one) for one in layers) if isinstance(layers, list) else True
+    acts: dict[Feature, bool] = {
+        "window": bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False and slides,
+        "softcap": bool(config.get("attn_logit_softcapping")),
+        "sinks": kind == "gpt_oss",
+        "value heads": _OF_VALUES in config and config[_OF_VALUES] != _of_keys(config),
+    }
+    return frozenset(name for name, there in acts.items() if there)
+
+
+def _of_keys(config: Mapping[str, object]) -> object:
+    """Size of a head of keys where values have a size of their own."""
+    parts = [config.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    sizes = [part for part in parts if isinstance(part, int)]
+    return sum(sizes) if sizes else config.get("head_dim")
 
 
 def _stretched(config: Mapping[str, object]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 MIB, GIB = 2**20, 2**30
 MEMORY_MIB: Mapping[str, int] = {
@@ -27,18 +27,46 @@ MEMORY_MIB: Mapping[str, int] = {
     "T4": 15_360,
 }
 """Memory as the driver reports it, in MiB. A product is one whose label has all parts of a name (`NVIDIA-A100-SXM4-80GB`)."""
+CAPABILITIES: Mapping[str, tuple[int, int]] = {
+    "B200": (10, 0),
+    "H200": (9, 0),
+    "GH200": (9, 0),
+    "H100": (9, 0),
+    "A100": (8, 0),
+    "L40S": (8, 9),
+    "L4": (8, 9),
+    "A10G": (8, 6),
+    "A10": (8, 6),
+    "RTX-6000-Ada": (8, 9),
+    "RTX-5090": (12, 0),
+    "RTX-4090": (8, 9),
+    "RTX-3090": (8, 6),
+    "V100": (7, 0),
+    "T4": (7, 5),
+}
+"""Compute capabilities of CUDA by product; found as the memory is."""
 _UNITS = {"Mi": MIB, "Gi": GIB, "M": 10**6, "G": 10**9, "MiB": MIB, "GiB": GIB, "MB": 10**6, "GB": 10**9}
 
 
 def memory_of(product: str) -> int | None:
     """Bytes of a GPU's memory by its label, None when it is not in the table. A shared or divided GPU's label says so, and is not."""
+    if any(part in ("SHARED", "MIG") for part in product.upper().split("-")):
+        return None
+    name = _named(product, MEMORY_MIB)
+    return None if name is None else MEMORY_MIB[name] * MIB
+
+
+def capability_of(product: str) -> tuple[int, int] | None:
+    """Compute capability of a GPU by its label, None when it is not in the table."""
+    name = _named(product, CAPABILITIES)
+    return None if name is None else CAPABILITIES[name]
+
+
+def _named(product: str, names: Iterable[str]) -> str | None:
+    """The name with the most parts of those whose parts a label has."""
     parts = product.upper().split("-")
-    if any(part in ("SHARED", "MIG") for part in parts):
-        return None
-    fitting = [name for name in MEMORY_MIB if all(part in parts for part in name.upper().split("-"))]
-    if not fitting:
-        return None
-    return MEMORY_MIB[max(fitting, key=lambda name: (name.count("-"), len(name)))] * MIB
+    fitting = [name for name in names if all(part in parts for part in name.upper().split("-"))]
+    return max(fitting, key=lambda name: (name.count("-"), len(name)), default=None)
 
 
 def parse_size(text: str) -> int:

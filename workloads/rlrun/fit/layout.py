@@ -5,67 +5,79 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.division import CRITIC_PROBLEM, compile_problem, experts_problem, stages_problem, tensor_problem
 from rlrun.config.families import Kind, problem
+from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.fit.architecture import Architecture
+from rlrun.fit.kernels import kernel_problem
 
 Key = tuple[str | int, ...]
 """A field of the specification, by Python names."""
+_REFERENCE = "by which algorithm.reference is divided too,"
 
 
-def layout_problems(spec: RLRunSpec, model: Architecture, reference: Architecture | None) -> Iterator[tuple[Key, str]]:
+def layout_problems(
+    spec: RLRunSpec, model: Architecture, reference: Architecture | None, *, product: str | None = None
+) -> Iterator[tuple[Key, str]]:
     """Fields that do not go with the models, each with the value and the fix.
 
     Args:
         spec: the run's.
         model: the policy's shape.
         reference: that of the frozen model, if it is known.
+        product: the trainer's GPUs, if they are known.
     """
     own = spec.trainer.shared_with is None
     if spec.task in TRAINING_TASKS and own:
         yield from _trainer(spec, model)
-        if reference is not None and reference.vocabulary != model.vocabulary:
-            yield (
-                ("algorithm", "reference", "model"),
-                f"has a vocabulary of {reference.vocabulary:,} tokens, the policy one of {model.vocabulary:,}: they must be the same; "
-                "choose a model of the same family",
-            )
+        if (fault := kernel_problem(spec.trainer, model, product)) is not None:
+            yield ("trainer", "attention"), fault
+        if reference is not None:
+            yield from _reference(spec, model, reference)
     if spec.task != "SFT" and own:
         yield from _engine(spec, model)
 
 
 def _trainer(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
     layout = spec.trainer.parallelism
+    for field, text in _divisions(layout, model):
+        yield ("trainer", "parallelism", field), f"{getattr(layout, field)} {text}"
+    if layout.pp > 1 and spec.algorithm.critic is not None:
+        yield ("trainer", "parallelism", "pp"), f"{layout.pp} {CRITIC_PROBLEM}"
+    if spec.trainer.compile and (fault := compile_problem(layout.tp)) is not None:
+        yield ("trainer", "compile"), f"true {fault}"
+
+
+def _divisions(layout: ParallelismConfig, model: Architecture) -> Iterator[tuple[str, str]]:
+    """Fields of the layout that a model cannot be divided by, each with a text that follows its value."""
     divided: dict[Kind, int] = {"tp": layout.tp, "cp": layout.cp}
     if model.experts:
         divided["ep"] = layout.ep
     for name, size in divided.items():
-        if (fault := problem(model.model_type, name, size)) is not None:
-            yield ("trainer", "parallelism", name), f"{size} {fault}"
-    if layout.pp > model.layers:
+        if (fault := problem(model.trained_type, name, size)) is not None:
+            yield name, fault
+    if (fault := stages_problem(layout.pp, model.layers)) is not None:
+        yield "pp", fault
+    if (fault := tensor_problem(layout.tp, model.divided)) is not None:
+        yield "tp", fault
+    if (dealt := experts_problem(layout.ep, layout.tp, model.experts)) is not None:
+        yield dealt
+
+
+def _reference(spec: RLRunSpec, model: Architecture, reference: Architecture) -> Iterator[tuple[Key, str]]:
+    """The trainer divides a frozen model as it divides the policy."""
+    layout = spec.trainer.parallelism
+    if reference.vocabulary != model.vocabulary:
         yield (
-            ("trainer", "parallelism", "pp"),
-            f"{layout.pp} is more than the model's layers ({model.layers}); lower pp",
+            ("algorithm", "reference", "model"),
+            f"has a vocabulary of {reference.vocabulary:,} tokens, the policy one of {model.vocabulary:,}: they must be the same; "
+            "choose a model of the same family",
         )
-    if layout.pp > 1 and spec.algorithm.critic is not None:
-        yield (
-            ("trainer", "parallelism", "pp"),
-            f"{layout.pp} does not go with algorithm.critic, whose values are computed by a whole model; set pp: 1",
-        )
-    sizes = {"key-value heads": model.kv_heads, "attention heads": model.heads}
-    if not model.experts:
-        sizes["intermediate size"] = model.intermediate
-    for what, count in sizes.items():
-        if count % layout.tp:
-            yield ("trainer", "parallelism", "tp"), f"{layout.tp} must divide the model's {what} ({count}); lower tp"
-            break
-    if layout.ep > 1 and not model.experts:
-        yield ("trainer", "parallelism", "ep"), f"{layout.ep}: the model has no experts; set ep: 1"
-    elif layout.ep > 1 and model.experts % (layout.ep * layout.tp):
-        yield (
-            ("trainer", "parallelism", "ep"),
-            f"{layout.ep} times tp ({layout.tp}) must divide the model's experts ({model.experts}); lower ep or tp",
-        )
+    known = set(_divisions(layout, model))
+    for field, text in _divisions(layout, reference):
+        if (field, text) not in known:
+            yield ("trainer", "parallelism", field), f"{getattr(layout, field)}, {_REFERENCE} {text}"
 
 
 def _engine(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:

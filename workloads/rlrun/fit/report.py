@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic.alias_generators import to_camel
+
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.fit.architecture import Architecture
 from rlrun.fit.engine import engine_needs
 from rlrun.fit.gpu_products import GIB, gib
+from rlrun.fit.layout import layout_problems
 from rlrun.fit.parts import Needs
 from rlrun.fit.trainer import trainer_needs
 
@@ -25,6 +28,8 @@ class Surroundings:
     """Shape of a frozen model beside it."""
     memory: Mapping[str, int] | None = None
     """Bytes of a GPU, by role."""
+    product: str | None = None
+    """The trainer's GPUs, if they are known by name."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,12 @@ def needs_of(spec: RLRunSpec, around: Surroundings) -> list[Needs]:
     if own and trainer.gpus_per_replica:
         found.append(
             trainer_needs(
-                trainer, around.model, around.reference, memory=memory["trainer"], colocated=spec.placement.colocate
+                trainer,
+                around.model,
+                around.reference,
+                memory=memory["trainer"],
+                colocated=spec.placement.colocate,
+                product=around.product,
             )
         )
     if engine is not None and engine.gpus_per_replica:
@@ -88,10 +98,29 @@ def needs_of(spec: RLRunSpec, around: Surroundings) -> list[Needs]:
     return found
 
 
-def lines(name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture) -> list[str]:
+@dataclass(frozen=True)
+class Refusal:
+    """Field that does not go with the models: the run would fail at its start, whatever the memory."""
+
+    field: str
+    """Path in the manifest."""
+    message: str
+    """Value and fix."""
+
+
+def refusals_of(spec: RLRunSpec, around: Surroundings) -> list[Refusal]:
+    """All fields of a run that do not go with its models or GPUs."""
+    found = layout_problems(spec, around.model, around.reference, product=around.product)
+    return [Refusal(".".join(["spec", *(to_camel(str(part)) for part in key)]), message) for key, message in found]
+
+
+def lines(
+    name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture, refusals: Sequence[Refusal] = ()
+) -> list[str]:
     """The report for people."""
     count = f"{model.parameters / 1e9:.2f} billion parameters{'' if model.exact else ' (about)'}"
     shown = [f"{name}: {count}"]
+    shown += [f"  REFUSED: {one.field}: {one.message}" for one in refusals]
     for one in needs:
         verdict = "fits" if one.fits else "DOES NOT FIT"
         shown += [
@@ -116,13 +145,16 @@ def _advised(needs: Needs, advice: Sequence[Change]) -> list[str]:
     return ["  fits with one of:", *(f"    - {change}" for change in own)]
 
 
-def document(name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture) -> dict[str, object]:
+def document(
+    name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture, refusals: Sequence[Refusal] = ()
+) -> dict[str, object]:
     """The report for programs. Sizes in GiB."""
     return {
         "run": name,
         "parameters": model.parameters,
         "exact": model.exact,
-        "fits": all(one.fits for one in needs),
+        "fits": not refusals and all(one.fits for one in needs),
+        "refused": [{"field": one.field, "message": one.message} for one in refusals],
         "roles": [
             {
                 "role": one.role,

@@ -12,6 +12,7 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.activations import layer_activations, outside_layers
 from rlrun.fit.architecture import Architecture, Linear
 from rlrun.fit.gpu_products import GIB, gib
+from rlrun.fit.kernels import expected_kernel
 from rlrun.fit.parts import Needs, Part
 from rlrun.fit.stages import Held, stages_of
 from rlrun.protocol.messages.buckets import MAX_ROOTS
@@ -81,7 +82,13 @@ class ChosenMode:
 
 
 def trainer_needs(
-    config: TrainerConfig, model: Architecture, reference: Architecture | None, *, memory: int, colocated: bool
+    config: TrainerConfig,
+    model: Architecture,
+    reference: Architecture | None,
+    *,
+    memory: int,
+    colocated: bool,
+    product: str | None = None,
 ) -> Needs:
     """Memory of one GPU of the trainer; with a pipeline of the stage that needs most.
 
@@ -91,28 +98,37 @@ def trainer_needs(
         reference: shape of a frozen model beside it.
         memory: of the GPU, in bytes.
         colocated: whether engines have the same GPUs.
+        product: the GPU's, if it is known: the kernel of attention follows from it.
     """
+    kernel = expected_kernel(config, model, product)
+    remarks = [] if kernel is None else [f"attention: {config.attention} is {kernel}"]
+    given = {"memory": memory, "colocated": colocated, "padded": kernel is not None and kernel.padded}
     mode = config.activation_checkpointing
-    if mode != "auto":
-        return _needs(config, mode, model, reference, memory=memory, colocated=colocated)
-    chosen = chosen_mode(config, model, reference, memory=memory, colocated=colocated)
-    needs = _needs(config, chosen.mode, model, reference, memory=memory, colocated=colocated)
-    return replace(
-        needs, remarks=[*needs.remarks, f"activationCheckpointing: auto is {chosen.mode} here ({chosen.why})"]
-    )
+    if mode == "auto":
+        chosen = chosen_mode(config, model, reference, **given)
+        remarks.append(f"activationCheckpointing: auto is {chosen.mode} here ({chosen.why})")
+        mode = chosen.mode
+    needs = _needs(config, mode, model, reference, **given)
+    return replace(needs, remarks=[*needs.remarks, *remarks])
 
 
 def chosen_mode(
-    config: TrainerConfig, model: Architecture, reference: Architecture | None, *, memory: int, colocated: bool
+    config: TrainerConfig,
+    model: Architecture,
+    reference: Architecture | None,
+    *,
+    memory: int,
+    colocated: bool,
+    padded: bool = False,
 ) -> ChosenMode:
     """The activation mode with the least work with which a step fits; where none does, the one that needs least.
 
-    Arguments as of `trainer_needs`.
+    Arguments as of `trainer_needs`; `padded` as of `layer_activations`.
     """
     limit = memory * (1 - FRAGMENTS - RESERVE)
     totals: dict[ActivationMode, float] = {}
     for mode in MODES_BY_WORK:
-        totals[mode] = _needs(config, mode, model, reference, memory=memory, colocated=colocated).total
+        totals[mode] = _needs(config, mode, model, reference, memory=memory, colocated=colocated, padded=padded).total
         if totals[mode] <= limit:
             asked = ", ".join(f"{one} needs {gib(total)}" for one, total in totals.items())
             return ChosenMode(mode, f"{asked}, of {gib(limit)}")
@@ -128,9 +144,10 @@ def _needs(
     *,
     memory: int,
     colocated: bool,
+    padded: bool,
 ) -> Needs:
     found = [
-        _needs_of_stage(config, mode, model, reference, held, memory=memory, colocated=colocated)
+        _needs_of_stage(config, mode, model, reference, held, memory=memory, colocated=colocated, padded=padded)
         for held in stages_of(model, config.parallelism.pp)
     ]
     return max(found, key=lambda one: one.total)
@@ -145,6 +162,7 @@ def _needs_of_stage(
     *,
     memory: int,
     colocated: bool,
+    padded: bool,
 ) -> Needs:
     ranks = _Ranks.of(config)
     c = 4 if config.compute_dtype == "float32" else 2
@@ -153,7 +171,7 @@ def _needs_of_stage(
         *_states(config, held, trained, ranks),
         *_companions(config, model, reference, held, ranks),
         _gathered(model, held, ranks, c),
-        *_micro_batch(config, mode, model, held, c),
+        *_micro_batch(config, mode, model, held, c, padded=padded),
         *([_logits(config, model, trained, ranks, c)] if held.last else []),
         Part("gradients of one layer", trained.layer * (c + 4), "whole, before they are summed over the ranks"),
         Part("CUDA and its libraries", LIBRARIES_BYTES + (COMMUNICATORS_BYTES if ranks.world > 1 else 0)),
@@ -223,10 +241,12 @@ def _gathered(model: Architecture, held: Held, ranks: _Ranks, c: int) -> Part:
     return Part("gathered parameters", c * (held.root + 2 * layer), "two layers, embedding and head")
 
 
-def _micro_batch(config: TrainerConfig, mode: ActivationMode, model: Architecture, held: Held, c: int) -> list[Part]:
+def _micro_batch(
+    config: TrainerConfig, mode: ActivationMode, model: Architecture, held: Held, c: int, *, padded: bool
+) -> list[Part]:
     layout = config.parallelism
     tokens = _row(config) / layout.cp
-    each = layer_activations(model, mode, number_bytes=c, tp=layout.tp, compiled=config.compile)
+    each = layer_activations(model, mode, number_bytes=c, tp=layout.tp, compiled=config.compile, padded=padded)
     kept = held.rows * tokens * (held.layers * each.kept + outside_layers(model, c))
     of = f"activationCheckpointing: {mode}, {tokens:,.0f} tokens" + (f" x {held.rows} rows" if held.rows > 1 else "")
     parts = [
@@ -242,8 +262,6 @@ def _micro_batch(config: TrainerConfig, mode: ActivationMode, model: Architectur
 
 def _logits(config: TrainerConfig, model: Architecture, trained: _Trained, ranks: _Ranks, c: int) -> Part:
     tokens = _row(config) / ranks.cp / ranks.tp
-    if ranks.tp > 1:  # the ranks' parts meet in the head's own hooks: no chunks
-        return Part("logits", tokens * model.vocabulary * (6 * 4 + c), f"all of {tokens:,.0f} tokens, with tp")
     chunk = min(HEAD_CHUNK_BYTES, 4 * tokens * model.vocabulary)
     gradient = (4 + c) * model.table if trained.head else 0
     return Part("logits", HEAD_CHUNKS * chunk + gradient, "in chunks, and the head's gradient")

@@ -27,7 +27,9 @@ def sizes(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Finding]:
         return
     config = spec.algorithm.reference
     reference = None if config is None else _shape(config.resolved(spec.model))
-    problems = [Finding(key, message) for key, message in layout_problems(spec, model, reference)]
+    product = gpu_products(spec).get("trainer")
+    found = layout_problems(spec, model, reference, product=product)
+    problems = [Finding(key, message) for key, message in found]
     yield from problems
     if not problems and (config is None or reference is not None):
         yield from _memory(spec, model, reference)
@@ -64,7 +66,7 @@ def _memory(spec: RLRunSpec, model: Architecture, reference: Architecture | None
     memory = {role: size for role, size in known.items() if size is not None}
     if len(memory) < len(gpu_products(spec)):
         return
-    for one in needs_of(spec, Surroundings(model, reference, memory)):
+    for one in needs_of(spec, Surroundings(model, reference, memory, gpu_products(spec).get("trainer"))):
         if not one.fits:
             yield Finding(
                 (one.role,),

@@ -16,7 +16,7 @@ from rlrun.config.loading.parser import Parser
 from rlrun.config.loading.problems import ConfigError
 from rlrun.fit.advice import advise
 from rlrun.fit.gpu_products import MEMORY_MIB, MIB, memory_of, parse_size
-from rlrun.fit.report import Surroundings, document, gpu_products, lines, needs_of
+from rlrun.fit.report import Surroundings, document, gpu_products, lines, needs_of, refusals_of
 from rlrun.fit.sources import UnknownModelError, read_shape, shape_of
 from rlrun.runtime import exit_codes
 
@@ -56,15 +56,16 @@ def run(argv: Sequence[str]) -> int:
     except (UnknownModelError, UnknownMemoryError) as error:
         print(f"{options.file}: {error}", file=sys.stderr)
         return exit_codes.CONFIGURATION
-    needs = needs_of(spec, around)
+    needs, refusals = needs_of(spec, around), refusals_of(spec, around)
     advice = advise(spec, around, needs)
     if options.json:
-        print(json.dumps(document(name, needs, advice, around.model), indent=2))
-    elif needs:
-        print("\n".join(lines(name, needs, advice, around.model)))
+        print(json.dumps(document(name, needs, advice, around.model, refusals), indent=2))
+    elif needs or refusals:
+        print("\n".join(lines(name, needs, advice, around.model, refusals)))
     else:
         print(f"{name}: no role of this run has GPUs of its own: there is nothing to fit")
-    return exit_codes.OK if all(one.fits for one in needs) else exit_codes.CONFIGURATION
+    fits = not refusals and all(one.fits for one in needs)
+    return exit_codes.OK if fits else exit_codes.CONFIGURATION
 
 
 def _surroundings(spec: RLRunSpec, options: argparse.Namespace) -> Surroundings:
@@ -79,7 +80,8 @@ def _surroundings(spec: RLRunSpec, options: argparse.Namespace) -> Surroundings:
             reference = model
         else:
             reference = shape_of(chosen, "spec.algorithm.reference.model", option="--reference-config")
-    return Surroundings(model, reference, _memory(spec, options))
+    product = options.gpu_product or gpu_products(spec).get("trainer")
+    return Surroundings(model, reference, _memory(spec, options), product)
 
 
 def _memory(spec: RLRunSpec, options: argparse.Namespace) -> dict[str, int]:

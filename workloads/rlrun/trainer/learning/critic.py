@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rlrun.advantages.levels import Floats, level_means, level_stds
 from rlrun.algorithms import explained_variance, gae, value_loss
 from rlrun.algorithms.returns import Moments
+from rlrun.config.division import CRITIC_PROBLEM
 from rlrun.config.models.companions import CriticConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
@@ -96,11 +97,7 @@ def critic_around(module: Any, config: CriticConfig, trainer: TrainerConfig, *, 
 def check_layout(trainer: TrainerConfig) -> None:
     """Raises `RoleError` when the run divides the model into stages."""
     if trainer.parallelism.pp > 1:
-        raise RoleError(
-            f"algorithm.critic does not go with parallelism.pp ({trainer.parallelism.pp}): its values are computed by a whole model; "
-            "set pp: 1",
-            exit_codes.CONFIGURATION,
-        )
+        raise RoleError(f"trainer.parallelism.pp ({trainer.parallelism.pp}) {CRITIC_PROBLEM}", exit_codes.CONFIGURATION)
 
 
 def to_critic(model: nn.Module) -> nn.Module:

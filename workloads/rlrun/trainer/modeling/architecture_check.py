@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
+from rlrun.fit.kernel_table import Feature
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.attention.table import Feature
 from rlrun.trainer.modeling.packed_attention import layout
 from rlrun.trainer.modeling.small_config import LONGEST
 from rlrun.trainer.modeling.small_model import quiet, small_model

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from rlrun.config.models.parallel import AttentionKernel
+from rlrun.fit.kernel_choice import Needs, choose
+from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.attention.choose import Needs, choose
 from rlrun.trainer.modeling.attention.compute import attend
 from rlrun.trainer.modeling.attention.layout import Block, Context, Layout, layout, part_layout
 from rlrun.trainer.modeling.attention.machine import machine
 from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.attention.table import BACKENDS, Feature, Kernel
 from rlrun.trainer.modeling.parallel.collectives import gather
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from rlrun.config.division import compile_problem
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ActivationCheckpointing, ActivationMode, GradientAccumulation
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
@@ -277,18 +278,13 @@ def check_compiler(tp: int) -> None:
     """Refuse to compile where the compiler cannot.
 
     Args:
-        tp: ranks that share every layer's matrices. torch 2.13 recurses without end in the gradient of a linear layer of DTensors
-            when the row's length is a symbol.
+        tp: ranks that share every layer's matrices.
 
     Raises:
         RoleError: there is no compiler, or the ranks share matrices; names the fix.
     """
-    if tp > 1:
-        raise RoleError(
-            f"trainer.compile (true) does not go with trainer.parallelism.tp ({tp}): torch compiles no layer that ranks share for rows of "
-            "all lengths; set compile: false or tp: 1",
-            exit_codes.CONFIGURATION,
-        )
+    if (problem := compile_problem(tp)) is not None:
+        raise RoleError(f"trainer.compile (true) {problem}", exit_codes.CONFIGURATION)
     if os.environ.get("CXX") is None and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
         raise RoleError(
             "trainer.compile (true) needs a C++ compiler, and this machine has neither g++ nor clang++; "

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from rlrun.fit.kernel_table import Kernel
 from rlrun.trainer.modeling.attention import blocks, flash, flex, packages
 from rlrun.trainer.modeling.attention.layout import Segments
 from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.attention.table import Kernel
 
 Function = Callable[[Tensor, Tensor, Tensor, Segments, Scores], Tensor]
 FUNCTIONS: Mapping[Kernel, Function] = {

@@ -18,9 +18,9 @@ import torch
 import torch.nn.attention.varlen  # registers its operations
 from torch import Tensor
 
+from rlrun.fit.kernel_table import FA4
 from rlrun.trainer.modeling.attention.layout import Segments
 from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.attention.table import FA4
 
 _NAMES_GROUPED_HEADS = any(
     argument.name == "enable_gqa" for argument in torch.ops.torch_attn._varlen_attn.default._schema.arguments

@@ -9,8 +9,8 @@ from functools import cache
 
 import torch
 
-from rlrun.trainer.modeling.attention.choose import Machine
-from rlrun.trainer.modeling.attention.table import BACKENDS, Kernel, Package
+from rlrun.fit.kernel_choice import Machine
+from rlrun.fit.kernel_table import BACKENDS, Kernel, Package
 
 
 @cache

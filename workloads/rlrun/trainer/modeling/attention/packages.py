@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from rlrun.fit.kernel_table import FA3, FLASH2, Kernel, Package
 from rlrun.trainer.modeling.attention.layout import Segments
 from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.attention.table import FA3, FLASH2, Kernel, Package
 
 
 def fa3(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:

@@ -9,12 +9,12 @@ from loguru import logger
 from transformers import PreTrainedConfig
 
 from rlrun.config.models.parallel import AttentionKernel
+from rlrun.fit.kernel_choice import AttentionError, Needs, choose
+from rlrun.fit.kernel_table import Feature, Kernel
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.attention.choose import AttentionError, Needs, choose
 from rlrun.trainer.modeling.attention.machine import machine
 from rlrun.trainer.modeling.attention.packages import load
-from rlrun.trainer.modeling.attention.table import Feature, Kernel
 from rlrun.trainer.ranks.group import Group
 
 _HEAD_DIMS = ("head_dim", "global_head_dim", "qk_head_dim", "v_head_dim")

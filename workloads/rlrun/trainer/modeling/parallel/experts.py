@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import linear
 
+from rlrun.config.division import experts_problem
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.collectives import copy_to, exchange, reduce_from
@@ -35,17 +36,12 @@ def divide_experts(layers: Iterable[nn.Module], mesh: DeviceMesh, tp: DeviceMesh
     """
     found = [experts for layer in layers if (experts := experts_of(layer)) is not None]
     columns = 1 if tp is None else tp.size()
-    if not found and mesh.size() > columns:
-        raise RoleError(
-            f"trainer.parallelism.ep ({mesh.size() // columns}): the model has no experts; set ep: 1",
-            exit_codes.CONFIGURATION,
-        )
+    sizes = {"ep": mesh.size() // columns, "tp": columns}
+    for number in {experts.num_experts for experts in found} or {0}:
+        if (problem := experts_problem(sizes["ep"], columns, number)) is not None:
+            field, text = problem
+            raise RoleError(f"trainer.parallelism.{field} ({sizes[field]}) {text}", exit_codes.CONFIGURATION)
     for experts in found:
-        if experts.num_experts % mesh.size():
-            raise RoleError(
-                f"trainer.parallelism.ep * tp ({mesh.size()}) must divide the model's experts ({experts.num_experts}); lower ep or tp",
-                exit_codes.CONFIGURATION,
-            )
         for name in ("gate_up_proj", "down_proj"):
             whole = getattr(experts, name)
             divided = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]), requires_grad=whole.requires_grad)

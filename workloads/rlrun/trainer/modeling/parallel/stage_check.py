@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlrun.config.division import stages_problem
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.lm_head import find_head
@@ -42,11 +43,8 @@ def check_stages(model: PreTrainedModel, group: Group, *, seq_len: int) -> None:
     count, layers = group.dims.pp, len(decoder_layers(model))
     if count == 1:
         return
-    if count > layers:
-        raise RoleError(
-            f"trainer.parallelism.pp ({count}) is more than the model's layers ({layers}); lower pp",
-            exit_codes.CONFIGURATION,
-        )
+    if (problem := stages_problem(count, layers)) is not None:
+        raise RoleError(f"trainer.parallelism.pp ({count}) {problem}", exit_codes.CONFIGURATION)
     fault = group.broadcast(fault_of_stages(model, seq_len=seq_len) if group.leads else None)
     if fault is not None:
         raise RoleError(

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from rlrun.config.division import tensor_problem
 from rlrun.config.families import Family, Kind, Width, family, problem
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -102,12 +103,8 @@ def _check_divisible(model: PreTrainedModel, layers: Sequence[nn.Module], row: F
             for name, module in layer.named_modules()
             if name.startswith("mlp.") and (name in row.columns or name in row.joined)
         ]
-    for what, size in sizes:
-        if size % tp:
-            raise RoleError(
-                f"trainer.parallelism.tp ({tp}) must divide the model's {what} ({size}); lower tp",
-                exit_codes.CONFIGURATION,
-            )
+    if (problem := tensor_problem(tp, sizes)) is not None:
+        raise RoleError(f"trainer.parallelism.tp ({tp}) {problem}", exit_codes.CONFIGURATION)
 
 
 def _plan(model: PreTrainedModel, layer: nn.Module, row: Family) -> dict[str, ParallelStyle]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlrun.config.models.parallel import AttentionKernel
-from rlrun.trainer.modeling.attention.table import BACKENDS, FEATURES, ORDER, Backend, Feature, Kernel
+from rlrun.fit.kernel_table import BACKENDS, FEATURES, ORDER, Backend, Feature, Kernel
 
 FIELD = "trainer.attention"
 

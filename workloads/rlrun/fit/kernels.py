@@ -1,0 +1,87 @@
+"""Kernel of attention that the trainer would choose on a GPU product, by the trainer's own rule (`kernel_choice`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlrun.config.models.roles import TrainerSpec
+from rlrun.fit.architecture import Architecture
+from rlrun.fit.gpu_products import capability_of
+from rlrun.fit.kernel_choice import AttentionError, Machine, Needs, choose
+from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
+
+_EVERY_PACKAGE: Mapping[Kernel, str] = {
+    kernel: "of the image" for kernel, backend in BACKENDS.items() if backend.package is not None
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Kernel that the trainer is expected to compute with."""
+
+    kernel: Kernel
+    with_packages: Kernel
+    """The same where the trainer's image has the packages of all kernels."""
+
+    @property
+    def padded(self) -> bool:
+        """True if it computes on copies of the row in padded blocks."""
+        return self.kernel in ("sdpa", "cudnn")
+
+    def __str__(self) -> str:
+        package = BACKENDS[self.with_packages].package
+        if self.with_packages == self.kernel or package is None:
+            return self.kernel
+        return f"{self.kernel}, or {self.with_packages} where the trainer's image has {package.module}"
+
+
+def needs_of_attention(trainer: TrainerSpec, model: Architecture) -> Needs:
+    """Demands of a model and a run on the kernel."""
+    features: set[Feature] = set(model.attention)
+    if trainer.compute_dtype == "float32":
+        features.add("float32")
+    if trainer.parallelism.cp > 1:
+        features.add("context")
+    return Needs(frozenset(features), model.head_dim)
+
+
+def kernel_problem(trainer: TrainerSpec, model: Architecture, product: str | None) -> str | None:
+    """Reason why the kernel that a run asks for cannot compute its model, after the field; None where it can, or nothing is known.
+
+    Args:
+        trainer: the run's.
+        model: the policy's shape.
+        product: its GPUs; None: not known, and the model alone is looked at.
+    """
+    asked = trainer.attention
+    if asked == "auto" or not trainer.gpus_per_replica:
+        return None
+    capability = capability_of(product) if product else None
+    if capability is None:  # a GPU on which the kernel runs
+        first = BACKENDS[asked].capabilities
+        capability = (first[0] if first else 9, 0)
+    machine = Machine(product or "this GPU", capability, _EVERY_PACKAGE)
+    try:
+        choose(asked, needs_of_attention(trainer, model), machine)
+    except AttentionError as error:
+        return f"{asked}: {str(error).partition(': ')[2]}"
+    return None
+
+
+def expected_kernel(trainer: TrainerSpec, model: Architecture, product: str | None) -> Expected | None:
+    """The kernel, without and with the packages that an image may have; None where the GPU is not known.
+
+    Args:
+        trainer: the run's; one whose kernel cannot compute the model counts as `auto`.
+        model: the policy's shape.
+        product: its GPUs.
+    """
+    capability = capability_of(product) if product else None
+    if product is None or capability is None or not trainer.gpus_per_replica:
+        return None
+    needs = needs_of_attention(trainer, model)
+    if trainer.attention != "auto" and kernel_problem(trainer, model, product) is None:
+        return Expected(trainer.attention, trainer.attention)
+    plain, full = (choose("auto", needs, Machine(product, capability, there)) for there in ({}, _EVERY_PACKAGE))
+    return Expected(plain.kernel, full.kernel)
