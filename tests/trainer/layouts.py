@@ -1,6 +1,6 @@
 """The grid of layouts: `python -m tests.trainer.layouts FOLDER PORT CASE...` forks four ranks, which train small models in every layout.
 
-A case is `family:layout`, or with activations or `local` (gradient sums) after another colon.
+A case is `family:layout`, or with activations, `local` (gradient sums) or `moments` (these in host memory) after another colon.
 A family `<model>+lora` trains adapters alone, `<model>+muon` with Muon; `<model>+critic` is a critic.
 Rank 0 computes the reference in plain torch, from the whole batch and without any of the trainer's loop. Every
 case starts from the checkpoint that the case before it in its family wrote, in another layout, and trains a second step from there.
@@ -122,10 +122,10 @@ def make_batch(step: int) -> Batch:
     return Batch(step, 1, tuple(samples))
 
 
-def make_optimizer(model: nn.Module, family: str) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, family: str, *, offload: bool = False) -> torch.optim.Optimizer:
     """AdamW, smooth where gradients are small, so that it does not make sign flips of rounding errors; or Muon with that."""
     name = "muon" if family.endswith("+muon") else "adamw"
-    config = OptimizerConfig(name=name, lr=LR, eps=1e-2, weight_decay=0.0)
+    config = OptimizerConfig(name=name, lr=LR, eps=1e-2, weight_decay=0.0, offload=offload)
     return optimizers.make_optimizer(model, config, torch.device("cpu"))
 
 
@@ -285,6 +285,7 @@ def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[s
 
 def run_case(case: str, before: Path | None, folder: Path, world: Group, expected: list[Any]) -> Any:
     family, layout, *memory = case.split(":")
+    offload = "moments" in memory
     meshes = Meshes(ParallelDims.of(ParallelismConfig(**LAYOUTS[layout]), world.world_size), "cpu")
     group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
     whole = make_model(family.partition("+")[0], 0)
@@ -293,13 +294,15 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     exact = parameter_checksum(whole)
     source = folder / family
     options: dict[str, Any] = {
-        "memory": Memory(**{"accumulation" if word == "local" else "activations": word for word in memory}),  # type: ignore[arg-type]
+        "memory": Memory(
+            **{"accumulation" if word == "local" else "activations": word for word in memory if word != "moments"}
+        ),  # type: ignore[arg-type]
         "prepare": lambda model: prepare(model, family),
     }
     config = ModelConfig(path=str(source))
     model = load_sharded(config, str(source), group, seq_len=128, **options)
     initialise(model, family)
-    optimizer = make_optimizer(model, family)
+    optimizer = make_optimizer(model, family, offload=offload)
     found: dict[str, Any] = {"checksum_exact": parameter_checksum(model) == exact}
     logprobs = None
     if group.dims.pp > 1:
@@ -333,7 +336,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
         found["sent_exact"] = pipelines.sent_exact(model, weights, group)
     if before is not None:  # what another layout saved after the same step
         other = load_sharded(config, str(source), group, seq_len=128, with_weights=with_adapters(family), **options)
-        moments = make_optimizer(other, family)
+        moments = make_optimizer(other, family, offload=offload)
         progress = dcp.load({POLICY: Part(other, moments)}, before)
         metrics, gradient = one_step(other, moments, 2, group)
         weights = published(other, here / "weights_of_step_2", group, family)

@@ -44,7 +44,7 @@ CASES = {
         "ep2xreplicate2:local",
         "pp2xep2",
     ),
-    "few": ("hsdp2x2", "fsdp4"),  # fewer experts than ranks
+    "few": ("hsdp2x2:moments", "fsdp4"),  # fewer experts than ranks
     "few+muon": ("fsdp4",),
     "qwen2": ("tp2xcp2",),  # biases, windows across the cut
     "gemma2": ("tp2xcp2:offload",),  # caps; norms after the sum over tensor ranks
@@ -53,10 +53,10 @@ CASES = {
     "starcoder2": ("tp2xcp2",),  # biases of what is added up
     "gpt_oss": ("cp4",),  # sinks
     "glm4+lora": ("tp2xfsdp2",),
-    "qwen3+lora": ("hsdp2x2", "tp2xfsdp2", "cp4", "pp2xfsdp2"),
+    "qwen3+lora": ("hsdp2x2", "tp2xfsdp2:moments", "cp4", "pp2xfsdp2"),
     "moe+lora": ("ep2xfsdp2", "ep2xtp2", "ep2xcp2"),
-    "qwen3+muon": ("tp2xfsdp2", "tp4", "pp2xfsdp2"),
-    "moe+muon": ("ep2xtp2", "ep4"),
+    "qwen3+muon": ("tp2xfsdp2:moments", "tp4", "pp2xfsdp2:moments"),
+    "moe+muon": ("ep2xtp2", "ep4:moments"),
 }
 CRITICS = {"qwen3+critic": ("tp2xcp2", "cp2xfsdp2"), "gemma2+critic": ("tp2xfsdp2",)}
 

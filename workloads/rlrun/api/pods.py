@@ -101,6 +101,16 @@ class TrainerBlock(TrainerSpec, PodFields):
             ".cpuOffload",
         ),
         Rule(
+            "!self.optimizer.offload || self.gpusPerReplica > 0",
+            "optimizer.offload (true) needs GPUs, and gpusPerReplica is 0; remove optimizer.offload",
+            ".optimizer",
+        ),
+        Rule(
+            "!self.optimizer.offload || !self.cpuOffload",
+            "optimizer.offload (true) has no meaning with cpuOffload (true), which moves the moments as well; remove one of them",
+            ".optimizer",
+        ),
+        Rule(
             "!self.cpuOffload || self.parallelism.pp == 1",
             "cpuOffload (true) keeps gradients in host memory, where the stages of parallelism.pp ({self.parallelism.pp}) do not "
             "meet; set cpuOffload: false or pp: 1",

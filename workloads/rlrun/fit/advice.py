@@ -98,7 +98,12 @@ def _trainer_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
         yield from (_Try("context", divided | fields) for divided in _divided(spec, "cp", model) for fields in thrifty)
     for layout in layouts:
         yield from (_Try("gpus", layout | fields) for fields in thrifty)
+    offloads = spec.trainer.cpu_offload or spec.trainer.optimizer.offload
+    if not offloads:
+        yield from (_Try("moments", {"spec.trainer.optimizer.offload": True} | fields) for fields in thrifty)
     if not spec.trainer.cpu_offload:
+        moved: Fields = {"spec.trainer.optimizer.offload": None} if spec.trainer.optimizer.offload else {}
+        thrifty = [moved | fields for fields in thrifty]
         yield from (_Try("offload", {"spec.trainer.cpuOffload": True} | fields) for fields in thrifty)
     if spec.trainer.activation_checkpointing not in ("offload", "auto"):
         yield _Try("activations offload", {"spec.trainer.activationCheckpointing": "offload"})

@@ -24,6 +24,10 @@ REFERENCE_BYTES = 2
 HEAD_CHUNK_BYTES = GIB
 """Float32 logits that exist at a time (`trainer.learning.lm_head`)."""
 HEAD_CHUNKS = 3
+MOMENT_BUCKET_BYTES = 256 * 2**20
+"""Moments in one buffer with `optimizer.offload` (`optim.host_moments`); of one parameter more than that, as they are not cut."""
+HOST_LINK_BYTES_PER_SECOND = 50e9
+"""Speed of a GPU's link to the host in one direction, PCIe 5.0 x16: what copies of moments are counted with."""
 LIBRARIES_BYTES = 1.5 * GIB
 """CUDA's context and the workspaces of its libraries."""
 COMMUNICATORS_BYTES = 1.0 * GIB
@@ -102,13 +106,13 @@ def trainer_needs(
     """
     kernel = expected_kernel(config, model, product)
     remarks = [] if kernel is None else [f"attention: {config.attention} is {kernel}"]
-    given = {"memory": memory, "colocated": colocated, "padded": kernel is not None and kernel.padded}
+    padded = kernel is not None and kernel.padded
     mode = config.activation_checkpointing
     if mode == "auto":
-        chosen = chosen_mode(config, model, reference, **given)
+        chosen = chosen_mode(config, model, reference, memory=memory, colocated=colocated, padded=padded)
         remarks.append(f"activationCheckpointing: auto is {chosen.mode} here ({chosen.why})")
         mode = chosen.mode
-    needs = _needs(config, mode, model, reference, **given)
+    needs = _needs(config, mode, model, reference, memory=memory, colocated=colocated, padded=padded)
     return replace(needs, remarks=[*needs.remarks, *remarks])
 
 
@@ -203,15 +207,27 @@ def _states(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks)
         )
     else:
         gradients, summed = on_gpu * MASTER_BYTES * trained.all / ranks.shards, shared
+    moments = _moment_bytes(config, trained, ranks)
+    kept = Part("optimizer state", on_gpu * moments, f"{config.optimizer.name}, {shared}")
+    if config.optimizer.offload:
+        kept = _buckets(config, held, trained, ranks, moments)
+    return [Part("parameters", on_gpu * masters, shared), Part("gradients", gradients, summed), kept]
+
+
+def _moment_bytes(config: TrainerConfig, trained: _Trained, ranks: _Ranks) -> float:
+    """The optimizer's moments on one rank, wherever they are."""
+    slots = config.lora.slots if config.lora is not None else 1
     numbers = _moments(config) * trained.all
     if config.optimizer.name == "muon":
         numbers -= trained.matrices
-    moments = MASTER_BYTES * slots * numbers / ranks.shards
-    return [
-        Part("parameters", on_gpu * masters, shared),
-        Part("gradients", gradients, summed),
-        Part("optimizer state", on_gpu * moments, f"{config.optimizer.name}, {shared}"),
-    ]
+    return MASTER_BYTES * slots * numbers / ranks.shards
+
+
+def _buckets(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks, moments: float) -> Part:
+    """Buffers of moments that live in host memory; no part of a micro-batch is there when the optimizer steps."""
+    table = held.root if trained.head or config.lora is None else 0
+    one = max(MOMENT_BUCKET_BYTES, MASTER_BYTES * _moments(config) * table / ranks.shards)
+    return Part("optimizer state", min(2 * one, moments), "two buckets of moments, which live in host memory")
 
 
 def _moments(config: TrainerConfig) -> float:
@@ -232,6 +248,8 @@ def _companions(
         body = model.parameters - (0 if model.tied else model.table) + model.hidden
         numbers = 2 + _moments(config)
         on_gpu = not config.cpu_offload
+        if config.optimizer.offload:
+            numbers = 2
         found.append(Part("critic", on_gpu * MASTER_BYTES * numbers * body / ranks.shards, "with its states, float32"))
     return found
 
@@ -317,6 +335,13 @@ def _remarks(
         numbers = 2 + _moments(config)
         size = MASTER_BYTES * (held.parameters + (numbers - 1) * trained.all) / ranks.shards
         found.append(f"cpuOffload: {gib(size * config.ranks_per_replica)} of host memory for each replica")
+    if config.optimizer.offload:
+        each_way = _moment_bytes(config, trained, ranks)
+        seconds = 2 * each_way / HOST_LINK_BYTES_PER_SECOND
+        found.append(
+            f"optimizer.offload: {gib(each_way * config.ranks_per_replica)} of host memory for each replica; a step copies {gib(each_way)} "
+            f"each way, about {seconds:.1f} s at {HOST_LINK_BYTES_PER_SECOND / 1e9:.0f} GB/s"
+        )
     if mode == "offload":
         each = layer_activations(model, "none", number_bytes=2, tp=ranks.tp, compiled=config.compile)
         size = held.rows * _row(config) / ranks.cp * held.layers * each.kept

@@ -311,6 +311,8 @@ class OptimizerConfig(Config):
     """Momentum of `muon` (default 0.95) and `sgd` (default 0.9)."""
     moments: Literal["float32", "int8"] = "float32"
     """Number format of `adamw`'s moments; `int8`: blocks of 8-bit codes, a quarter of the memory, and slower."""
+    offload: bool = False
+    """Keep moments in host memory; the device has two buckets of them while it steps. Needs GPUs."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global L2 norm; null: no clipping."""
 

@@ -95,6 +95,12 @@ class TrainerSpec(Config):
             raise ValueError(problem)
         if self.cpu_offload and self.gpus_per_replica == 0:
             raise ValueError("cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload")
+        if self.optimizer.offload and self.gpus_per_replica == 0:
+            raise ValueError("optimizer.offload (true) needs GPUs, and gpusPerReplica is 0; remove optimizer.offload")
+        if self.optimizer.offload and self.cpu_offload:
+            raise ValueError(
+                "optimizer.offload (true) has no meaning with cpuOffload (true), which moves the moments as well; remove one of them"
+            )
         if self.optimizer.moments == "int8" and self.parallelism.tp > 1:
             raise ValueError(
                 f"optimizer.moments (int8) keeps blocks of rows, which parallelism.tp ({self.parallelism.tp}) divides; "

@@ -27,7 +27,7 @@ def put_apart(draft: Draft) -> None:
     _engines(draft)
     for key in ("param_offload", "optimizer_offload"):
         draft.dropped[f"actor_rollout_ref.actor.fsdp_config.{key}"] = (
-            "memory alone; trainer.cpuOffload keeps both in host memory"
+            "memory alone; trainer.optimizer.offload keeps moments in host memory, trainer.cpuOffload masters too"
         )
     if not draft.has(_SYNC):
         draft.put(

@@ -68,7 +68,7 @@ _ACTOR: tuple[Row, ...] = (
     ),
     value("actor.optimizer.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
     joined("actor.optimizer.warmup_steps_proportion", "trainer.scheduler.warmupSteps", "no warm-up"),
-    value("actor.optimizer.offload", "trainer.cpuOffload", convert="flag"),
+    value("actor.optimizer.offload", "trainer.optimizer.offload", convert="flag"),
     value("actor.fsdp.offload_params", "trainer.cpuOffload", convert="flag"),
     drop("actor.optimizer.*", "of loss scaling: bfloat16 needs none"),
     joined("actor.ppo_n_minibatches", "trainer.updatesPerStep"),

@@ -11,6 +11,7 @@ from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.optim.adamw8bit import AdamW8bit, divides_rows
+from rlrun.trainer.learning.optim.host_moments import HostMoments
 from rlrun.trainer.learning.optim.muon import Muon
 from rlrun.trainer.modeling.shard import decoder_layers
 
@@ -20,6 +21,12 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.devi
 
     A group whose `matrices` is true is what Muon orthogonalises: the weight matrices of the decoder layers.
     """
+    made = _resident(model, config, device)
+    return HostMoments(made, device) if config.offload else made
+
+
+def _resident(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
+    """The optimizer with its states on the device."""
     if config.name == "sgd":
         return torch.optim.SGD(
             _trained(model.parameters()),

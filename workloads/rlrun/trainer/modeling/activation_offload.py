@@ -48,6 +48,9 @@ class Link(Protocol):
     def wait(self, mark: object) -> None:
         """Let what the computation is asked for from now on begin after that moment."""
 
+    def settle(self) -> None:
+        """Wait, on the host, for all copies that were asked for so far."""
+
 
 class CUDALink:
     """A stream for copies, and pinned memory."""
@@ -82,6 +85,10 @@ class CUDALink:
         assert isinstance(mark, torch.cuda.Event)
         torch.cuda.current_stream().wait_event(mark)
 
+    def settle(self) -> None:
+        """See `Link`."""
+        self._stream.synchronize()
+
 
 class HostLink:
     """Copies within host memory, at once."""
@@ -102,6 +109,9 @@ class HostLink:
         """See `Link`."""
 
     def wait(self, mark: object) -> None:
+        """See `Link`."""
+
+    def settle(self) -> None:
         """See `Link`."""
 
 

@@ -34,7 +34,7 @@ def _of_optimizer(table: str) -> tuple[Row, ...]:
         ),
         ignored(
             f"{table}.cpu_offload.enabled", "false is the default", only((False,), "false is the default",
-            "trainer.cpu_offload has it, with masters and gradients"),
+            "trainer.optimizer.offload has it"),
         ),
         *_of_scheduler(f"{table}.scheduler"),
     )  # fmt: skip
@@ -115,7 +115,7 @@ def of_model(table: str) -> tuple[Row, ...]:
         to(f"{table}.compile", "trainer.compile", by=flag, text="true or a table"),
         ignored(f"{table}.compile.fullgraph", "every decoder layer is compiled: the result is the same"),
         to(f"{table}.fsdp_cpu_offload", "trainer.cpu_offload"),
-        to(f"{table}.optim_cpu_offload", "trainer.cpu_offload", text="with masters and gradients"),
+        to(f"{table}.optim_cpu_offload", "trainer.optimizer.offload"),
         ignored(f"{table}.reshard_after_forward", "it changes memory and speed alone"),
         ignored(f"{table}.reshard", "it changes memory and speed alone"),
         ignored(f"{table}.optimization_dtype", _MASTERS),

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from rlrun.trainer.learning.optim.parts import Visit, at_once, step_part
 from rlrun.trainer.modeling.shard import local_part
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -40,6 +41,8 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
         super().__init__([{"params": matrices, "matrices": True, "momentum": momentum, **shared}], {})
         self._adamw = torch.optim.AdamW(others, **adamw)
         self.add_param_group({**self._adamw.param_groups[0], "matrices": False})
+        self.visit: Visit = at_once
+        """Parts in which momentum and moments are on the device."""
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -49,22 +52,25 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
             if group["matrices"]:
                 self._update([p for p in group["params"] if p.grad is not None], group)
         # A loaded state replaces groups and state; the inner optimizer works on those of this one.
-        self._adamw.param_groups = [group for group in self.param_groups if not group["matrices"]]
+        groups = [group for group in self.param_groups if not group["matrices"]]
         self._adamw.state = self.state
-        self._adamw.step()
+        for part in self.visit([p for group in groups for p in group["params"] if p.grad is not None]):
+            step_part(self._adamw, groups, part)
         return loss
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         if not parameters:
             return
         momentum, lr = group["momentum"], group["lr"]
-        for parameter in parameters:
-            if "momentum_buffer" not in self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
-        buffers = [local_part(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
-        gradients = [local_part(parameter.grad) for parameter in parameters]
-        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        directions = torch._foreach_lerp(gradients, buffers, momentum)
+        directions: list[Tensor] = []
+        for part in self.visit(parameters):
+            for parameter in part:
+                if "momentum_buffer" not in self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
+            buffers = [local_part(self.state[parameter]["momentum_buffer"]) for parameter in part]
+            gradients = [local_part(parameter.grad) for parameter in part]
+            torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+            directions += torch._foreach_lerp(gradients, buffers, momentum)
         updates = orthogonalized_parts(parameters, directions)
         weights = [local_part(parameter.detach()) for parameter in parameters]
         torch._foreach_mul_(updates, [-lr * 0.2 * math.sqrt(max(parameter.shape[-2:])) for parameter in parameters])

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlrun.trainer.learning.optim.host_moments import HostMoments
 from rlrun.trainer.modeling.shard import counts_here, local_part
 
 _BLOCK = 2**16
@@ -54,8 +55,9 @@ def apply_gradient(
     for parameters in optimizer.param_groups:
         parameters["lr"] = lr
     asked = {"": square, **(values or {})}
-    if _decides_on_device(optimizer):
-        _update_if_finite(optimizer, square, max_grad_norm)
+    decides = optimizer.inner if isinstance(optimizer, HostMoments) else optimizer
+    if _decides_on_device(decides):
+        _update_if_finite(optimizer, decides, square, max_grad_norm)
         found = read(asked)
     else:
         found = read(asked)
@@ -118,19 +120,21 @@ def _decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, torch.optim.AdamW) and all(group["fused"] for group in optimizer.param_groups)
 
 
-def _update_if_finite(optimizer: torch.optim.Optimizer, square: Tensor, max_grad_norm: float | None) -> None:
+def _update_if_finite(
+    optimizer: torch.optim.Optimizer, fused: torch.optim.Optimizer, square: Tensor, max_grad_norm: float | None
+) -> None:
     """Step by the arguments that torch's gradient scaler hands to a fused optimizer: a divisor, and whether to leave it."""
     norm = square.sqrt()
     handed = {"found_inf": (~torch.isfinite(norm)).float()}
     if max_grad_norm is not None:
         handed["grad_scale"] = torch.where(norm > max_grad_norm, (norm + _CLIP_EPS) / max_grad_norm, 1.0).float()
     for name, value in handed.items():
-        setattr(optimizer, name, value)
+        setattr(fused, name, value)
     try:
         optimizer.step()
     finally:
         for name in handed:
-            delattr(optimizer, name)
+            delattr(fused, name)
 
 
 def _root(square: float) -> float:

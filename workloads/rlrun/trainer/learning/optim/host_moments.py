@@ -1,0 +1,217 @@
+"""Optimizer whose moments live in host memory, and pass through two buffers of the device while it steps.
+
+    bucket i     copied in      stepped      copied out
+    bucket i+1                copied in      stepped      copied out
+
+All copies run on one stream of their own, in order: a buffer is filled again after it has been copied out. Parameters and gradients stay
+on the device, and every number is computed there as it is without offload: only where a moment waits between two steps is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlrun.fit.trainer import MOMENT_BUCKET_BYTES
+from rlrun.trainer.learning.optim.muon import Muon
+from rlrun.trainer.learning.optim.parts import step_part
+from rlrun.trainer.modeling.activation_offload import SMALLEST, CUDALink, HostLink, Link
+from rlrun.trainer.modeling.shard import local_part
+
+BUCKET_BYTES = MOMENT_BUCKET_BYTES
+"""Most bytes of moments that one buffer holds; those of one parameter are never cut, and may be more."""
+_FIRST_BYTES = 8
+"""Bytes that a parameter's number is taken to have in moments before there are any."""
+_ALIGNMENT = 256
+"""Bytes to which every tensor in a buffer is aligned, as CUDA's allocator does."""
+
+
+@dataclass
+class _Slot:
+    """One of the two buffers, and what is in it."""
+
+    buffer: Tensor
+    here: list[tuple[dict[str, Any], str, Tensor]] = field(default_factory=list)
+    """Moments on the device: the state that each belongs to, its name, the tensor."""
+    hosts: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    """Their places in host memory, by parameter and name."""
+    leaving: list[Tensor] = field(default_factory=list)
+    """Moments outside of the buffer that are being copied: new ones."""
+    arrived: object = None
+    left: object = None
+
+
+class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed for mypy
+    """Steps another optimizer bucket by bucket. Groups and states are that one's, so that checkpoints are the same with and without.
+
+    Args:
+        inner: what steps. All but Muon treat each parameter by itself; Muon takes parts where it does.
+        device: of the parameters.
+        link: copies; default: by the device.
+        bucket_bytes: see `BUCKET_BYTES`.
+    """
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        device: torch.device,
+        *,
+        link: Link | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner, self.state = inner, inner.state
+        self._device, self._bucket_bytes = device, bucket_bytes
+        self._link: Link = link or (CUDALink(device) if device.type == "cuda" else HostLink())
+        self.buffer_bytes = 0
+        """Size of both buffers in the last step. They are memory of the device during the optimizer's step alone."""
+        if isinstance(inner, Muon):
+            inner.visit = self.visit
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of every parameter that has a gradient. The host waits for nothing."""
+        loss = None if closure is None else closure()
+        self.buffer_bytes = 0
+        if isinstance(self.inner, Muon):
+            self.inner.step()
+            return loss
+        with_gradient = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for bucket in self.visit(with_gradient):
+            step_part(self.inner, self.param_groups, bucket)
+        return loss
+
+    def visit(self, parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[nn.Parameter]]:
+        """Buckets of parameters; the moments of each are on the device until the next is asked for."""
+        buckets = self._buckets(parameters)
+        if not buckets:
+            return
+        slots = [self._slot(buckets[parity::2]) for parity in (0, 1)]
+        self.buffer_bytes = max(self.buffer_bytes, sum(slot.buffer.numel() for slot in slots))
+        self._fetch(buckets[0], slots[0])
+        for index, bucket in enumerate(buckets):
+            if index + 1 < len(buckets):
+                self._fetch(buckets[index + 1], slots[(index + 1) % 2])
+            slot = slots[index % 2]
+            self._link.wait(slot.arrived)
+            for state, name, tensor in slot.here:
+                state[name] = tensor
+            yield bucket
+            self._send(bucket, slot)
+        self._link.wait(self._link.mark())  # from here on the computation may have the buffers' memory
+
+    def state_dict(self) -> dict[str, Any]:
+        """State with the moments in host memory, after the last copy."""
+        self._link.settle()
+        found: dict[str, Any] = super().state_dict()
+        return found
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Take a state over, moment by moment into host memory: torch's own would bring all of them to the device first.
+
+        Raises:
+            ValueError: it is of other groups of parameters.
+        """
+        self._link.settle()
+        groups, saved = self.param_groups, state_dict["param_groups"]
+        sizes, found = ([len(group["params"]) for group in of] for of in (groups, saved))
+        if sizes != found:
+            raise ValueError(f"a state of groups of {found} parameters, and the optimizer has {sizes}")
+        for group, other in zip(groups, saved, strict=True):
+            for parameter, key in zip(group["params"], other["params"], strict=True):
+                values = state_dict["state"].get(key)
+                if values is not None:
+                    own = self.state.get(parameter, {})
+                    self.state[parameter] = {name: self._placed(value, own.get(name)) for name, value in values.items()}
+            group |= {name: value for name, value in other.items() if name != "params"}
+
+    def _placed(self, value: Any, place: object) -> Any:
+        """A loaded value where it lives between steps; `place` is what is there now."""
+        if not isinstance(value, Tensor):
+            return value
+        if not _is_moved(value):
+            return _like(local_part(value).to(self._device), value)
+        if isinstance(place, Tensor) and local_part(place).data_ptr() == local_part(value).data_ptr():
+            return place
+        host = self._host(local_part(value))
+        host.copy_(local_part(value))
+        return _like(host, value)
+
+    def _buckets(self, parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+        found: list[list[nn.Parameter]] = []
+        room = 0
+        for parameter in parameters:
+            size = self._bytes([parameter]) or _FIRST_BYTES * local_part(parameter.detach()).numel()
+            if not found or size > room:
+                found.append([])
+                room = self._bucket_bytes
+            found[-1].append(parameter)
+            room -= size
+        return found
+
+    def _bytes(self, bucket: Sequence[nn.Parameter]) -> int:
+        return sum(_aligned(local_part(value)) for *_, value in self._moved(bucket))
+
+    def _moved(self, bucket: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, dict[str, Any], str, Tensor]]:
+        """All that is in host memory between steps."""
+        for parameter in bucket:
+            state = self.state.get(parameter, {})
+            yield from ((parameter, state, name, value) for name, value in state.items() if _is_moved(value))
+
+    def _slot(self, buckets: Sequence[Sequence[nn.Parameter]]) -> _Slot:
+        size = max(map(self._bytes, buckets), default=0)
+        return _Slot(torch.empty(size, dtype=torch.uint8, device=self._device))
+
+    def _fetch(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
+        """Ask for the moments of a bucket, into a slot whose own have been sent."""
+        if slot.leaving:
+            self._link.wait(slot.left)
+            slot.leaving.clear()
+        slot.here, slot.hosts, at = [], {}, 0
+        for parameter, state, name, value in self._moved(bucket):
+            host = local_part(value)
+            tensor = slot.buffer[at : at + host.nbytes].view(host.dtype).view(host.shape)
+            self._link.back(host, tensor)
+            slot.here.append((state, name, _like(tensor, value)))
+            slot.hosts[id(parameter), name] = value
+            at += _aligned(host)
+        slot.arrived = self._link.mark()
+
+    def _send(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
+        """Copy the moments of a bucket to the host, where they were or have a first place."""
+        inside = slot.buffer.untyped_storage().data_ptr()
+        for parameter, state, name, value in [*self._moved(bucket)]:
+            tensor, place = local_part(value), slot.hosts.get((id(parameter), name))
+            if place is None or local_part(place).shape != tensor.shape:
+                place = _like(self._host(tensor), value)
+            self._link.out(tensor, local_part(place))
+            if tensor.untyped_storage().data_ptr() != inside:
+                slot.leaving.append(tensor)
+            state[name] = place
+        slot.here, slot.left = [], self._link.mark()
+
+    def _host(self, tensor: Tensor) -> Tensor:
+        """Host memory for a tensor's numbers."""
+        return self._link.buffer(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+
+
+def _is_moved(value: object) -> bool:
+    """True for a moment; a count of steps, and what is too small to be worth a copy, stays on the device."""
+    return isinstance(value, Tensor) and local_part(value).nbytes >= SMALLEST
+
+
+def _aligned(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _like(local: Tensor, value: Tensor) -> Tensor:
+    """This rank's part of a tensor that is divided as `value` is. `DTensor.from_local` would move it to the mesh's device."""
+    if not isinstance(value, DTensor):
+        return local
+    divided: Tensor = DTensor(local, value._spec, requires_grad=False)
+    return divided
