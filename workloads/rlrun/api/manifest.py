@@ -52,7 +52,7 @@ def examine_manifest(text: str, source: str, variation: Variation | None = None)
         raise ConfigError([Problem(source, "", _TOML.format(shlex.quote(source)))])
     documents, broken = examine_yaml(text, source)
     try:
-        document = _the_run(documents, source)
+        document = the_run(documents, source)
     except ConfigError as error:
         raise ConfigError([*broken, *error.problems]) from None
     wrong_type = _check_type(document, source)
@@ -81,7 +81,12 @@ def manifest_text(spec: RLRunSpec, name: str) -> str:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 
-def _the_run(documents: list[Document], source: str) -> Document:
+def the_run(documents: list[Document], source: str) -> Document:
+    """The one RLRun among documents.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
     mappings = [document for document in documents if isinstance(document.value, dict)]
     runs = [document for document in mappings if is_manifest(document.value)]
     if len(runs) == 1:

@@ -14,6 +14,7 @@ from rlrun.config.models.tracking import TrackingConfig
 from rlrun.local.inputs import check_model_folder
 from rlrun.local.plan import Ports
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_writable
 from rlrun.runtime import exit_codes, extras
@@ -98,8 +99,8 @@ def check_folder(root: Path, *, resume: bool, engines: bool = False) -> None:
         raise PreflightError(
             f"--resume: {root} holds no run (there is no {paths.run_json.name}); leave --resume out to start one"
         )
-    of_engines = {paths.identity.name, paths.model.name, "logs"} if engines else set()
-    if not resume and root.is_dir() and any(path.name not in of_engines for path in root.iterdir()):
+    before = {LAUNCH_MANIFEST, LAUNCH_LOG} | ({paths.identity.name, paths.model.name, "logs"} if engines else set())
+    if not resume and root.is_dir() and any(path.name not in before for path in root.iterdir()):
         raise PreflightError(
             f"{root} is not empty: add --resume to go on with the run in it, or choose another --output-dir"
         )

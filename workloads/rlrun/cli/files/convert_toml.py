@@ -24,7 +24,7 @@ from rlrun.config.loading.examine import validate
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.layers import Layer, Origin
 from rlrun.config.loading.problems import ConfigError, Problem
-from rlrun.config.loading.schema import Shape, child, few, spelled
+from rlrun.config.loading.schema import Shape, as_written, child, few, spelled
 from rlrun.config.loading.yaml_text import Document, Key
 from rlrun.convert.compose.shared import run_name
 from rlrun.convert.convert import Converted
@@ -209,7 +209,7 @@ class _Account:
     def _fields(self, value: object, shape: Shape, key: Key, path: str) -> Iterator[tuple[str, object, Key]]:
         """Every field that is set: its path in a manifest, its value there, its key."""
         if shape.model is None or not isinstance(value, dict) or not value:
-            yield path, _camel(value, shape), key
+            yield path, as_written(value, shape), key
             return
         for name, inner in value.items():
             own = spelled(shape.model, name, "camel")
@@ -297,12 +297,3 @@ def _dotted(key: Key) -> str:
     for part in key:
         path += "[]" if isinstance(part, int) else f".{part}" if path else part
     return path
-
-
-def _camel(value: object, shape: Shape) -> object:
-    """A value as a manifest has it; keys of a free mapping stay."""
-    if isinstance(value, dict) and shape.model is not None:
-        return {spelled(shape.model, name, "camel"): _camel(one, child(shape, name)) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_camel(one, child(shape, i)) for i, one in enumerate(value)]
-    return value

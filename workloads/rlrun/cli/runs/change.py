@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
 from rlrun.config.loading.parser import Parser, whole
-from rlrun.inspect.change import WordError, dropped, patch_of
-from rlrun.inspect.kubectl import RUNS, ClusterError, ask_json
+from rlrun.inspect.change import WordError, patch_of
+from rlrun.inspect.kubectl import RUNS, ask_json
 from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, Run
 from rlrun.inspect.times import rfc3339
-from rlrun.protocol.files.launcher import LauncherRecord, read_record
-from rlrun.protocol.files.paths import RunPaths
+from rlrun.runs import acts
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
 
@@ -107,10 +103,12 @@ def run_resume(argv: Sequence[str]) -> int:
     options = resume_parser().parse_args(list(argv))
     run = the_run(options)
     if isinstance(run, FolderRun):
-        record = _record(run)
+        record = acts.launcher_of(run)
         if record is not None and record.alive(time.time()):
             raise NotFoundError(f"{run.root} runs already (process {record.pid} on {record.host})")
-        raise NotFoundError(f"a run on this machine is gone on with in a terminal of its own: {_command(record)}")
+        raise NotFoundError(
+            f"a run on this machine is gone on with in a terminal of its own: {acts.go_on_command(run)}"
+        )
     _patch(run, {"spec": {"suspend": False}}, options)
     _say(f"{run.name} goes on from its last complete checkpoint", options)
     return exit_codes.OK
@@ -122,10 +120,9 @@ def run_restart(argv: Sequence[str]) -> int:
     options = restart_parser().parse_args(list(argv))
     run = the_run(options)
     if isinstance(run, FolderRun):
-        record = _record(run)
-        if record is not None and record.alive(time.time()):
+        if acts.is_running(run):
             _stop(run, options)
-        print(f"then go on with it: {_command(record)}")
+        print(f"then go on with it: {acts.go_on_command(run)}")
         return exit_codes.OK
     cluster = api(options)
     phase = ask_json(cluster, ["get", RUNS, run.name]).get("status", {}).get("phase")
@@ -171,49 +168,14 @@ def _in_cluster(run: Run, command: str) -> ClusterRun:
     return run
 
 
-def _patch(run: ClusterRun, patch: Json, options: argparse.Namespace) -> None:
-    """Ask first whether the API server takes all of a patch, then patch.
-
-    Raises:
-        ClusterError: it refuses the patch, or would drop a field of it.
-    """
-    cluster = api(options)
-    words = ["patch", RUNS, run.name, "--type=merge", f"--patch={json.dumps(patch)}"]
-    tried = ask_json(cluster, [*words, "--dry-run=server"])
-    if lost := dropped(patch, tried):
-        raise ClusterError(
-            f"{', '.join(lost)}: the RLRun has no such field; `kubectl explain rlrun.spec --recursive` lists all",
-            exit_codes.USAGE,
-        )
-    if not options.dry_run:
-        cluster.ask(words)
+def _patch(run: ClusterRun, change: Json, options: argparse.Namespace) -> None:
+    acts.patch(api(options), run.name, change, dry_run=options.dry_run)
 
 
 def _say(text: str, options: argparse.Namespace) -> None:
     print(f"the API server would take it: {text}" if options.dry_run else text)
 
 
-def _record(run: FolderRun) -> LauncherRecord | None:
-    return read_record(RunPaths(run.root).launcher)
-
-
-def _command(record: LauncherRecord | None) -> str:
-    return record.command if record is not None else "the command that started it, with --resume"
-
-
 def _stop(run: FolderRun, options: argparse.Namespace) -> None:
-    """Ask a run's launcher to save and stop, as Ctrl-C does.
-
-    Raises:
-        NotFoundError: nobody runs it here.
-    """
-    record = _record(run)
-    if record is None:
-        raise NotFoundError(f"no launcher looks after {run.root}: end the roles where they were started")
-    if not record.alive(time.time()):
-        raise NotFoundError(f"{run.root} does not run; go on with it: {record.command}")
-    if record.host != os.uname().nodename:
-        raise NotFoundError(f"{run.root} runs on {record.host} (process {record.pid}); stop it there")
-    if not options.dry_run:
-        os.kill(record.pid, signal.SIGINT)
-    print(f"asked process {record.pid} to save and stop; `rlrun status {run.root}` shows when it has", file=sys.stderr)
+    pid = acts.ask_to_stop(run, dry_run=options.dry_run)
+    print(f"asked process {pid} to save and stop; `rlrun status {run.root}` shows when it has", file=sys.stderr)

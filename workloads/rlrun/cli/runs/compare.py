@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, is_plugin, runs_parser, write
 from rlrun.config.loading.parser import Parser
 from rlrun.inspect.compare import Curve, curves_table, differences, differences_table, last_step, mean_between, metrics
-from rlrun.inspect.folder import json_lines, read_config
-from rlrun.inspect.kubectl import RUNS, Api, ask_json
-from rlrun.inspect.source import FolderRun, NotFoundError, find, read
-from rlrun.inspect.volume import Volume
-from rlrun.protocol.files.paths import RunPaths
+from rlrun.inspect.kubectl import Api
+from rlrun.inspect.source import NotFoundError, find
+from rlrun.runs import reading
 from rlrun.runtime import exit_codes
 
 
@@ -52,11 +48,4 @@ def run_compare(argv: Sequence[str]) -> int:
 
 def read_curve(word: str, cluster: Api) -> Curve:
     """Metrics and configuration of the run that a word of the command line names."""
-    run = find(word, cluster_only=is_plugin())
-    paths = RunPaths(run.root if isinstance(run, FolderRun) else Path())
-    if isinstance(run, FolderRun):
-        lines = json_lines(paths.metrics.read_text(errors="replace")) if paths.metrics.is_file() else []
-        return Curve(word, lines, read_config(paths, paths.attempts_on_disk()))
-    seen = read(run, cluster, time.time(), events=False)
-    lines = json_lines(Volume(run, seen, cluster).text(PurePosixPath(paths.metrics.name)))
-    return Curve(word, lines, ask_json(cluster, ["get", RUNS, run.name]).get("spec") or {})
+    return reading.curve(find(word, cluster_only=is_plugin()), cluster, word)

@@ -9,12 +9,9 @@ from pathlib import Path
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser
 from rlrun.cli.runs.compare import read_curve
 from rlrun.config.loading.parser import Parser, whole
-from rlrun.config.suggest import unknown_name
-from rlrun.inspect.compare import Curve
-from rlrun.inspect.curves import DEFAULTS, Line, curve, names, svg
-from rlrun.inspect.source import NotFoundError
+from rlrun.inspect.curves import Line, svg
+from rlrun.runs.pictures import lines_of
 from rlrun.runtime import exit_codes
-from rlrun.runtime.printable import printable
 
 _ROWS = 18
 _COLUMNS = 100
@@ -35,23 +32,13 @@ def run_plot(argv: Sequence[str]) -> int:
     """Run `rlrun plot`; returns the exit code."""
     options = plot_parser().parse_args(list(argv))
     runs = [read_curve(word, api(options)) for word in options.runs]
-    metric = options.metric or _default(runs)
-    found = [curve(run.label, run.lines, metric, options.smooth) for run in runs]
-    if not all(line.steps for line in found):
-        known = sorted({printable(name) for run in runs for name in names(run.lines)})
-        without = next(line.label for line in found if not line.steps)
-        raise NotFoundError(f"--metric: {without}: {unknown_name('metric', metric, known)}")
+    metric, found = lines_of(runs, options.metric, options.smooth, "--metric")
     if options.svg is not None:
         options.svg.write_text(svg(metric, found))
         print(options.svg)
     else:
         print(_text(metric, found))
     return exit_codes.OK
-
-
-def _default(runs: Sequence[Curve]) -> str:
-    """The first usual metric that all runs have."""
-    return next((name for name in DEFAULTS if all(name in names(run.lines) for run in runs)), DEFAULTS[0])
 
 
 def _text(metric: str, found: Sequence[Line]) -> str:

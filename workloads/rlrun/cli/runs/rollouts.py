@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run, write
 from rlrun.config.loading.parser import Parser, whole
-from rlrun.config.suggest import unknown_name
 from rlrun.inspect import rollouts
-from rlrun.inspect.folder import json_lines
-from rlrun.inspect.source import NotFoundError, read
-from rlrun.inspect.volume import Volume, traced_steps
-from rlrun.protocol.files.paths import RunPaths
+from rlrun.runs import reading
 from rlrun.runtime import exit_codes
 
 _CHARACTERS = 2000
@@ -42,25 +36,8 @@ def rollouts_parser() -> Parser:
 def run_rollouts(argv: Sequence[str]) -> int:
     """Run `rlrun rollouts`; returns the exit code."""
     options = rollouts_parser().parse_args(list(argv))
-    run, cluster = the_run(options), api(options)
-    seen = read(run, cluster, time.time(), events=False)
-    volume, paths = Volume(run, seen, cluster), RunPaths(Path())
-    folder = PurePosixPath(paths.traces.name)
-    if options.evaluation is not None:
-        name, label = paths.evaluation_trace(options.evaluation).name, f"evaluation of version {options.evaluation}"
-    else:
-        step = options.step
-        if step is None:
-            steps = traced_steps(volume.names(folder))
-            if not steps:
-                raise NotFoundError(
-                    f"{seen.title} has no traces yet (task {seen.task}); they come with the first trained step"
-                )
-            step = steps[-1]
-        name, label = paths.trace(step).name, f"step {step}"
-    rows = rollouts.newest(json_lines(_trace(volume, folder, name)))
-    if options.environment is not None and options.environment not in (known := rollouts.environments(rows)):
-        raise NotFoundError(f"--environment: {unknown_name('environment', options.environment, known)}")
+    label, rows = reading.trace(the_run(options), api(options), options.step, options.evaluation)
+    reading.of_environment(rows, options.environment, "--environment")
     found = rollouts.choose(rows, worst=options.worst, best=options.best, environment=options.environment)
     if options.output == "json":
         write(found, "json")
@@ -73,12 +50,3 @@ def run_rollouts(argv: Sequence[str]) -> int:
     if len(found) < len(rows) and options.worst is None and options.best is None:
         print(f"\n{len(rows) - len(found)} more: --worst N, --best N or -o json", file=sys.stderr)
     return exit_codes.OK
-
-
-def _trace(volume: Volume, folder: PurePosixPath, name: str) -> str:
-    try:
-        return volume.text(folder / name)
-    except NotFoundError as error:
-        steps = traced_steps(volume.names(folder))
-        there = f"there are traces of steps {steps[0]} to {steps[-1]}" if steps else "there are no traces"
-        raise NotFoundError(f"{error}; {there}") from None

@@ -89,6 +89,15 @@ def spelled(model: type[BaseModel], name: str, style: Style) -> str:
     return name.replace("_", "-") if style == "kebab" else name
 
 
+def as_written(value: object, shape: Shape) -> Any:
+    """A value by Python names as a manifest has it; keys of a free mapping stay."""
+    if isinstance(value, dict) and shape.model is not None:
+        return {spelled(shape.model, name, "camel"): as_written(one, child(shape, name)) for name, one in value.items()}
+    if isinstance(value, list):
+        return [as_written(one, child(shape, i)) for i, one in enumerate(value)]
+    return value
+
+
 def find_field(model: type[BaseModel], key: str, *, camel_only: bool = False) -> str | None:
     """The field that `key` spells, or None."""
     name = snake(key)

@@ -20,6 +20,8 @@ from rlrun.protocol.files.paths import TMP_SUFFIX
 State = Literal["Running", "Complete", "Interrupted", "Failed"]
 BEAT_SECONDS = 2.0
 """Time between two records of a run that goes on."""
+LAUNCH_MANIFEST, LAUNCH_LOG = "launch.yaml", "launch.log"
+"""Files in a run's folder that a start in the background writes before the launcher: its manifest, and what the launcher prints."""
 LOST_SECONDS = 30.0
 """A record that says Running and is older than this was left by a launcher that is gone, wherever that ran."""
 

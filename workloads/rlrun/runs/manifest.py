@@ -1,0 +1,205 @@
+"""Manifest of a run as it is written: made of fields, read from a file, changed by words. Defaults are never filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlrun.api.manifest import parse_manifest, the_run
+from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec, check_name
+from rlrun.api.variation import Variation
+from rlrun.config.loading.arguments import COMMAND_LINE
+from rlrun.config.loading.examine import validate
+from rlrun.config.loading.files import read_text
+from rlrun.config.loading.layers import Layer, Origin, Reader, merge
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.schema import Shape, as_written, child, find_field
+from rlrun.config.loading.yaml_text import examine_yaml
+from rlrun.inspect.change import WordError
+from rlrun.runs.plain import plain
+from rlrun.runtime.json_types import Json
+
+_BUILT = "Run"
+_SET = "Run.set"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A valid manifest."""
+
+    document: Json
+    """The resource in YAML's names; what was not written is not there."""
+    text: str | None = None
+    """Text that it was read from, unchanged since."""
+    file: Path | None = None
+    """File that has this text."""
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return str(self.document["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str | None:
+        """The namespace that the manifest names."""
+        found = self.document["metadata"].get("namespace")
+        return None if found is None else str(found)
+
+    def to_yaml(self) -> str:
+        """Text of the manifest; of a file that was not changed, its own."""
+        return (
+            self.text if self.text is not None else yaml.safe_dump(self.document, sort_keys=False, allow_unicode=True)
+        )
+
+
+def built(name: str, namespace: str | None, labels: Mapping[str, str] | None, spec: Mapping[str, object]) -> Manifest:
+    """Manifest of fields of a specification.
+
+    Args:
+        name: the run's name.
+        namespace: in the cluster.
+        labels: of the resource.
+        spec: fields by Python names; blocks are models or mappings.
+
+    Raises:
+        ConfigError: every problem, each by the field's Python name.
+    """
+    metadata: Json = {"name": name} | ({"namespace": namespace} if namespace else {})
+    metadata |= {"labels": dict(labels)} if labels else {}
+    return _judged(_layer(spec, _BUILT, metadata), metadata)
+
+
+def read(path: Path) -> Manifest:
+    """Manifest in a file.
+
+    Raises:
+        ConfigError: every problem, with its line.
+    """
+    return parsed(read_text(path), str(path), file=path)
+
+
+def parsed(text: str, source: str, *, file: Path | None = None) -> Manifest:
+    """Manifest in a text, which messages call `source`."""
+    parse_manifest(text, source)
+    documents, _ = examine_yaml(text, source)
+    alone = len(documents) == 1
+    return Manifest(the_run(documents, source).value, text if alone else None, file if alone else None)
+
+
+def of_document(document: Mapping[str, object]) -> Manifest:
+    """Manifest of a mapping, such as one that YAML or JSON was read into.
+
+    Raises:
+        ConfigError: every problem.
+    """
+    return Manifest(parsed(yaml.safe_dump(plain(document), sort_keys=False, allow_unicode=True), "mapping").document)
+
+
+def changed(manifest: Manifest, words: Sequence[str], fields: Mapping[str, object]) -> Manifest:
+    """Manifest with other values.
+
+    Args:
+        manifest: remains as it is.
+        words: `field.name=value`, as options of the command line; `null` takes a field out.
+        fields: by Python names; a block changes the fields that it has, and None takes a field out.
+
+    Raises:
+        ConfigError: every problem.
+    """
+    metadata = manifest.document["metadata"]
+    source = str(manifest.file) if manifest.file is not None else _BUILT
+    layer = _layer(manifest.document.get("spec") or {}, source, metadata)
+    out = {path for word in words if (path := _taken_out(word))}
+    layer = Variation([_option(word) for word in words if not _taken_out(word)]).over(layer)
+    layer.problems = [replace(one, source=_SET) if one.source == COMMAND_LINE else one for one in layer.problems]
+    layer.origins = {
+        key: replace(one, source=_SET, path=one.path.removeprefix("--"), style="snake")
+        if one.source == COMMAND_LINE
+        else one
+        for key, one in layer.origins.items()
+    }
+    layer = merge([layer, _layer(fields, _SET, metadata)])
+    return _judged(layer, metadata, without={*out, *((name,) for name, value in fields.items() if value is None)})
+
+
+def _split(word: str) -> tuple[str, str]:
+    field, equals, value = word.removeprefix("--").removeprefix("spec.").partition("=")
+    if not equals or not field:
+        raise WordError(f"got {word!r}, expected field=value, such as trainer.replicas=2")
+    return field, value
+
+
+def _option(word: str) -> str:
+    return "--" + "=".join(_split(word))
+
+
+def _taken_out(word: str) -> tuple[str, ...]:
+    """Python names of the field that a word takes out; none: it sets one."""
+    field, value = _split(word)
+    if value != "null":
+        return ()
+    shape, path = Shape("model", model=RLRunSpec), []
+    for part in field.split("."):
+        known = find_field(shape.model, part) if shape.model is not None else None
+        if known is None:
+            raise WordError(f"{word}: there is no field {field}")
+        path.append(known)
+        shape = child(shape, known)
+    return tuple(path)
+
+
+def _layer(spec: Mapping[str, object], source: str, metadata: Json) -> Layer:
+    """A resource whose fields are called as in the specification, without `spec.` before them."""
+    given = plain(spec)
+    inner = Reader(RLRunSpec, source, style="snake").read(given if isinstance(given, dict) else {})
+    layer = Layer(
+        values={"api_version": API_VERSION, "kind": KIND, "metadata": deepcopy(metadata), "spec": inner.values},
+        origins={("spec", *key): origin for key, origin in inner.origins.items()},
+        problems=inner.problems,
+        notices=inner.notices,
+        hints=inner.hints,
+    )
+    layer.origins |= {(): Origin(source, "", style="snake"), ("metadata",): Origin(source, "metadata", style="snake")}
+    return layer
+
+
+def _judged(layer: Layer, metadata: Json, without: Collection[tuple[str, ...]] = ()) -> Manifest:
+    try:
+        check_name(str(metadata["name"]))
+    except ValueError as error:
+        raise ConfigError([Problem(_BUILT, "name", str(error))]) from None
+    for path in without:
+        _remove(layer.values["spec"], path)
+    validate(RLRun, layer)
+    spec = as_written(layer.values["spec"], Shape("model", model=RLRunSpec))
+    return Manifest({"apiVersion": API_VERSION, "kind": KIND, "metadata": deepcopy(metadata), "spec": spec})
+
+
+def _remove(values: dict[str, Any], path: tuple[str, ...]) -> None:
+    for name in path[:-1]:
+        values = values.get(name) or {}
+    values.pop(path[-1], None)
+
+
+def patch_of_fields(fields: Mapping[str, object]) -> Json:
+    """Merge patch of `spec` from fields by Python names; None removes one.
+
+    Raises:
+        ConfigError: a field is unknown.
+    """
+    layer = Reader(RLRunSpec, _SET, style="snake").read(plain(fields))
+    if layer.problems:
+        raise ConfigError(layer.problems)
+    return {"spec": as_written(layer.values, Shape("model", model=RLRunSpec))}
+
+
+def of_resource(found: Json) -> Manifest:
+    """Manifest of an object as the API server has it: with what it fills in, without what it writes."""
+    kept = ("name", "namespace", "labels", "annotations")
+    metadata = {name: value for name, value in found["metadata"].items() if name in kept}
+    return Manifest({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": found.get("spec") or {}})

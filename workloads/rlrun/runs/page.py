@@ -1,0 +1,65 @@
+"""A run as a notebook shows it: phase, step, ETA, and the curve of its reward or loss as an inline picture. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+from rlrun.inspect.curves import DEFAULTS, curve, names, svg
+from rlrun.inspect.screen import number, steps
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.times import span
+from rlrun.inspect.why import Explanation
+
+_COLOURS = {"Complete": "#2ca02c", "Failed": "#d62728", "Running": "#1f77b4"}
+_OTHER = "#b8860b"
+_WIDTH = "max-width: 44em"
+
+
+def line(seen: Snapshot) -> str:
+    """A run in one line, for a terminal."""
+    return f"<Run {seen.title}: {', '.join(_facts(seen))}>"
+
+
+def _facts(seen: Snapshot) -> Iterator[str]:
+    yield seen.phase + (f" ({seen.reason})" if seen.reason else "")
+    if seen.progress.total_steps is not None:
+        yield f"step {steps(seen)}"
+    if seen.progress.reward is not None:
+        yield f"reward {number(seen.progress.reward, '.3f')}"
+    if seen.phase in ("Running", "Starting") and seen.progress.eta_seconds is not None:
+        yield f"ETA {span(seen.progress.eta_seconds)}"
+
+
+def html(seen: Snapshot, told: Explanation, lines: Sequence[Mapping[str, object]]) -> str:
+    """A run as a fragment of HTML, without scripts.
+
+    Args:
+        seen: one look at it.
+        told: why it does what it does.
+        lines: its metrics; empty: not known.
+    """
+    phase, *facts = _facts(seen)
+    badge = f'<span style="color: {_COLOURS.get(seen.phase, _OTHER)}; font-weight: bold">{escape(phase)}</span>'
+    head = f"<b>{escape(seen.title)}</b> {badge}{''.join(f', {escape(fact)}' for fact in facts)}"
+    parts = [f"<div>{head}</div>", *_problems(told), *_picture(lines)]
+    return f'<div style="{_WIDTH}">{"".join(parts)}</div>'
+
+
+def _problems(told: Explanation) -> Iterator[str]:
+    for one in told.now:
+        if one.kind != "waits":
+            yield f"<div>{escape(one.what)}: {escape(one.evidence)} <i>{escape(one.do)}</i></div>"
+
+
+def _picture(lines: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    metric = next((name for name in DEFAULTS if name in names(lines)), None)
+    if metric is not None:
+        found = curve("", lines, metric)
+        if len(found.steps) > 1:
+            yield svg(metric, [found])
+
+
+def manifest(text: str) -> str:
+    """A text as a fragment of HTML."""
+    return f"<pre>{escape(text)}</pre>"

@@ -1,0 +1,134 @@
+"""Contents of a run's volume, for commands and for Python: metrics, rollouts and checkpoints, of a folder or through the cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from rlrun.config.suggest import unknown_name
+from rlrun.inspect import rollouts
+from rlrun.inspect.compare import Curve
+from rlrun.inspect.folder import json_lines, read_config
+from rlrun.inspect.kubectl import RUNS, Api, ask_json
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
+from rlrun.inspect.volume import Volume, traced_steps
+from rlrun.protocol.files.checkpoint_manifest import MANIFEST
+from rlrun.protocol.files.paths import RunPaths
+
+_PATHS = RunPaths(Path())
+_CHECKPOINT = re.compile(r"step_(\d{8})\.a(\d{4,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    step: int
+    attempt: int
+    path: str
+    """Folder of the checkpoint, as the run's place has it."""
+    size: int
+    """Size in bytes."""
+    time: float
+    """When it was complete, in seconds since the epoch."""
+
+
+class Trace(NamedTuple):
+    """Rollouts of one step, or answers of one evaluation."""
+
+    label: str
+    rows: Sequence[rollouts.Row]
+
+
+def metrics(run: Run, api: Api) -> list[dict[str, object]]:
+    """Lines of a run's metrics, one per step; empty: none is trained yet."""
+    if isinstance(run, FolderRun):
+        file = RunPaths(run.root).metrics
+        return json_lines(file.read_text(errors="replace")) if file.is_file() else []
+    seen = read(run, api, time.time(), events=False)
+    return json_lines(Volume(run, seen, api).text(PurePosixPath(_PATHS.metrics.name)))
+
+
+def curve(run: Run, api: Api, label: str) -> Curve:
+    """Metrics and configuration of a run."""
+    lines = metrics(run, api)
+    if isinstance(run, FolderRun):
+        paths = RunPaths(run.root)
+        return Curve(label, lines, read_config(paths, paths.attempts_on_disk()))
+    return Curve(label, lines, ask_json(api, ["get", RUNS, run.name]).get("spec") or {})
+
+
+def trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = None) -> Trace:
+    """Rollouts of a step, or the held-out answers of a policy version.
+
+    Args:
+        run: the run.
+        api: the cluster.
+        step: a trained step; None: the newest one that has a trace.
+        evaluation: policy version, in the place of a step.
+
+    Raises:
+        NotFoundError: there is none; says which there are.
+    """
+    seen = read(run, api, time.time(), events=False)
+    volume, folder = Volume(run, seen, api), PurePosixPath(_PATHS.traces.name)
+    if evaluation is not None:
+        name, label = _PATHS.evaluation_trace(evaluation).name, f"evaluation of version {evaluation}"
+    else:
+        if step is None:
+            steps = traced_steps(volume.names(folder))
+            if not steps:
+                raise NotFoundError(
+                    f"{seen.title} has no traces yet (task {seen.task}); they come with the first trained step"
+                )
+            step = steps[-1]
+        name, label = _PATHS.trace(step).name, f"step {step}"
+    return Trace(label, rollouts.newest(json_lines(_text(volume, folder, name))))
+
+
+def _text(volume: Volume, folder: PurePosixPath, name: str) -> str:
+    try:
+        return volume.text(folder / name)
+    except NotFoundError as error:
+        steps = traced_steps(volume.names(folder))
+        there = f"there are traces of steps {steps[0]} to {steps[-1]}" if steps else "there are no traces"
+        raise NotFoundError(f"{error}; {there}") from None
+
+
+def of_environment(rows: Sequence[rollouts.Row], environment: str | None, what: str) -> None:
+    """Refuse an environment that no rollout is of.
+
+    Args:
+        rows: the rollouts.
+        environment: its name; None: all.
+        what: how the message calls the option.
+
+    Raises:
+        NotFoundError: says which there are.
+    """
+    if environment is not None and environment not in (known := rollouts.environments(rows)):
+        raise NotFoundError(f"{what}: {unknown_name('environment', environment, known)}")
+
+
+def checkpoints(run: Run, api: Api) -> list[Checkpoint]:
+    """Complete checkpoints of a run, in order of step and attempt."""
+    seen = read(run, api, time.time(), events=False)
+    volume, folder = Volume(run, seen, api), PurePosixPath(_PATHS.checkpoints.name)
+    root = str(run.root) if isinstance(run, FolderRun) else str(seen.folder)
+    found = []
+    for name in volume.names(folder):
+        if (match := _CHECKPOINT.fullmatch(name)) is None:
+            continue
+        try:
+            document = json.loads(volume.text(folder / name / MANIFEST))
+            size = sum(int(file["size"]) for file in document["files"])
+            when = float(document["created_at"])
+        except (NotFoundError, ValueError, TypeError, KeyError):
+            continue  # not complete, or damaged
+        found.append(Checkpoint(int(match[1]), int(match[2]), f"{root}/{folder / name}", size, when))
+    return found
