@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlrun.local.record import Recorder, saved
+from rlrun.local.record import Recorder
 from rlrun.protocol.files.launcher import BEAT_SECONDS, read_record
 from rlrun.protocol.files.paths import RunPaths
 
@@ -46,15 +46,3 @@ def test_a_volume_that_refuses_the_record_stops_no_run(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "gone" / "launcher.json", name="a", attempt=1, command="again")
     recorder.beat({"step": 1})
     recorder.end("Complete")
-
-
-def test_the_farewell_says_what_is_saved(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    assert "begins again at step 1" in saved(paths, trains=True)
-    for step, whole in ((20, True), (40, True), (60, False)):
-        folder = paths.checkpoint(step, 1)
-        folder.mkdir(parents=True)
-        if whole:
-            (folder / "manifest.json").write_text("{}")
-    assert saved(paths, trains=True) == "step 40 is saved"
-    assert saved(paths, trains=False) == "what was answered is kept"

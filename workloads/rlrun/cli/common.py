@@ -57,6 +57,8 @@ def piped(run: Callable[[], int]) -> int:
         sys.stdout.flush()
     except ModuleNotFoundError as error:
         return report_missing(error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         watch = select.poll()
         watch.register(sys.stdout, 0)

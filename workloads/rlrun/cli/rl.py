@@ -52,6 +52,12 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
         prog: the program's name.
         usage: how the help page calls it.
     """
+    from rlrun.local.main import not_yet
+
+    return not_yet(lambda: _start(words, model, prog=prog, usage=usage))
+
+
+def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:
     from rlrun.local.judge import judge_layer, nothing, stopped
     from rlrun.local.main import add_options, run_spec
 

@@ -259,7 +259,9 @@ def _model(spec: RLRunSpec, name: str, run: RunPaths, work: Path, console: Conso
             )
             file = work / "model.json"
             write_bytes(file, (config.model_dump_json(indent=1, by_alias=False) + "\n").encode())
-            prepare_model(config, file, RunPaths(work), 1, console)
+            prepare_model(
+                config, file, RunPaths(work), 1, lambda text: console.print(text, highlight=False, markup=False)
+            )
         model = ModelConfig(path=str(folder), dtype=model.dtype)
     elif model.path is not None:
         model = model.model_copy(update={"path": str(Path(model.path).absolute())})

@@ -12,7 +12,9 @@ from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.data import DataConfig, DataSetConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argument
+from rlrun.config.models.run import RunConfig
 from rlrun.local.user_code import Finding
+from rlrun.protocol.files.volume_faults import size
 
 READ_SECONDS = 20.0
 """Most time for reading rows; the rest of a large data set is judged when it is trained on."""
@@ -148,3 +150,22 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float)
                     key, f"{one.path}: rows after the first {index + 1} of {len(rows)} are not checked here", True
                 )
             return
+
+
+def read_of(config: RunConfig) -> Iterator[str]:
+    """Lines on what a run reads from this machine, with its size: the model's folder and the data."""
+    model, data = config.trainer.model, config.orchestrator.data
+    if model.path is not None:
+        yield f"model {model.path}: {size(_bytes(Path(model.path)))}"
+    if data is not None:
+        sets = [*data.sources, *([data.validation] if data.validation is not None else [])]
+        for path in dict.fromkeys(one.path for one in sets if one.path is not None):
+            yield f"data {path}: {size(_bytes(Path(path)))}"
+
+
+def _bytes(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder; 0 where it cannot be read, which is said elsewhere."""
+    try:
+        return sum(one.stat().st_size for one in (path.rglob("*") if path.is_dir() else (path,)) if one.is_file())
+    except OSError:
+        return 0

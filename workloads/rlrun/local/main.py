@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -28,6 +28,8 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
+from rlrun.local.farewell import Farewell
+from rlrun.local.inputs import read_of
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.measures import print_measures
 from rlrun.local.model import prepare_model
@@ -39,9 +41,10 @@ from rlrun.local.preflight import (
     check_packages,
     check_ports,
     check_trackers,
-    free_port,
+    choose_ports,
+    refuse_options_of_the_host,
 )
-from rlrun.local.record import Recorder, saved
+from rlrun.local.record import Recorder
 from rlrun.local.shared import running_engines
 from rlrun.local.shared.gpus import Claim, claimed, gpu_ids
 from rlrun.local.shared.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
@@ -106,6 +109,19 @@ def add_options(p: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run `rlrun local`; returns the exit code."""
+    return not_yet(lambda: _main(argv))
+
+
+def not_yet(start: Callable[[], int]) -> int:
+    """Exit code of `start`, which handles signals itself once it has started something."""
+    try:
+        return start()
+    except KeyboardInterrupt:
+        print("\ninterrupted: nothing was started", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _main(argv: Sequence[str]) -> int:
     rest, varied = take_variation(full_names(argv), own_options(p := parser()))
     p.also = field_options()
     options = p.parse_args(rest)
@@ -145,6 +161,7 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
     """
     root = Path(options.output_dir or Path("runs") / name).absolute()
     interrupted: list[int] = []
+    call = _Call(spec, name, RunPaths(root), options, console, command, interrupted)
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         interrupted.append(number)
@@ -152,11 +169,11 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with ExitStack() as held:
-            return _run(_Call(spec, name, RunPaths(root), options, console, command, interrupted), held)
+            return _run(call, held)
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return _farewell_of_signal(call)
     except RoleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("\n".join([f"error: {error}", *(call.farewell(failed=True) if call.begun else ())]), file=sys.stderr)
         return error.code
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -182,6 +199,8 @@ class _Call:
     """Command of the user, without the folder."""
     interrupted: list[int]
     """Signals so far."""
+    begun: list[Path] = field(default_factory=list)
+    """Files of its configuration, as soon as they are in the folder."""
 
     @property
     def trains(self) -> bool:
@@ -191,11 +210,16 @@ class _Call:
     @property
     def again(self) -> str:
         """Command that goes on with the run."""
-        return f"`{self.command} --output-dir {self.folder} --resume`"
+        return f"{self.command} --output-dir {shlex.quote(self.folder)} --resume"
+
+    def farewell(self, *, failed: bool) -> list[str]:
+        """What is saved, where things are, and how to go on."""
+        told = Farewell(self.paths, shlex.quote(self.folder), self.again, trains=self.trains, failed=failed)
+        return list(told.lines())
 
     def recorder(self, attempt: int) -> Recorder:
         """Writer of the attempt's launcher record."""
-        return Recorder(self.paths.launcher, name=self.name, attempt=attempt, command=self.again.strip("`"))
+        return Recorder(self.paths.launcher, name=self.name, attempt=attempt, command=self.again)
 
     @property
     def folder(self) -> str:
@@ -205,7 +229,7 @@ class _Call:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @dataclass(frozen=True)
@@ -228,13 +252,13 @@ def _run(call: _Call, held: ExitStack) -> int:
     _check_replay(call)
     _check_folder(call, config)
     configs = _with_place(call, config, place)
-    files = _write(call.paths, configs)
+    call.begun.extend(files := _write(call.paths, configs))
     write_bytes(call.paths.manifest, manifest_text(call.spec, call.name).encode())
     attempt = next_number(call.paths)
     if place.host is None:
-        prepare_model(config, files[0], call.paths, attempt, call.console, lambda: bool(call.interrupted))
+        prepare_model(config, files[0], call.paths, attempt, call.say, lambda: bool(call.interrupted))
     if call.interrupted:
-        return _INTERRUPTED
+        raise KeyboardInterrupt
     launch_id = uuid.uuid4().hex
     specs = processes(
         configs, files, attempt=attempt, api_key=place.api_key, launch_id=launch_id, ports=place.ports,
@@ -245,6 +269,8 @@ def _run(call: _Call, held: ExitStack) -> int:
     call.say(
         f"run {call.name}, attempt {attempt}; folder {call.folder}, logs in {call.folder}/logs/attempt_{attempt:04d}"
     )
+    for line in (*read_of(config), f"starting {', '.join(spec.name for spec in specs)}"):
+        call.say(line)
     supervisor = Supervisor(launch_id, place.gpus.descriptors)
     sink = SinkProcess(files[0], call.paths.root, os.environ) if enabled_trackers(config.tracking, os.environ) else None
     recorder = call.recorder(attempt)
@@ -272,9 +298,9 @@ def _find_place(call: _Call, config: RunConfig, held: ExitStack) -> _Place:
     if config.inference is not None and host is None and not options.engine_url:
         check_engine(config.inference.gpus_per_replica)
     if host is not None:
-        _refuse_options_of_the_host(options, host)
+        refuse_options_of_the_host(options, host)
     api_key = running_engines.check(options, config, call.paths) if options.engine_url else secrets.token_urlsafe(32)
-    ports = _choose_ports(options, config)
+    ports = choose_ports(options, config)
     check_ports(ports)
     if host is not None:
         return _Place(ports, endpoints_of(call.paths.root, host), api_key, Claim())
@@ -343,13 +369,18 @@ def _play(
             view.update("")
         if failed:
             explain(failed, call.paths.root)
+            print("the other processes are stopped", file=sys.stderr)
         return failed
     finally:
         withdraw(call.paths)
         asked = len(call.interrupted)
         if call.interrupted:
-            kept = "the last finished step is saved" if call.trains else "what was answered is kept"
-            call.say(f"stopping: {kept} (again Ctrl-C: stop at once)")
+            kept = "the last trained step is being saved" if call.trains else "what was answered is kept"
+            call.say(
+                f"\nstopping: {kept} (Ctrl-C again stops at once, without that)"
+                if call.trains
+                else f"\nstopping: {kept}"
+            )
         supervisor.stop(
             config.trainer.checkpoint.grace_period_seconds + STOP_SECONDS, hurry=lambda: len(call.interrupted) > asked
         )
@@ -360,20 +391,27 @@ def _play(
 def _conclude(call: _Call, failed: Running | None, *, elapsed_seconds: float) -> int:
     """Say how the run ended and how it goes on; the exit code."""
     if call.interrupted:
-        call.say(
-            f"interrupted: everything is stopped; {saved(call.paths, trains=call.trains)}; go on with {call.again}"
-        )
-        return _INTERRUPTED
+        return _farewell_of_signal(call)
     if failed:
-        kept = saved(call.paths, trains=call.trains)
-        print(f"everything is stopped; {kept}; `rlrun why {call.folder}` explains it", file=sys.stderr)
-        print(f"repair the cause, then go on with {call.again}", file=sys.stderr)
+        print("\n".join(["everything is stopped", *call.farewell(failed=True)]), file=sys.stderr)
         return exit_code(failed, call.paths.root)
     if call.trains:
         print_summary(call.console, call.paths.root, elapsed_seconds=elapsed_seconds, command=call.command)
     else:
         print_measures(call.console, call.paths.root)
     return exit_codes.OK
+
+
+def _farewell_of_signal(call: _Call) -> int:
+    """Say what a run leaves that a signal has ended; the exit code."""
+    name = (
+        f" by {signal.Signals(call.interrupted[0]).name}" if call.interrupted[:1] not in ([], [signal.SIGINT]) else ""
+    )
+    if not call.begun:
+        call.say(f"interrupted{name}: nothing was started")
+    else:
+        call.say("\n".join([f"interrupted{name}: everything is stopped", *call.farewell(failed=False)]))
+    return _INTERRUPTED
 
 
 def _end_tracking(call: _Call, sink: SinkProcess, *, hurry: Callable[[], bool]) -> None:
@@ -410,31 +448,10 @@ def _watch(
         failed = [r for r in ended if r.process.returncode != 0 or r.spec.role == "inference"]
         if failed:
             return first_cause(failed)
-        view.update(f"roles starting since {duration(time.monotonic() - began)}")
+        view.update(f"the roles to start since {duration(time.monotonic() - began)}")
         recorder.beat(view.progress)
         time.sleep(_POLL_SECONDS)
     return None
-
-
-def _refuse_options_of_the_host(options: argparse.Namespace, host: str) -> None:
-    """Refuse options of trainer and engines, which a guest does not start."""
-    for name in ("trainer_port", "inference_port", "trainer_gpu_ids", "inference_gpu_ids"):
-        if getattr(options, name) is not None:
-            raise PreflightError(
-                f"--{name.replace('_', '-')} is an affair of {host}, whose trainer and engines this run uses "
-                "(spec.trainer.sharedWith); leave it out"
-            )
-
-
-def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
-    starts = config.inference is not None and config.trainer.shared_with is None and not options.engine_url
-    replicas = config.inference.replicas if starts and config.inference is not None else 0
-    chosen = options.inference_port or [free_port() for _ in range(replicas)]
-    if len(chosen) != replicas:
-        without = "task SFT" if config.trainer.task == "SFT" else "--replay without spec.evaluation"
-        wanted = f"spec.inference.replicas is {replicas}" if replicas else f"{without} runs no engine; leave it out"
-        raise PreflightError(f"--inference-port names {len(chosen)} ports, {wanted}")
-    return Ports(options.trainer_port or free_port(), free_port(), options.metrics_port or free_port(), tuple(chosen))
 
 
 def _uid(paths: RunPaths, known: bool) -> str:

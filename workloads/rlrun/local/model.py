@@ -11,12 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console
-
 from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import PreflightError
 from rlrun.local.supervisor import last_lines
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import size
 from rlrun.runtime import exit_codes
 
 _POLL_SECONDS = 0.1
@@ -27,7 +26,7 @@ def prepare_model(
     file: Path,
     paths: RunPaths,
     attempt: int,
-    console: Console,
+    say: Callable[[str], None],
     interrupted: Callable[[], bool] = lambda: False,
 ) -> None:
     """Make the tiny model that the manifest asks for, unless it is there; a folder appears only when it is whole.
@@ -37,7 +36,7 @@ def prepare_model(
         file: holds it.
         paths: of the run's folder.
         attempt: its number, for the log.
-        console: shows the progress.
+        say: prints a line.
         interrupted: whether to give up; a warm-up runs an environment's code, which may hang.
 
     Raises:
@@ -46,7 +45,9 @@ def prepare_model(
     """
     if config.trainer.model.tiny is None or paths.model.is_dir():
         return
-    console.print("making the tiny model", highlight=False)
+    began = time.monotonic()
+    tiny = config.trainer.model.tiny
+    say("making the tiny model" + (f", warmed up on {tiny.warmup_environment}" if tiny.warmup_environment else ""))
     log = paths.logs(attempt, "trainer") / "model.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "rlrun.trainer.modeling.tiny_model", "--config", str(file)]
@@ -74,3 +75,5 @@ def prepare_model(
             f"the tiny model could not be made (exit code {making.returncode}):\n{lines}\n  its log: {log}",
             exit_codes.FAILURE,
         )
+    whole = sum(path.stat().st_size for path in paths.model.rglob("*") if path.is_file())
+    say(f"made it in {time.monotonic() - began:.0f} s: {size(whole)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import secrets
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.config.models.tracking import TrackingConfig
 from rlrun.local.inputs import check_model_folder
 from rlrun.local.plan import Ports
@@ -142,3 +144,33 @@ def check_engine(gpus_per_replica: int) -> None:
 def has_gpus() -> bool:
     """True if this machine has an NVIDIA GPU; loads no library."""
     return any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))
+
+
+def refuse_options_of_the_host(options: argparse.Namespace, host: str) -> None:
+    """Refuse options of trainer and engines, which a guest does not start.
+
+    Raises:
+        PreflightError: names the first of them.
+    """
+    for name in ("trainer_port", "inference_port", "trainer_gpu_ids", "inference_gpu_ids"):
+        if getattr(options, name) is not None:
+            raise PreflightError(
+                f"--{name.replace('_', '-')} is an affair of {host}, whose trainer and engines this run uses "
+                "(spec.trainer.sharedWith); leave it out"
+            )
+
+
+def choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
+    """Ports that the options name, and free ones for the rest.
+
+    Raises:
+        PreflightError: there are more or fewer than the run has engines.
+    """
+    starts = config.inference is not None and config.trainer.shared_with is None and not options.engine_url
+    replicas = config.inference.replicas if starts and config.inference is not None else 0
+    chosen = options.inference_port or [free_port() for _ in range(replicas)]
+    if len(chosen) != replicas:
+        without = "task SFT" if config.trainer.task == "SFT" else "--replay without spec.evaluation"
+        wanted = f"spec.inference.replicas is {replicas}" if replicas else f"{without} runs no engine; leave it out"
+        raise PreflightError(f"--inference-port names {len(chosen)} ports, {wanted}")
+    return Ports(options.trainer_port or free_port(), free_port(), options.metrics_port or free_port(), tuple(chosen))

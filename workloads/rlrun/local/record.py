@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.local.supervisor import Running
-from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.launcher import BEAT_SECONDS, State, new_record, write_record
-from rlrun.protocol.files.paths import RunPaths
 
 
 class Recorder:
@@ -50,18 +48,3 @@ class Recorder:
         self._record = replace(self._record, time=now)
         write_record(self._path, self._record)
         self._written = now
-
-
-def saved(paths: RunPaths, *, trains: bool) -> str:
-    """Describe in words the progress that a stopped run goes on from.
-
-    Args:
-        paths: the run's folder.
-        trains: False for a run that evaluates alone.
-    """
-    if not trains:
-        return "what was answered is kept"
-    complete = complete_checkpoints(paths)
-    if not complete:
-        return "no checkpoint is complete, so that it begins again at step 1"
-    return f"step {complete[-1].step} is saved"

@@ -151,8 +151,11 @@ def _print_places(console: Console, root: Path, *, elapsed_seconds: float, comma
         console.print(
             "  traces/                          every rollout with its tokens' versions; eval_*.jsonl the held-out ones",
             highlight=False,
+            soft_wrap=True,
         )
     console.print(
         f"Go on: raise maxSteps and run `{command} --output-dir {root} --resume`",
         highlight=False,
+        soft_wrap=True,
+        markup=False,
     )

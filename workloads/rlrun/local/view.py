@@ -206,7 +206,10 @@ class View:
             if not self._tail.lines and waiting.split(" since")[0] != self._waiting:
                 self._waiting = waiting.split(" since")[0]
                 self._console.print(
-                    f"[{duration(time.monotonic() - self._began)}] {waiting}", highlight=False, markup=False
+                    f"[{duration(time.monotonic() - self._began)}] {waiting}",
+                    highlight=False,
+                    markup=False,
+                    soft_wrap=True,
                 )
         elif self._live is not None:
             draw = self._panel if self._max_steps is not None else self._counts

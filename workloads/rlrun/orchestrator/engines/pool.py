@@ -88,7 +88,7 @@ class Replica:
     """Continuations that it is asked for at the moment."""
     due: float = 0.0
     """Time (monotonic seconds) until which its version waits for the other replicas' hand-over."""
-    failure: str = "it has got no weights yet"
+    failure: str = "its first weights are on the way"
     """Reason why it is out of rotation."""
     requests: set[asyncio.Future[list[Completion]]] = field(default_factory=set)
     """Requests in flight to it."""

@@ -148,7 +148,7 @@ class Connection:
         if state is None and self._shared is not None:
             return since.waiting("trainer", "slot", self.waiting)
         if state is None:
-            return since.waiting("trainer", "starting", f"no word of {self.waiting}")
+            return since.waiting("trainer", "starting", f"{self.waiting} loads and has not answered yet")
         return Waiting("trainer", state.phase.replace("_", " "), state.phase_since)
 
     def leave(self) -> None:

@@ -1,0 +1,268 @@
+"""Last words of a run on one machine: after a signal at any moment and after a failure, what is saved and how to go on."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.local import main as launcher
+from rlrun.local.farewell import Farewell
+from rlrun.local.main import add_options, not_yet, run_spec
+from rlrun.local.plan import RoleProcess, processes
+from rlrun.local.preflight import PreflightError
+from rlrun.protocol.files.checkpoint_manifest import FileEntry, Manifest, write_manifest
+from rlrun.protocol.files.launcher import read_record
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
+
+SPEC = RLRunSpec.model_validate({"task": "SFT", "model": {"tiny": {}}, "data": {"sources": [{"path": "chats.jsonl"}]}})
+COMMAND = "rlrun local run.yaml"
+WAITS = "import time\ntime.sleep(600)"
+DEAF = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('deaf', 'w')\n{WAITS}"
+FAILS = "import sys\nprint('RuntimeError: the optimizer has no state')\nsys.exit(3)"
+
+
+def checkpoint(paths: RunPaths, step: int, size: int = 3 << 20) -> None:
+    folder = paths.checkpoint(step, 1)
+    folder.mkdir(parents=True)
+    write_manifest(folder, Manifest(step, 1, 1, "c", (FileEntry("trainer/a", size, 0),), 1.0))
+
+
+def metrics(paths: RunPaths, last: int) -> None:
+    lines = [{"step": n, "loss": 1.0} for n in range(1, last + 1)]
+    paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def told(paths: RunPaths, **changed: Any) -> list[str]:
+    known = Farewell(paths, "runs/a", f"{COMMAND} --output-dir runs/a --resume", trains=True)
+    return list(replace(known, **changed).lines())
+
+
+def test_what_is_saved_where_things_are_and_how_to_go_on(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    again = f"{COMMAND} --output-dir runs/a --resume"
+    assert told(paths) == [
+        "  saved:    no checkpoint is complete, so that it begins again at step 1",
+        f"  go on:    {again}",
+    ]
+    metrics(paths, 9)
+    assert told(paths)[0].endswith("begins again at step 1; steps 1 to 9 are trained again")
+    checkpoint(paths, 4)
+    checkpoint(paths, 8)
+    paths.checkpoint(10, 1).mkdir()  # being written
+    for attempt in (1, 2):
+        paths.logs(attempt, "trainer").mkdir(parents=True)
+    paths.traces.mkdir()
+    paths.exports.mkdir()
+    assert told(paths, failed=True) == [
+        "  saved:    step 8 in runs/a/checkpoints/step_00000008.a0001 (3.0 MiB)",
+        "  lost:     step 9 is trained again",
+        "  logs:     runs/a/logs/attempt_0002",
+        "  traces:   runs/a/traces",
+        "  exports:  runs/a/exports",
+        "  model:    rlrun export runs/a --output DIR",
+        "  why:      rlrun why runs/a",
+        f"  repair the cause, then go on: {again}",
+    ]
+    assert "nothing of it is asked again" in told(paths, trains=False)[0]
+    (paths.checkpoint(8, 1) / "manifest.json").write_text("{}")
+    paths.metrics.write_text("{torn")
+    assert told(paths)[0] == "  saved:    step 8 in runs/a/checkpoints/step_00000008.a0001"
+
+
+class Played:
+    """A run whose roles are stand-ins."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.paths, self._patch = RunPaths(folder), monkeypatch
+        self.out = io.StringIO()
+        self.grace_seconds = 30
+
+    def roles(self, trainer: str = WAITS, orchestrator: str = WAITS) -> None:
+        """Put scripts in the place of the roles."""
+        scripts = {"trainer": trainer, "orchestrator": orchestrator}
+
+        def stand_ins(*args: Any, **kwargs: Any) -> list[RoleProcess]:
+            return [
+                replace(one, command=(sys.executable, "-c", scripts[one.role])) for one in processes(*args, **kwargs)
+            ]
+
+        self._patch.setattr(launcher, "processes", stand_ins)
+
+    def run(self, *words: str) -> int:
+        """Run it to its end; the exit code."""
+        parser = launcher.Parser("rlrun local", "")
+        add_options(parser)
+        options: Namespace = parser.parse_args(["--output-dir", str(self.paths.root), "--plain", *words])
+        checkpoint = SPEC.checkpoint.model_copy(update={"grace_period_seconds": self.grace_seconds})
+        spec = SPEC.model_copy(update={"checkpoint": checkpoint})
+        return run_spec(spec, name="a", options=options, console=Console(file=self.out, width=60), command=COMMAND)
+
+    @property
+    def lines(self) -> list[str]:
+        """What it printed."""
+        return self.out.getvalue().splitlines()
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    monkeypatch.chdir(tmp_path)
+    Path("chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    monkeypatch.setattr(launcher, "prepare_model", lambda *_: None)
+    found = Played(monkeypatch, tmp_path / "runs" / "a")
+    found.roles()
+    return found
+
+
+def when(condition: Callable[[], bool], *acts: Callable[[], object]) -> threading.Thread:
+    """Do something as soon as a condition holds; the test's own timeout bounds the wait."""
+
+    def wait() -> None:
+        for act, at in zip(acts, (condition, *(lambda: True,) * (len(acts) - 1)), strict=True):
+            while not at():
+                time.sleep(0.01)
+            act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def signalled(number: int = signal.SIGINT) -> None:
+    os.kill(os.getpid(), number)
+
+
+def is_watched(played: Played) -> Callable[[], bool]:
+    return lambda: read_record(played.paths.launcher) is not None
+
+
+def test_a_signal_while_the_model_is_made(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        signalled()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "prepare_model", interrupted)
+    assert played.run() == 130
+    assert played.lines == [
+        "interrupted: everything is stopped",
+        "  saved:    no checkpoint is complete, so that it begins again at step 1",
+        "  go on:    rlrun local run.yaml --output-dir runs/a --resume",
+    ], "a command is one line, however narrow the terminal is"
+    monkeypatch.setattr(launcher, "prepare_model", lambda *_: None)
+    thread = when(is_watched(played), signalled)
+    assert played.run("--resume") == 130, "the command goes on"
+    thread.join()
+
+
+def test_a_signal_before_anything_is_written(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "check_trackers", interrupted)
+    assert played.run() == 130
+    assert played.lines == ["interrupted: nothing was started"]
+
+
+def test_a_signal_before_the_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert not_yet(interrupted) == 130
+    assert capsys.readouterr().err.strip() == "interrupted: nothing was started"
+
+
+@pytest.mark.parametrize(("number", "by"), [(signal.SIGINT, ""), (signal.SIGTERM, " by SIGTERM")])
+def test_a_signal_while_it_trains(played: Played, number: int, by: str) -> None:
+    def trained() -> None:
+        metrics(played.paths, 5)
+        checkpoint(played.paths, 4)
+        signalled(number)
+
+    thread = when(is_watched(played), trained)
+    assert played.run() == 130
+    thread.join()
+    assert played.lines[-6:] == [
+        f"interrupted{by}: everything is stopped",
+        "  saved:    step 4 in runs/a/checkpoints/step_00000004.a0001 (3.0 MiB)",
+        "  lost:     step 5 is trained again",
+        "  logs:     runs/a/logs/attempt_0001",
+        "  model:    rlrun export runs/a --output DIR",
+        "  go on:    rlrun local run.yaml --output-dir runs/a --resume",
+    ]
+    assert "stopping: the last trained step is being saved (Ctrl-C again stops at once, without that)" in played.lines
+    assert "starting trainer, orchestrator" in played.lines
+    assert "data chats.jsonl: 35 B" in played.lines
+
+
+def test_a_second_signal_does_not_wait(played: Played) -> None:
+    played.roles(trainer=DEAF)
+    thread = when(
+        lambda: is_watched(played)() and Path("deaf").is_file(),
+        signalled,
+        lambda: when(lambda: "stopping:" in played.out.getvalue(), signalled),
+    )
+    played.grace_seconds = 3600  # longer than any test may take
+    assert played.run() == 130
+    thread.join()
+    assert played.lines[-1].startswith("  go on:")
+
+
+def test_a_role_that_fails(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    played.roles(trainer=FAILS)
+    assert played.run() == 3
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert "error: trainer ended with exit code 3" in lines[0]
+    assert "  | RuntimeError: the optimizer has no state" in lines
+    assert lines[-6:] == [
+        "the other processes are stopped",
+        "everything is stopped",
+        "  saved:    no checkpoint is complete, so that it begins again at step 1",
+        "  logs:     runs/a/logs/attempt_0001",
+        "  why:      rlrun why runs/a",
+        "  repair the cause, then go on: rlrun local run.yaml --output-dir runs/a --resume",
+    ]
+
+
+def test_a_model_that_cannot_be_made(
+    played: Played, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> None:
+        raise PreflightError("the tiny model could not be made (exit code 1)", exit_codes.FAILURE)
+
+    monkeypatch.setattr(launcher, "prepare_model", broken)
+    assert played.run() == exit_codes.FAILURE
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "error: the tiny model could not be made (exit code 1)"
+    assert lines[-1] == "  repair the cause, then go on: rlrun local run.yaml --output-dir runs/a --resume"
+
+
+def test_nothing_that_is_printed_reads_like_a_fault(played: Played) -> None:
+    thread = when(is_watched(played), signalled)
+    played.run()
+    thread.join()
+    text = played.out.getvalue().lower()
+    assert [word for word in ("none", "error", "fail", "nan", "traceback", "warning") if word in text] == []
+
+
+def test_a_folder_with_a_blank_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+    played.paths = RunPaths(tmp_path / "my runs")
+    thread = when(is_watched(played), signalled)
+    played.run()
+    thread.join()
+    assert played.lines[-1] == "  go on:    rlrun local run.yaml --output-dir 'my runs' --resume"
+    shutil.rmtree(played.paths.root)
