@@ -34,6 +34,7 @@ from tools.docs_algorithms import algorithm_pages
 from tools.docs_convert import convert_page
 from tools.docs_options import given, option_table
 from tools.docs_prime_rl import prime_rl_page
+from tools.docs_python import python_page
 from tools.docs_resource import NOTE, cells, page, resource_page, status_page
 
 ROOT = Path(__file__).parents[1]
@@ -139,6 +140,7 @@ def pages() -> dict[str, str]:
         "cli.md": cli_page(),
         "convert.md": convert_page(),
         "prime-rl.md": prime_rl_page(),
+        "python.md": python_page(),
     }
 
 

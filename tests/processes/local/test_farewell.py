@@ -229,7 +229,7 @@ def test_a_role_that_fails(played: Played, capsys: pytest.CaptureFixture[str]) -
     assert "error: trainer ended with exit code 3" in lines[0]
     assert "  | RuntimeError: the optimizer has no state" in lines
     assert lines[-6:] == [
-        "the other processes are stopped",
+        "stopping the other processes",
         "everything is stopped",
         "  saved:    no checkpoint is complete, so that it begins again at step 1",
         "  logs:     runs/a/logs/attempt_0001",

@@ -63,6 +63,11 @@ def test_a_step_is_one_line() -> None:
     assert step_line(line, 9) == "step 3/9  reward 0.500  staleness 1.25  eval/arithmetic/reward/mean 0.250"
 
 
+def test_a_tiny_negative_number_has_no_sign() -> None:
+    assert step_line({"step": 3, "loss": -1e-9}, 9) == "step 3/9  loss 0.0000"
+    assert step_line({"step": 3, "loss": -0.25}, 9) == "step 3/9  loss -0.2500"
+
+
 def test_the_summary_tells_start_end_and_held_out(tmp_path: Path) -> None:
     lines = [{"step": 0, "eval/a/reward/mean": 0.5}]
     lines += [{"step": n, "reward/mean": 0.5 + n / 100, "time/step": 1.0} for n in range(1, 31)]

@@ -83,7 +83,7 @@ def test_rows_rollouts_and_curves_are_values(folder: Folder, tmp_path: Path) -> 
         run.rollouts(2)
     picture = run.plot(smooth=2)
     assert picture.title == "reward/mean"
-    assert picture.save(tmp_path / "a.svg").read_text() == picture._repr_html_()
+    assert picture.save(tmp_path / "a.svg").read_text() == picture._repr_svg_()
     with pytest.raises(RunError, match="metric: a: unknown metric 'los'"):
         run.plot(metric="los")
 

@@ -369,7 +369,7 @@ def _play(
             view.update("")
         if failed:
             explain(failed, call.paths.root)
-            print("the other processes are stopped", file=sys.stderr)
+            print("stopping the other processes", file=sys.stderr)
         return failed
     finally:
         withdraw(call.paths)

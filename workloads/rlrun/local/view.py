@@ -139,11 +139,18 @@ def step_line(line: MetricsLine, max_steps: int) -> str:
         ("time/step", "step time", ".2f"),
     ):
         if line.get(key) is not None:
-            parts.append(f"{label} {line[key]:{form}}" + ("s" if key == "time/step" else ""))
+            parts.append(
+                f"{label} {_without_sign_of_zero(f'{line[key]:{form}}')}" + ("s" if key == "time/step" else "")
+            )
     parts += [
         f"{key} {value:.3f}" for key, value in line.items() if key.startswith("eval/") and key.endswith("reward/mean")
     ]
     return "  ".join(parts)
+
+
+def _without_sign_of_zero(text: str) -> str:
+    """A rounded number; a tiny negative one is no `-0.0000`."""
+    return text.removeprefix("-") if not text.strip("-0.") else text
 
 
 class View:

@@ -22,6 +22,8 @@ from rlrun.runs.manifest import Manifest
 from rlrun.runtime.printable import printable
 
 _LINES = 40
+PROGRAM = (sys.executable, "-m", "rlrun.cli.main")
+"""The launcher; tests put another one in its place."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def launch(manifest: Manifest, root: Path, *, resume: bool, options: Sequence[st
     words = ["local", str(file), "--plain", "--output-dir", str(root), *(["--resume"] if resume else []), *options]
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlrun.cli.main", *words],
+            [*PROGRAM, *words],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

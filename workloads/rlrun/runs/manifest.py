@@ -127,6 +127,16 @@ def changed(manifest: Manifest, words: Sequence[str], fields: Mapping[str, objec
     return _judged(layer, metadata, without={*out, *((name,) for name, value in fields.items() if value is None)})
 
 
+def renamed(manifest: Manifest, name: str) -> Manifest:
+    """The same manifest of a run of another name.
+
+    Raises:
+        ConfigError: it is no name.
+    """
+    metadata = manifest.document["metadata"] | {"name": name}
+    return _judged(_layer(manifest.document.get("spec") or {}, _BUILT, metadata), metadata)
+
+
 def _split(word: str) -> tuple[str, str]:
     field, equals, value = word.removeprefix("--").removeprefix("spec.").partition("=")
     if not equals or not field:

@@ -33,7 +33,7 @@ class Picture:
         Path(path).write_text(self.svg)
         return Path(path)
 
-    def _repr_html_(self) -> str:
+    def _repr_svg_(self) -> str:
         return self.svg
 
     def __repr__(self) -> str:

@@ -65,8 +65,12 @@ class Run:
 
     @classmethod
     @translated
-    def load(cls, source: str | Path | Mapping[str, Any]) -> Run:
+    def load(cls, source: str | Path | Mapping[str, Any], *, name: str | None = None) -> Run:
         """Run of a manifest: a file (YAML or JSON), or a mapping that one was read into.
+
+        Args:
+            source: the file or the mapping.
+            name: another name than it has.
 
         Raises:
             ManifestError: every problem, with its line.
@@ -74,7 +78,8 @@ class Run:
         from rlrun.runs import manifest
 
         made = cls.__new__(cls)
-        made._begin(manifest.of_document(source) if isinstance(source, Mapping) else manifest.read(Path(source)))
+        found = manifest.of_document(source) if isinstance(source, Mapping) else manifest.read(Path(source))
+        made._begin(found if name is None else manifest.renamed(found, name))
         return made
 
     @classmethod

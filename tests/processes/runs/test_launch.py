@@ -1,0 +1,114 @@
+"""A run that Python starts on this machine: a launcher of its own, what it says when it does not begin, and its stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlrun import Run, RunError, RunFailedError
+from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, new_record, write_record
+from rlrun.runs import launch as launching
+
+LAUNCHER = """
+import os, signal, sys, time
+from pathlib import Path
+from rlrun.protocol.files.launcher import new_record, write_record
+from dataclasses import replace
+root = Path(sys.argv[sys.argv.index("--output-dir") + 1])
+ended = []
+signal.signal(signal.SIGINT, lambda *_: ended.append(1))
+print("starting", *sys.argv[1:], flush=True)
+record = new_record("a", 1, "again")
+write_record(root / "launcher.json", record)
+while not ended and not (root / "go").exists():
+    time.sleep(0.01)
+write_record(root / "launcher.json", replace(record, state="Interrupted" if ended else "Complete"))
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a launcher without roles in the place of `rlrun local`."""
+    script = tmp_path / "launcher.py"
+    script.write_text(LAUNCHER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launching, "PROGRAM", (sys.executable, str(script)))
+    return tmp_path / "runs" / "a"
+
+
+def made() -> Run:
+    return Run("a", model={"tiny": {}}, environments=[{"id": "reverse-text"}], max_steps=3)
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; the test's own timeout bounds it."""
+    while not condition():
+        time.sleep(0.01)
+
+
+def test_a_run_goes_on_beside_and_ends_complete(stand_in: Path) -> None:
+    run = made().local()
+    assert run._launched is not None
+    assert os.getsid(run._launched.process.pid) == run._launched.process.pid, (
+        "Ctrl-C of this terminal does not reach it"
+    )
+    assert run.folder == stand_in
+    assert (stand_in / LAUNCH_MANIFEST).read_text() == run.to_yaml()
+    soon(lambda: run.status().phase != "Starting" or (stand_in / "launcher.json").exists())
+    with pytest.raises(RunError, match=r"runs already; Run\.open\("):
+        made().local()
+    (stand_in / "go").touch()
+    assert run.wait(every=0.05) is run
+    assert (
+        f"starting local {stand_in}/{LAUNCH_MANIFEST} --plain --output-dir {stand_in}"
+        in (stand_in / LAUNCH_LOG).read_text()
+    )
+    with pytest.raises(RunError, match="resume=True goes on with it"):
+        made().local()
+
+
+def test_ctrl_c_ends_the_wait_alone(stand_in: Path) -> None:
+    run = made().local()
+    soon((stand_in / "launcher.json").exists)
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait(every=0.05)
+    assert run._launched is not None
+    assert run._launched.code() is None
+    assert run.stop().status().phase == "Suspended"
+    (stand_in / "go").touch()
+    assert run.resume().wait(every=0.05).status().phase == "Complete"
+    assert "--resume" in (stand_in / LAUNCH_LOG).read_text()
+
+
+def test_a_record_of_an_attempt_before_says_nothing_of_this_one(stand_in: Path) -> None:
+    run = made().local()
+    file = stand_in / "launcher.json"
+    soon(file.exists)
+    assert write_record(
+        file, replace(new_record("a", 1, "again"), state="Failed")
+    )  # of another process than the launcher
+    assert run.status().phase == "Starting"
+    run.stop()
+
+
+def test_what_keeps_a_run_from_beginning_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Run("a", model={"path": "nothere"}, environments=[{"id": "reverse-text"}]).local()
+    assert repr(run).startswith("<Run a (runs/a): ")
+    with pytest.raises(RunFailedError) as caught:
+        run.wait()
+    text = " ".join(str(caught.value).split())
+    assert "Failed: NotBegun its launcher ended with exit code 65" in text
+    assert "spec.model.path: there is no folder nothere" in text
+    assert str(run.why()) == str(caught.value)
+    with pytest.raises(RunError, match="NotBegun"):
+        run.wait(step=1)

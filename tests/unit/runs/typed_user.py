@@ -1,0 +1,28 @@
+"""A user's script, which `mypy --strict` checks as it checks this project; the tests run it, too."""
+
+from __future__ import annotations
+
+from rlrun import Run, RunFailedError
+from rlrun.runs.blocks import Environment, Model, TinyModel, Trainer
+
+
+def manifest(name: str) -> Run:
+    """A run of a tiny model."""
+    run = Run(
+        name,
+        model=Model(tiny=TinyModel(layers=1)),
+        environments=[Environment(id="reverse-text", group_size=4)],
+        orchestrator={"batch_size": 16},
+        trainer=Trainer(replicas=2),
+        max_steps=5,
+    )
+    return run.set("trainer.replicas=1", max_steps=6)
+
+
+def follow(run: Run) -> list[int]:
+    """Steps that have a checkpoint, of a run that goes on."""
+    try:
+        run.wait(step=3, timeout=60.0)
+    except RunFailedError as error:
+        print(error)
+    return [checkpoint.step for checkpoint in run.checkpoints()]
