@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import Condition, QueueStatus
 from rlrun_operator import render
+from rlrun_operator.decide.cost import budget
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import Say, find, is_true
@@ -20,6 +21,11 @@ _NOT_KEPT_OUT = frozenset({reasons.SCHEDULING, *reasons.SUSPENSION})
 """Reasons of Scheduled that blame nobody: pods are being made, or removed."""
 LOOK_SECONDS = 10.0
 """A run that waits is looked at this often; the operator wakes it when its turn comes."""
+
+
+def shall_rest(case: Case) -> bool:
+    """True if the run is to have no pods whatever its queue says: its user suspends it, or its budget is spent."""
+    return is_suspended_by_user(case) or budget.is_spent(case)
 
 
 def is_suspended_by_user(case: Case) -> bool:
@@ -72,7 +78,7 @@ def noted(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None
     suspended = _now(case, said, reasons.SUSPENDED)
     if any(_now(case, said, kind)[0] == "True" for kind in (reasons.COMPLETE, reasons.FAILED)):
         say = Say("False", reasons.RUN_OVER, "the run has ended")
-    elif suspended == ("True", reasons.SUSPENDED) and is_suspended_by_user(case):
+    elif suspended == ("True", reasons.SUSPENDED) and shall_rest(case):
         say = Say("False", reasons.NOT_QUEUED, "a suspended run does not wait in the queue")
     elif suspended == ("False", reasons.SUSPENDING):
         before = find(past, reasons.ADMITTED)
@@ -85,9 +91,9 @@ def noted(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None
 
 
 def place(case: Case, conditions: Sequence[Condition]) -> QueueStatus | None:
-    """Place in the queue; None: the run is over, suspended by its user, or there is no queue."""
+    """Place in the queue; None: the run is over, suspended by its user or its budget, or there is no queue."""
     answer, admitted = case.observed.admission, find(conditions, reasons.ADMITTED)
-    if answer is None or admitted is None or admitted.reason == reasons.RUN_OVER or is_suspended_by_user(case):
+    if answer is None or admitted is None or admitted.reason == reasons.RUN_OVER or shall_rest(case):
         return None
     if admitted.reason == reasons.NOT_QUEUED and case.past.queue is None:
         return None

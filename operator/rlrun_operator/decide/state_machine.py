@@ -19,6 +19,7 @@ from rlrun_operator.decide import completion, lifetime, manual_restart, stall, s
 from rlrun_operator.decide.attempt import launch
 from rlrun_operator.decide.attempt_end import fail, give_up, record
 from rlrun_operator.decide.cause import cause_of, settled_at
+from rlrun_operator.decide.cost import budget
 from rlrun_operator.decide.objects import growth, keys
 from rlrun_operator.decide.restart import restart
 from rlrun_operator.decide.running import follow
@@ -44,7 +45,7 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
     decision = manual_restart.told_of_nonsense(case, _decide(case))
     decision = replace(decision, grow=growth.wanted(case), ask=decision.ask or keys.in_doubt(case))
-    clocks = [decision.wake_in, lifetime.seconds_left(case), lifetime.seconds_to_live(case)]
+    clocks = [decision.wake_in, lifetime.seconds_left(case), lifetime.seconds_to_live(case), budget.look_in(case)]
     return replace(decision, wake_in=min((s for s in clocks if s is not None and s >= 0), default=None))
 
 

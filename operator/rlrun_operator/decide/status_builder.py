@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rlrun.api.status import Condition, InferenceStatus, RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun.runtime.printable import printable
 from rlrun_operator.decide import lifetime, queueing
+from rlrun_operator.decide.cost import budget, split
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.snapshot import Case, read_status
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_number
@@ -20,7 +21,7 @@ from rlrun_operator.status.progress import Report, read_lease
 TEXT_MAX = 4000
 """Characters of any text in the status."""
 _AT_ONCE = ("phase", "attempt", "launchedAttempt", "restarts", "lastFailure", "observedGeneration", "nextRetryTime")
-_MERE_PROGRESS = ("progress", "checkpoint", "steps", "results")
+_MERE_PROGRESS = ("progress", "checkpoint", "steps", "results", "cost")
 
 
 def finish(
@@ -64,7 +65,7 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
     past = case.past
     if reasons.SUSPENDED not in said and find(past.conditions, reasons.SUSPENDED) is not None:
         said = {**said, reasons.SUSPENDED: Say("False", reasons.NOT_SUSPENDED, "the run is not suspended")}
-    said = queueing.noted(case, growth.noted(case, said))
+    said = budget.noted(case, queueing.noted(case, growth.noted(case, said)))
     born = max((pod.created_at for pod in case.group), default=0.0)
     conditions = write(past.conditions, said, generation=case.generation, now=case.now, born=born)
     kstatus = _kstatus(conditions, training)
@@ -88,7 +89,8 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
         trainer_ready=f"{new.trainer.ready}/{new.trainer.desired}",
         inference_ready=f"{new.inference.ready}/{new.inference.desired}",
     )
-    return columns.applied_to(new)
+    new = columns.applied_to(new)
+    return StatusChange(cost=split.counted(case, new)).applied_to(new)
 
 
 def _results(case: Case, attempt: int) -> list[str] | None:
@@ -183,7 +185,8 @@ def urgency(old: Manifest, new: Manifest) -> Urgency:
     changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
     if not old or changed & set(_AT_ONCE) or _truth(old) != _truth(new):
         return "now"
-    return "progress" if changed <= set(_MERE_PROGRESS) else "soon"
+    others = (old.get("cost") or {}).get("pods") != (new.get("cost") or {}).get("pods")
+    return "progress" if changed <= set(_MERE_PROGRESS) and not others else "soon"
 
 
 def _truth(document: Manifest) -> dict[str, tuple[object, object]]:
@@ -197,6 +200,7 @@ def _truth(document: Manifest) -> dict[str, tuple[object, object]]:
         reasons.FAILED,
         reasons.STALLED,
         reasons.CHILDREN_INTACT,
+        reasons.WITHIN_BUDGET,
     )
     return {
         c["type"]: (c.get("status"), c.get("reason")) for c in raw_conditions(document) if c.get("type") in acted_on

@@ -14,6 +14,7 @@ from dataclasses import replace
 from rlrun_operator.decide import queueing, status_builder
 from rlrun_operator.decide.attempt import launch, next_attempt
 from rlrun_operator.decide.attempt_end import begun
+from rlrun_operator.decide.cost import budget
 from rlrun_operator.decide.restart import listed, overdue, removals, settles_in
 from rlrun_operator.decide.running import standing, storage_at_rest
 from rlrun_operator.decide.snapshot import Case, has_let_go, is_ending, uid_of
@@ -26,8 +27,8 @@ from rlrun_operator.validate_spec import counted
 
 
 def is_wanted(case: Case) -> bool:
-    """True if `spec.suspend` is true; the rest of the specification may be invalid."""
-    return queueing.is_suspended_by_user(case)
+    """True if the run's user suspends it, or its budget is spent; the rest of the specification may be invalid."""
+    return queueing.shall_rest(case)
 
 
 def suspension(case: Case) -> Decision | None:
@@ -43,8 +44,16 @@ def suspension(case: Case) -> Decision | None:
 
 def _begin(case: Case) -> Decision:
     """Put it on record. An attempt whose children are not all there yet is not completed any more: hence `launched_attempt`."""
-    because = "" if is_wanted(case) or case.observed.admission is None else f": {queueing.stopping_words(case)}"
-    return _say(case, f"the run is about to be stopped{because}", AT_ONCE)
+    return _say(case, f"the run is about to be stopped{_because(case)}", AT_ONCE)
+
+
+def _because(case: Case) -> str:
+    """Reason of a suspension that its user does not ask for, as the end of a sentence."""
+    if queueing.is_suspended_by_user(case):
+        return ""
+    if budget.is_spent(case):
+        return f": {budget.spent_message(case)}"
+    return f": {queueing.stopping_words(case)}" if case.observed.admission is not None else ""
 
 
 def _stop(case: Case) -> Decision:
@@ -75,11 +84,19 @@ def _rest(case: Case, waits_for: str = "") -> Decision:
     """Zero pods. `waits_for`: why it does not resume although it should."""
     if waits_for:
         return _written(case, Say("True", reasons.SUSPENDED, f"the run stays suspended: {waits_for}"), over=True)
-    message = f"no pod is left; {where_it_goes_on(case)}, when spec.suspend is false"
+    message = f"no pod is left; {where_it_goes_on(case)}, when {_awaited(case)}"
     actions = NO_ACTIONS if is_wanted(case) else AT_ONCE
     if queueing.stops(case):
         actions = Actions(wake_in=queueing.LOOK_SECONDS)  # the queue's next plan wakes the run before
     return _written(case, Say("True", reasons.SUSPENDED, message), actions, over=True)
+
+
+def _awaited(case: Case) -> str:
+    """What a suspended run waits for, as the end of a sentence."""
+    waits = ["spec.suspend is false"] if queueing.is_suspended_by_user(case) or not budget.is_spent(case) else []
+    if budget.is_spent(case):
+        waits.append(f"budget.gpuHours is more than the {budget.gpu_hours(case):g} that are spent")
+    return " and ".join(waits)
 
 
 def _resume(case: Case) -> Decision:

@@ -216,7 +216,7 @@ def stage_of(case: Case) -> Stage | None:
     at_rest = suspended is not None and suspended.status == "True"
     if suspended is not None and suspended.reason == reasons.SUSPENDING:
         return "leaving"
-    if queueing.is_suspended_by_user(case):
+    if queueing.shall_rest(case):
         return "leaving" if holds else None
     admitted = find(past.conditions, reasons.ADMITTED)
     if admitted is None and past.attempt and not at_rest:

@@ -290,7 +290,7 @@ def subject_of(case: Case, queue: str, sets: tuple[Json, ...]) -> Subject:
         holds=bool(live) or makes or (ended is None and (recorded or stops)),
         begins=case.attempt == 0 or at_rest,
         engines=case.wanted.engines,
-        suspended=queueing.is_suspended_by_user(case),
+        suspended=queueing.shall_rest(case),
         ready=is_true(past.conditions, reasons.PODS_READY) and (engines is None or engines.status == "True"),
         over=ended,
         outcome=past.message or "",

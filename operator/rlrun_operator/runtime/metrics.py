@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 
 from rlrun.api.status import UNSERVED, Phase, RLRunStatus
 from rlrun_operator.decide.snapshot import read_status
+from rlrun_operator.gpus import gpus_of, resource_of
 from rlrun_operator.kube.resources import POD
 from rlrun_operator.names import ROLE_LABEL, ROLES
 from rlrun_operator.runtime.cache import Key, Store
@@ -28,7 +29,6 @@ PHASES = tuple(phase for phase in get_args(Phase) if phase != UNSERVED["phase"])
 """Phases of runs that an operator serves."""
 UNKNOWN = "Unknown"
 """Reason of a series where a status has a word that is none of ours."""
-_GPU_SUFFIX = "/gpu"
 
 
 @dataclass
@@ -151,7 +151,7 @@ class _Runs:
                 families[name].add_metric([*key, *labels], value)
             for reason, count in self._seen.total.get(key, {}).items():
                 families["rlrun_failures_total"].add_metric([*key, reason], count)
-            for role, count in _gpus(self._store.children(key)).items():
+            for role, count in _gpus(run, self._store.children(key)).items():
                 families["rlrun_gpus_allocated"].add_metric([*key, role], count)
         yield from families.values()
 
@@ -202,20 +202,16 @@ def _model(run: Manifest) -> str:
     return str(model.get("name") or model.get("path") or ("tiny" if "tiny" in model else ""))
 
 
-def _gpus(children: Iterable[Manifest]) -> dict[str, int]:
-    """GPUs (every extended resource called `…/gpu`) of scheduled pods that have not ended, by role."""
+def _gpus(run: Manifest, children: Iterable[Manifest]) -> dict[str, int]:
+    """GPUs of scheduled pods that have not ended, by role."""
     counts: dict[str, int] = {}
+    named = resource_of(run)
     for pod in children:
         if pod["kind"] != POD.kind or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             continue
         spec = pod.get("spec") or {}
         role = (pod["metadata"].get("labels") or {}).get(ROLE_LABEL, "")
-        if (
-            not spec.get("nodeName") or role not in ROLES
-        ):  # a label that any client may write must not become one of a series
-            continue
-        for container in spec.get("containers", ()):
-            for name, value in ((container.get("resources") or {}).get("limits") or {}).items():
-                if name.endswith(_GPU_SUFFIX) and str(value).isdecimal():
-                    counts[role] = counts.get(role, 0) + int(value)
+        # a label that any client may write must not become one of a series
+        if spec.get("nodeName") and role in ROLES and (count := gpus_of(spec, named)):
+            counts[role] = counts.get(role, 0) + count
     return counts

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from rlrun.api.status import (
     CheckpointStatus,
     Condition,
+    CostStatus,
     DefaultsStatus,
     ExcludedNode,
     FailureRecord,
@@ -75,6 +76,7 @@ class StatusChange:
     excluded_nodes: list[ExcludedNode] | Unset | None = UNSET
     storage: StorageStatus | Unset | None = UNSET
     queue: QueueStatus | Unset | None = UNSET
+    cost: CostStatus | Unset | None = UNSET
     shared_with: SharedWithStatus | Unset | None = UNSET
     guests: list[str] | Unset | None = UNSET
     defaults: DefaultsStatus | Unset | None = UNSET

@@ -124,6 +124,7 @@ _MATTERS = (
     (reasons.FAILED, "True"),
     (reasons.COMPLETE, "True"),
     (reasons.COMPLETE, "False"),
+    (reasons.WITHIN_BUDGET, "False"),
     (reasons.ADMITTED, "False"),
     (reasons.SUSPENDED, None),
     (reasons.CONFIGURATION_VALID, "False"),

@@ -147,7 +147,13 @@ def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     if new.reason in reasons.PROBLEMS and new.reason != old.reason:
         yield EventRecord("Warning", str(new.reason), new.message or "")
     beside = (reasons.STORAGE_READY,) if is_true(new.conditions, reasons.STORAGE_READY) else ()
-    for kind in (reasons.PROGRESSING, reasons.CHECKPOINT_HEALTHY, reasons.CHILDREN_INTACT, *beside):
+    for kind in (
+        reasons.PROGRESSING,
+        reasons.CHECKPOINT_HEALTHY,
+        reasons.WITHIN_BUDGET,
+        reasons.CHILDREN_INTACT,
+        *beside,
+    ):
         was, (reason, message) = _said(old, kind)[0], _said(new, kind)
         if reason in reasons.PROBLEMS and reason not in (was, new.reason):
             yield EventRecord("Warning", reason, message)

@@ -15,6 +15,7 @@ PODS_READY = "PodsReady"
 INFERENCE_AVAILABLE = "InferenceAvailable"
 PROGRESSING = "Progressing"
 CHECKPOINT_HEALTHY = "CheckpointHealthy"
+WITHIN_BUDGET = "WithinBudget"
 CHILDREN_INTACT = "ChildrenIntact"
 RESTARTING = "Restarting"
 SUSPENDED = "Suspended"
@@ -35,10 +36,11 @@ CONDITION_TYPES = {
     INFERENCE_AVAILABLE: "At least `inference.minAvailable` engines are ready.",
     PROGRESSING: "Steps are trained, or questions answered. Unknown: not (or no longer) known.",
     CHECKPOINT_HEALTHY: "A restart would lose no more than the checkpoint interval promises.",
+    WITHIN_BUDGET: "The run has used less GPU time than `spec.budget` allows. Only where it has one.",
     CHILDREN_INTACT: "Services, policies, ConfigMap and rights of the attempt are as they were made. Told once somebody has deleted or "
     "edited one.",
     RESTARTING: "An attempt has ended and the next one has not begun.",
-    SUSPENDED: "No pod is left, as `spec.suspend` asks. False with reason Suspending: they save and end.",
+    SUSPENDED: "No pod is left, as `spec.suspend`, the queue or a spent budget asks. False with reason Suspending: they save and end.",
     COMPLETE: "All steps are trained, or every policy is measured. False with reason Completing: the pods are being removed; "
     "GuestsJoined: they stay for other runs.",
     FAILED: "The run has ended without all its steps.",
@@ -114,6 +116,9 @@ NO_CHECKPOINT_YET = "NoCheckpointYet"
 CHECKPOINTS_COMPLETE = "CheckpointsComplete"
 CHECKPOINTS_OVERDUE = "CheckpointsOverdue"
 CHECKPOINTS_OFF = "CheckpointsOff"
+BUDGET_LEFT = "BudgetLeft"
+BUDGET_NEARLY_SPENT = "BudgetNearlySpent"
+BUDGET_SPENT = "BudgetSpent"
 DRIFTED = "Drifted"
 REPAIRED = "Repaired"
 NOT_RESTARTING = "NotRestarting"
@@ -200,14 +205,17 @@ CONDITION_REASONS = {
     CHECKPOINTS_COMPLETE: "Checkpoints are completed as the interval says.",
     CHECKPOINTS_OVERDUE: "The newest complete checkpoint is older than three intervals.",
     CHECKPOINTS_OFF: "`checkpoint.enabled` is false: an interrupted run starts again from the model.",
+    BUDGET_LEFT: "Less than 80 % of `budget.gpuHours` is spent.",
+    BUDGET_NEARLY_SPENT: "At least 80 % of `budget.gpuHours` is spent; when all is, the run saves and is suspended.",
+    BUDGET_SPENT: "All of `budget.gpuHours` is spent: the run saves and is suspended, and goes on by itself once it is raised.",
     DRIFTED: "Somebody has deleted or edited an object that the attempt was begun with; the message names it, and what follows.",
     REPAIRED: "What somebody has deleted or edited in this attempt was put right; the message names it.",
     NOT_RESTARTING: "No restart is under way.",
     RESTARTING: "The attempt has ended and the next one has not begun.",
     PODS_ENDING: "The ended attempt's pods are being removed.",
     BACK_OFF: "The next attempt begins at `status.nextRetryTime`.",
-    SUSPENDING: "`spec.suspend` is true, or the queue needs the room: the trainer saves, then the engines go.",
-    SUSPENDED: "No pod is left; the run goes on when `spec.suspend` is false, and has room where there is a queue.",
+    SUSPENDING: "`spec.suspend` is true, the budget is spent, or the queue needs the room: the trainer saves, then the engines go.",
+    SUSPENDED: "No pod is left; the run goes on when `spec.suspend` is false, its budget allows it and the queue has room.",
     NOT_SUSPENDED: "The run is not suspended.",
     COMPLETING: "All steps are trained, or every policy is measured; the pods with GPUs are being removed.",
     GUESTS_JOINED: "All steps are trained; trainer and engines stay for the runs that share them.",
@@ -275,6 +283,8 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         MOUNT_FAILED,
         NODE_NOT_READY,
         CHECKPOINTS_OVERDUE,
+        BUDGET_NEARLY_SPENT,
+        BUDGET_SPENT,
         DRIFTED,
         HEARTBEAT_LOST,
         NO_PROGRESS,

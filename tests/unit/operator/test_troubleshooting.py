@@ -24,6 +24,7 @@ GOOD_NEWS = {
     reasons.TRAINING,
     reasons.ANSWERING,
     reasons.CHECKPOINTS_COMPLETE,
+    reasons.BUDGET_LEFT,
     reasons.NOT_RESTARTING,
     reasons.RESTARTING,  # of Progressing, while Restarting itself says why
     reasons.NOT_SUSPENDED,

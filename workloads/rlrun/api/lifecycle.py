@@ -38,6 +38,13 @@ class BackoffSpec(Config):
         return self
 
 
+class BudgetSpec(Config):
+    """Limit on what a run may cost."""
+
+    gpu_hours: Annotated[float, Field(gt=0, le=10_000_000)]
+    """GPU-hours of the run's pods, all attempts together; then it saves and is suspended, until this is raised."""
+
+
 FailureReason = Literal[
     "CudaError",
     "CudaOutOfMemory",

@@ -33,6 +33,7 @@ LIVE_FIELDS = (
     "trainer.guests",
     CLAIM_SIZE,
     "activeDeadlineSeconds",
+    "budget",
     "ttlSecondsAfterFinished",
     "cleanupPolicy",
 )
@@ -72,6 +73,12 @@ class RLRunSpec(RunFields):
             ".inference",
         ),
         Rule(
+            "!has(self.budget) || !has(self.trainer.sharedWith)",
+            "budget is of a run with GPUs of its own, and trainer.sharedWith ({self.trainer.sharedWith}) names the run whose GPUs this one "
+            "uses; remove budget here, and set it there",
+            ".budget",
+        ),
+        Rule(
             "self.task != 'RL' || self.environments.all(e, self.orchestrator.batchSize % e.groupSize == 0)",
             "orchestrator.batchSize ({self.orchestrator.batchSize}) must be divisible by "
             "environments[{self.environments.map(e, self.orchestrator.batchSize % e.groupSize != 0).indexOf(true)}].groupSize "
@@ -105,6 +112,15 @@ class RLRunSpec(RunFields):
                     raise ValueError(
                         f"{block}.{info.alias} ({value}) is the host's, with trainer.sharedWith; remove it"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _budget_of_own_gpus(self) -> Self:
+        if self.budget is not None and self.trainer.shared_with is not None:
+            raise ValueError(
+                f"budget is of a run with GPUs of its own, and trainer.sharedWith ({self.trainer.shared_with}) names the run whose GPUs "
+                "this one uses; remove budget here, and set it there"
+            )
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,14 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rlrun.api.allocation import allocated
-from rlrun.api.lifecycle import CleanupPolicySpec, FailurePolicySpec, NetworkPolicySpec, NodeLossSpec, ProgressSpec
+from rlrun.api.lifecycle import (
+    BudgetSpec,
+    CleanupPolicySpec,
+    FailurePolicySpec,
+    NetworkPolicySpec,
+    NodeLossSpec,
+    ProgressSpec,
+)
 from rlrun.api.placement import PlacementSpec
 from rlrun.api.pods import InferenceBlock, OrchestratorBlock, TrainerBlock
 from rlrun.api.storage import DEFAULT_STORAGE, StorageSpec
@@ -87,6 +94,8 @@ class RunFields(Config):
     """The operator that looks after the run; default: any."""
     active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
     """Save and fail after this time, suspension not counted."""
+    budget: BudgetSpec | None = None
+    """Limit on the run's GPU time; default: none."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
     """Delete the children of an ended run after this time, but the volume."""
     cleanup_policy: CleanupPolicySpec = CleanupPolicySpec()

@@ -218,6 +218,32 @@ class DefaultsStatus(Config):
     """Fields that the current attempt has from it."""
 
 
+class RoleCost(Config):
+    """GPU time of one role in one attempt."""
+
+    attempt: AttemptNumber
+    """Its number; 0: all earlier ones."""
+    role: Literal["trainer", "inference", "orchestrator"]
+    """The role."""
+    gpu_seconds: dict[str, Count] = Field(default_factory=dict)
+    """GPU-seconds by use."""
+
+
+class CostStatus(Config):
+    """GPU time of the run's pods, from node to end."""
+
+    gpu_hours: float = 0.0
+    """All of it."""
+    gpu_seconds: dict[str, Count] = Field(default_factory=dict)
+    """By use: trained, waitedForRollouts, waitedForTrainer, startup, repeated, stopping, other."""
+    attempts: list[RoleCost] = Field(default_factory=list)
+    """By attempt and role."""
+    counted_to: str
+    """Until when it is counted (RFC 3339)."""
+    pods: list[str] = Field(default_factory=list)
+    """Pods that go on being counted: UID/role/GPUs, and /the end of their grace period."""
+
+
 class RLRunStatus(Config):
     """Observed state of a run."""
 
@@ -293,6 +319,8 @@ class RLRunStatus(Config):
     """The run's volume."""
     queue: QueueStatus | None = None
     """Place in the queue, if the operator has one."""
+    cost: CostStatus | None = None
+    """What the run has cost, if it had GPUs."""
     shared_with: SharedWithStatus | None = None
     """The host of a guest (`trainer.sharedWith`)."""
     guests: list[str] | None = None

@@ -168,6 +168,15 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
         "`rlrun logs NAME --role trainer --rank 0` says why saving fails; a slow volume: raise checkpoint.interval.",
     ),
     "CheckpointsOff": Advice("fine", "Nothing; checkpoint.enabled can be set while the run is suspended."),
+    "BudgetLeft": Advice("fine", _NOTHING),
+    "BudgetNearlySpent": Advice(
+        "problem",
+        "`rlrun cost NAME` says what it was spent on; raise budget.gpuHours, or let the run save and be suspended when all is spent.",
+    ),
+    "BudgetSpent": Advice(
+        "problem",
+        "`rlrun set NAME budget.gpuHours=N` with a larger number: the run goes on by itself. `rlrun cost NAME` says what it was spent on.",
+    ),
     "Drifted": Advice("problem", "Nothing: it is put right. Find out who edits the objects of the run."),
     "Restarting": Advice("waits", _PASSES),
     "PodsEnding": Advice("waits", "Wait; pods on a lost node are removed after nodeLoss.forceDeleteSeconds."),

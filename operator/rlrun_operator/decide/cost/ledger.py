@@ -1,0 +1,165 @@
+"""GPU time that pods of a run have held since it was counted last: from their own timestamps, never from the passes that see them. Pure.
+
+A pod holds its GPUs from the time at which it got its node (condition PodScheduled) to its end: that of its containers, or its removal.
+What is counted already is on record as one time and the pods that were there then, so that no hour is lost or counted twice, however
+seldom somebody looks. What nobody can know is bounded:
+
+- A pod that vanished unseen is counted to the time at which that was noticed, or to the end of its grace period, if that was known.
+- A pod that came and went unseen is not counted.
+- Where the clock was set back by more than `SKEW_SECONDS`, counting goes on from what it shows now; less is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from rlrun.api.status import CostStatus
+from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.gpus import gpus_of, resource_of
+from rlrun_operator.names import ROLES, Role
+from rlrun_operator.pods import Pod
+from rlrun_operator.times import seconds_of
+
+SKEW_SECONDS = 60
+"""Clocks of two operators may differ by so much."""
+MOST_GPUS = 2**20
+"""Far more than a pod may have: a record that says more was not written by an operator."""
+_ENDED = ("Succeeded", "Failed")
+
+
+class Known(NamedTuple):
+    """A pod of the record."""
+
+    role: Role
+    gpus: int
+    """0: it has ended and is counted to its end."""
+    deadline: int | None
+    """End of its grace period, in seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """GPU time to add: `gpus` from `start` to `end`, in whole seconds since the epoch."""
+
+    role: Role
+    gpus: int
+    start: int
+    end: int
+    pod: Pod | None
+    """None: it is gone."""
+
+    @property
+    def gpu_seconds(self) -> int:
+        return self.gpus * (self.end - self.start)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Result of one look."""
+
+    spans: tuple[Span, ...]
+    counted_to: int
+    pods: tuple[str, ...]
+    """The next record's."""
+    holds: int
+    """GPUs that go on being counted."""
+
+    @property
+    def gpu_seconds(self) -> int:
+        """GPU time to add."""
+        return sum(span.gpu_seconds for span in self.spans)
+
+
+def look(case: Case) -> Ledger:
+    """GPU time since the record of the status."""
+    past = case.past.cost
+    recorded = seconds_of(past.counted_to) if past is not None else None
+    now = math.floor(case.now)
+    to = int(recorded) if recorded is not None else now
+    upto = now if now >= to or to - now > SKEW_SECONDS else to
+    known = _known(past.pods) if past is not None and recorded is not None else {}
+    named, spans, listed, holds = resource_of(case.observed.run), [], [], 0
+    there: set[str] = set()
+    for pod in case.pods:
+        gpus = gpus_of(pod.manifest.get("spec") or {}, named) if pod.node is not None else 0
+        if not gpus:
+            continue
+        there.add(pod.uid)
+        before, ended = known.get(pod.uid), pod.phase in _ENDED
+        end = min(upto, ended_at(pod)) if ended else upto
+        start = bound_at(pod) if before is None else to
+        if before is None or before.gpus:
+            spans.append(Span(pod.role, gpus, start, max(start, end), pod))
+        holds += 0 if ended else gpus
+        listed.append(_entry(pod, 0 if ended else gpus))
+    for uid, gone in known.items():
+        if uid not in there and gone.gpus:
+            end = upto if gone.deadline is None else min(upto, max(to, gone.deadline))
+            spans.append(Span(gone.role, gone.gpus, to, max(to, end), None))
+    return Ledger(tuple(span for span in spans if span.end > span.start), upto, tuple(sorted(listed)), holds)
+
+
+def total(past: CostStatus | None) -> int:
+    """GPU-seconds on record."""
+    return sum(sum(row.gpu_seconds.values()) for row in past.attempts) if past is not None else 0
+
+
+def spent(case: Case) -> tuple[int, int]:
+    """GPU-seconds up to now, and the GPUs that the run holds."""
+    ledger = look(case)
+    return total(case.past.cost) + ledger.gpu_seconds, ledger.holds
+
+
+def bound_at(pod: Pod) -> int:
+    """Time at which a pod got its node, by the scheduler's clock; where nobody says, its creation."""
+    status = pod.manifest.get("status") or {}
+    return int(_condition_since(pod, "PodScheduled") or seconds_of(status.get("startTime")) or pod.created_at)
+
+
+def ready_at(pod: Pod) -> int | None:
+    """Time since which a pod is ready; None: it is not."""
+    if not pod.ready:
+        return None
+    return int(_condition_since(pod, "Ready") or bound_at(pod))
+
+
+def ended_at(pod: Pod) -> int:
+    """Time at which a pod's last container ended; now and for ever where no container says."""
+    status = pod.manifest.get("status") or {}
+    ends = [
+        seconds_of(((container.get("state") or {}).get("terminated") or {}).get("finishedAt"))
+        for container in status.get("containerStatuses") or ()
+    ]
+    found = [end for end in ends if end is not None]
+    return math.ceil(max(found)) if found else 2**53
+
+
+def _condition_since(pod: Pod, kind: str) -> float | None:
+    conditions = (pod.manifest.get("status") or {}).get("conditions") or ()
+    for condition in conditions:
+        if condition.get("type") == kind and condition.get("status") == "True":
+            return seconds_of(condition.get("lastTransitionTime"))
+    return None
+
+
+def _entry(pod: Pod, gpus: int) -> str:
+    """A pod of the record, see `CostStatus.pods`; `deletionTimestamp` is the end of the grace period."""
+    deadline = seconds_of(pod.manifest["metadata"].get("deletionTimestamp"))
+    until = f"/{int(deadline)}" if deadline is not None and gpus else ""
+    return f"{pod.uid}/{pod.role}/{gpus}{until}"
+
+
+def _known(entries: list[str]) -> Mapping[str, Known]:
+    """Pods of a record, which another client may have written."""
+    found = {}
+    for entry in entries:
+        uid, *rest = entry.split("/")
+        numbers = [int(n) for n in rest[1:] if n.isascii() and n.isdecimal() and len(n) <= 12]
+        if len(rest) not in (2, 3) or len(numbers) != len(rest) - 1 or rest[0] not in ROLES:
+            continue
+        if numbers[0] <= MOST_GPUS:
+            found[uid] = Known(cast(Role, rest[0]), numbers[0], numbers[1] if len(numbers) > 1 else None)
+    return found

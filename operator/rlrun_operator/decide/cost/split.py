@@ -1,0 +1,163 @@
+"""Use of the GPU time of a run: trained, waited, started up, repeated, stopped. Pure.
+
+Time belongs to what the run did when it passed: to the phase on record before this pass. The parts are whole GPU-seconds, and their sum is
+what was counted, always.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from rlrun.api.status import COUNT_MAX, CostStatus, RLRunStatus, RoleCost
+from rlrun.protocol.messages.engine_load import EngineLoad
+from rlrun_operator.decide.cost import ledger
+from rlrun_operator.decide.cost.ledger import Ledger, Span
+from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.names import Role
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import find
+from rlrun_operator.status.progress import read_lease
+from rlrun_operator.times import rfc3339
+
+Use = Literal["trained", "waitedForRollouts", "waitedForTrainer", "startup", "repeated", "stopping", "other"]
+COUNT_SECONDS = 60
+"""While nothing changes, what is held is counted this often: a status is written for each."""
+ATTEMPTS_KEPT = 6
+"""Attempts with rows of their own; older ones are one."""
+_STARTS = (None, "Unserved", "Pending", "Queued", "Starting")
+_WAITS: Mapping[Role, Use] = {"trainer": "waitedForRollouts", "inference": "waitedForTrainer"}
+Rows = dict[tuple[int, Role], Counter[str]]
+
+
+def counted(case: Case, new: RLRunStatus) -> CostStatus | None:
+    """The status' cost; None: the run has never had a GPU.
+
+    Args:
+        case: what is decided about.
+        new: the status that is written, but for its cost.
+    """
+    past = case.past.cost
+    found = ledger.look(case)
+    if past is None and not found.pods:
+        return None
+    if past is not None and not _is_due(case, new, found):
+        return past
+    rows: Rows = (
+        {(row.attempt, row.role): Counter(row.gpu_seconds) for row in past.attempts} if past is not None else {}
+    )
+    for (attempt, role), steady in _spread(case, found.spans, rows, new).items():
+        _divide(rows.setdefault((attempt, role), Counter()), role, steady, case, new)
+    return _written(rows, found)
+
+
+def _is_due(case: Case, new: RLRunStatus, found: Ledger) -> bool:
+    """True if time has to be counted now: what it is spent on changes, or it was not counted for long."""
+    past = case.past
+    assert past.cost is not None
+    if list(found.pods) != past.cost.pods:
+        return True
+    if not found.holds:
+        return False
+    changed = (new.phase, new.attempt, new.progress.step) != (past.phase, past.attempt, past.progress.step)
+    told = ledger.seconds_of(past.cost.counted_to)
+    return changed or told is None or not 0 <= found.counted_to - told < COUNT_SECONDS
+
+
+def _spread(case: Case, spans: tuple[Span, ...], rows: Rows, new: RLRunStatus) -> Counter[tuple[int, Role]]:
+    """Add to the rows what was not spent on steps; the rest, by row."""
+    steady: Counter[tuple[int, Role]] = Counter()
+    current = case.past.attempt or new.attempt or 1
+    use = _use_of_phase(case.past)
+    for span in spans:
+        own = span.pod.attempt if span.pod is not None and span.role != "inference" else 0
+        key = (own or current, span.role)
+        for part, seconds in _stages(span, use):
+            if part is None:
+                steady[key] += span.gpus * seconds
+            else:
+                rows.setdefault(key, Counter())[part] += span.gpus * seconds
+    return steady
+
+
+def _use_of_phase(past: RLRunStatus) -> Use | None:
+    """Use of the time of a phase; None: steps, and waiting for them."""
+    completing = find(past.conditions, reasons.COMPLETE)
+    if past.phase in ("Complete", "Failed") or (completing is not None and completing.reason == reasons.GUESTS_JOINED):
+        return "other"
+    if past.phase in _STARTS:
+        return "startup"
+    return None if past.phase == "Running" else "stopping"
+
+
+def _stages(span: Span, use: Use | None) -> Iterator[tuple[Use | None, int]]:
+    """Seconds of a span by use: an engine starts until it is ready, and what was asked to end is stopping."""
+    pod, asked = span.pod, span.end
+    if pod is not None and pod.deleted_at is not None:
+        asked = min(max(math.floor(pod.deleted_at), span.start), span.end)
+    ready = span.start
+    if use is None and pod is not None and span.role == "inference" and pod.deleted_at is None:
+        since = ledger.ready_at(pod)
+        ready = asked if since is None else min(max(since, span.start), asked)
+    yield "startup", ready - span.start
+    yield use, asked - ready
+    yield "stopping", span.end - asked
+
+
+def _divide(row: Counter[str], role: Role, seconds: int, case: Case, new: RLRunStatus) -> None:
+    """Divide time of a running attempt: steps that are trained again, waiting by the measured share, and the rest.
+
+    Rounding follows the row's sums, so that it does not add up however often time is counted.
+    """
+    again = round(seconds * _repeated(case.past, new))
+    first = seconds - again
+    wait = _WAITS.get(role)
+    share = _waiting_share(case, role) if wait is not None else 0.0
+    before = row["trained"] + (row[wait] if wait is not None else 0)
+    waited = math.floor((before + first) * share) - math.floor(before * share)
+    row["repeated"] += again
+    row["trained"] += first - waited
+    if wait is not None:
+        row[wait] += waited
+
+
+def _repeated(past: RLRunStatus, new: RLRunStatus) -> float:
+    """Share of the time since the last record in which steps were trained that had been trained before."""
+    before, now, furthest = past.progress.step, new.progress.step, past.progress.furthest_step
+    if new.attempt != past.attempt or now <= before:
+        return float(before < furthest)
+    return (min(now, furthest) - min(before, furthest)) / (now - before)
+
+
+def _waiting_share(case: Case, role: Role) -> float:
+    """Share of the time that a role waited for the other over the last steps; trainers whose GPUs the engines use then do not wait."""
+    heard = read_lease(case.observed.lease, case.past.attempt)
+    load: EngineLoad | None = heard.load if heard is not None else None
+    if load is None or (role == "trainer" and not case.serves):
+        return 0.0
+    return load.waited if role == "trainer" else load.idle
+
+
+def _written(rows: Rows, found: Ledger) -> CostStatus:
+    kept = sorted({attempt for attempt, _ in rows if attempt})[-ATTEMPTS_KEPT:]
+    merged: Rows = {}
+    for (attempt, role), row in rows.items():
+        merged.setdefault((attempt if attempt in kept else 0, role), Counter()).update(row)
+    every: Counter[str] = Counter()
+    for row in merged.values():
+        every.update(row)
+    return CostStatus(
+        gpu_hours=round(every.total() / 3600, 4),
+        gpu_seconds=_plain(every),
+        attempts=[
+            RoleCost(attempt=a, role=r, gpu_seconds=_plain(row)) for (a, r), row in sorted(merged.items()) if +row
+        ],
+        counted_to=rfc3339(found.counted_to),
+        pods=list(found.pods),
+    )
+
+
+def _plain(row: Counter[str]) -> dict[str, int]:
+    return {use: min(seconds, COUNT_MAX) for use, seconds in sorted(row.items()) if seconds}
