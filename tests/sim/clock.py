@@ -10,6 +10,8 @@ class Clock:
         self._now = now
         self._ahead = 0.0
         self._steady = 1000.0
+        self.was_set = False
+        """Somebody has set the operator's wall clock: it is not that of the cluster."""
 
     def now(self) -> float:
         return self._now
@@ -27,3 +29,4 @@ class Clock:
     def set_forward(self, seconds: float) -> None:
         """Somebody sets the operator's wall clock."""
         self._ahead += seconds
+        self.was_set = True

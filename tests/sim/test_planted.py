@@ -56,6 +56,9 @@ FOUND_AT: dict[str, int] = {
     "a_new_leader_believes_its_first_list": 1978,
     "a_second_operator_is_not_looked_for": 1272,
     "the_past_is_told_again_and_believed": 2,
+    "a_pod_is_counted_from_its_beginning_each_time": 11,
+    "time_is_counted_in_ticks": 14,
+    "what_is_gone_is_not_counted_to_its_end": 267,
 }
 """Seeds that find a bug at once; where the actions have changed since, the hunt begins anew."""
 

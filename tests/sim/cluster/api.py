@@ -12,6 +12,7 @@ from rlrun_operator.kube.resources import BY_KIND, CLAIM, EVENT, PART_KINDS, RLR
 from rlrun_operator.names import MANAGER, RUN_LABEL
 from rlrun_operator.times import rfc3339, seconds_of
 from tests.sim.cluster.admission import Refusal, RefusedError
+from tests.sim.cluster.gpus import GpuTime
 
 NAMESPACE = "team-a"
 GRACE_SECONDS = 30
@@ -42,6 +43,7 @@ class Api:
         self.refusals: list[Refusal] = []
         """What admission refuses now."""
         self.version = 100
+        self.gpu_time = GpuTime()
 
     # ---- state
 
@@ -156,6 +158,8 @@ class Api:
 
     def _tell(self, event: str, found: Json) -> None:
         kind = found["kind"]
+        if kind == "Pod":
+            self.gpu_time.saw(event, found, self._now())
         if kind in _WATCHED and (kind in _UNSELECTED or RUN_LABEL in (found["metadata"].get("labels") or ())):
             self.news.append((event, found))
 

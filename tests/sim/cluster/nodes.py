@@ -81,7 +81,7 @@ class Nodes(Roles):
         self.api.put(
             pod,
             spec=pod["spec"] | {"nodeName": nodes[self._next % len(nodes)]},
-            status=pod["status"] | {"conditions": []},
+            status=pod["status"] | {"conditions": [], "startTime": rfc3339(self.clock.now())},
         )
 
     def _is_furnished(self, pod: Json) -> bool:
@@ -118,6 +118,7 @@ class Nodes(Roles):
         self.keys[pod["metadata"]["uid"]] = str(found["stringData"]) if found is not None else ""
         running = {"name": role, "ready": True, "restartCount": 0, "state": {"running": {}}}
         started = {
+            **({"startTime": pod["status"]["startTime"]} if "startTime" in pod["status"] else {}),
             "phase": "Running",
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [running],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlrun_operator.status import reasons
 from tests.sim.invariants.common import TERMINAL, derived, is_group, may_go_on
+from tests.sim.invariants.cost import the_parts_are_the_whole, what_is_counted_never_falls, what_is_counted_was_held
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -189,4 +190,7 @@ STEPS: tuple[Callable[[World, Json, Json], str | None], ...] = (
     training_is_of_this_attempt,
     what_resumes_begins_an_attempt,
     what_runs_has_a_number,
+    what_is_counted_was_held,
+    what_is_counted_never_falls,
+    the_parts_are_the_whole,
 )

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from tests.sim.history import Failure, live
 from tests.sim.planted.core import CORE
+from tests.sim.planted.cost import COST
 from tests.sim.planted.plant import Plant
 from tests.sim.planted.queued import QUEUED
 from tests.sim.planted.wider import WIDER
 
 WITHIN = 1000
 """Histories."""
-PLANTED: tuple[Plant, ...] = (*CORE, *WIDER)
+PLANTED: tuple[Plant, ...] = (*CORE, *WIDER, *COST)
 __all__ = ["PLANTED", "QUEUED", "WITHIN", "hunt", "planted"]
 
 

@@ -97,7 +97,8 @@ def look(case: Case) -> Ledger:
         listed.append(_entry(pod, 0 if ended else gpus))
     for uid, gone in known.items():
         if uid not in there and gone.gpus:
-            end = upto if gone.deadline is None else min(upto, max(to, gone.deadline))
+            # One that was there after its grace period, on a node that is lost, may have been there until now.
+            end = upto if gone.deadline is None or gone.deadline <= to else min(upto, gone.deadline)
             spans.append(Span(gone.role, gone.gpus, to, max(to, end), None))
     return Ledger(tuple(span for span in spans if span.end > span.start), upto, tuple(sorted(listed)), holds)
 

@@ -1,0 +1,48 @@
+"""Bugs of the count of GPU time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from rlrun_operator.decide.cost import ledger
+from rlrun_operator.decide.cost.ledger import Ledger, Span
+from rlrun_operator.decide.snapshot import Case
+from tests.sim.planted.plant import Plant, put
+
+TICK_SECONDS = 5
+
+
+def _looks(stack: contextlib.ExitStack, change: Callable[[Span], Span | None]) -> None:
+    real = ledger.look
+
+    def look(case: Case) -> Ledger:
+        found = real(case)
+        return replace(found, spans=tuple(new for span in found.spans if (new := change(span)) is not None))
+
+    put(stack, ledger, "look", look)
+
+
+def a_pod_is_counted_from_its_beginning_each_time(stack: contextlib.ExitStack) -> None:
+    put(stack, ledger, "_known", lambda entries: {})
+
+
+def time_is_counted_in_ticks(stack: contextlib.ExitStack) -> None:
+    """However late a pass is, it adds no more than the time between two."""
+
+    def ticked(span: Span) -> Span:
+        return replace(span, end=min(span.end, span.start + TICK_SECONDS))
+
+    _looks(stack, ticked)
+
+
+def what_is_gone_is_not_counted_to_its_end(stack: contextlib.ExitStack) -> None:
+    _looks(stack, lambda span: span if span.pod is not None else None)
+
+
+COST: tuple[Plant, ...] = (
+    a_pod_is_counted_from_its_beginning_each_time,
+    time_is_counted_in_ticks,
+    what_is_gone_is_not_counted_to_its_end,
+)
