@@ -97,6 +97,7 @@ TESTS: Mapping[str, str] = {
     r"rlrun pull NAME model .*": "tests/unit/inspect/test_pull.py::test_the_newest_complete_model_is_copied",
     r"rlrun ui( runs/a /data/runs)?": "tests/processes/cli/test_cli_ui.py::test_the_page_and_its_answers_are_served_until_a_signal",
     r"rlrun plot runs/a runs/b .*": "tests/unit/inspect/test_plot.py::test_curves_are_drawn",
+    r"rlrun cost( NAME -o wide)?": "tests/unit/inspect/test_cost.py::test_wide_has_a_line_per_attempt_and_role",
     r"rlrun debug NAME": "tests/unit/inspect/test_cluster_commands.py::test_a_bundle_of_a_cluster_has_no_secret",
     r"rlrun watch NAME": "tests/unit/inspect/test_cluster_commands.py::test_watch_says_each_change_once_until_the_run_is_over",
     r"rlrun status runs/NAME": "tests/unit/inspect/test_folder_commands.py::test_a_run_that_trains",

@@ -70,6 +70,7 @@ COMMANDS = {
     "rollouts": Command("print rollouts of a step, such as the worst", _Later("runs.rollouts:run_rollouts")),
     "debug": Command("write a bundle for a bug report, without secrets", _Later("runs.debug:run_debug")),
     "compare": Command("show runs beside each other", _Later("runs.compare:run_compare")),
+    "cost": Command("show the GPU-hours of runs and what they were spent on", _Later("runs.cost:run_cost")),
     "plot": Command("draw a metric of runs", _Later("runs.plot:run_plot")),
     "replay": Command("compute a step of a run again, and explain a sample", _Later("runs.replay:run_replay")),
     "fork": Command("begin a new run from a checkpoint of another one", _Later("runs.fork:run_fork")),

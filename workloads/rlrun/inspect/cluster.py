@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from rlrun.inspect.snapshot import Condition, Event, Failure, Process, Progress, Role, Snapshot, Wait
+from rlrun.inspect.snapshot import Condition, CostRow, Event, Failure, Process, Progress, Role, Snapshot, Wait
 from rlrun.inspect.times import seconds_of
 from rlrun.protocol.messages import annotations as said
 from rlrun.runtime.json_types import Manifest
@@ -69,7 +69,17 @@ def snapshot(
         folder=_text(_map(status, "storage").get("path")),
         host=_text(_map(spec, "trainer").get("sharedWith")),
         results=tuple(printable(str(line)) for line in status.get("results") or ()),
+        cost=_cost(_map(status, "cost")),
+        budget=_number(_map(spec, "budget").get("gpuHours")),
     )
+
+
+def _cost(counted: Manifest) -> tuple[CostRow, ...]:
+    rows = []
+    for row in _list(counted, "attempts"):
+        seconds = ((printable(str(use)), _count(found)) for use, found in _map(row, "gpuSeconds").items())
+        rows.append(CostRow(_count(row.get("attempt")), _text(row.get("role")) or "", tuple(seconds)))
+    return tuple(rows)
 
 
 def _progress(status: Manifest, spec: Manifest, heard: Manifest, now: float) -> Progress:

@@ -151,6 +151,9 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
         most = f" of at most {run.max_restarts}" if run.max_restarts is not None else ""
         counted = f", {run.restarts_counted} counted{most}" if run.place == "cluster" else ""
         yield "restarts", f"{run.restarts}{counted}"
+    if run.cost:
+        budget = f" of {run.budget:g} (budget)" if run.budget is not None else ""
+        yield "cost", f"{run.gpu_hours:.2f}{budget} GPU-hours; rlrun cost says what for"
     if run.storage:
         yield "claim", run.storage
     if run.host:

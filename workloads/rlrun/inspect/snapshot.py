@@ -104,6 +104,17 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class CostRow:
+    """Time that the GPUs of one role were held in one attempt."""
+
+    attempt: int
+    """0: all attempts before those that have rows."""
+    role: str
+    seconds: tuple[tuple[str, int], ...]
+    """Use, and GPU-seconds; on a machine without GPUs seconds of that."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """One look at a run."""
 
@@ -148,6 +159,10 @@ class Snapshot:
     """Command that goes on with a run on this machine."""
     results: tuple[str, ...] = ()
     """Measures of an evaluation."""
+    cost: tuple[CostRow, ...] = ()
+    """GPU time, in a cluster."""
+    budget: float | None = None
+    """GPU-hours that the run may cost."""
     unread: tuple[str, ...] = ()
     """Parts of the run that could not be read, each with the cause."""
 
@@ -155,6 +170,11 @@ class Snapshot:
     def title(self) -> str:
         """Name and place for people."""
         return f"{self.name} ({self.where})" if self.place == "folder" else f"{self.name} (namespace {self.where})"
+
+    @property
+    def gpu_hours(self) -> float:
+        """All GPU time of `cost`."""
+        return sum(seconds for row in self.cost for _, seconds in row.seconds) / 3600
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of a type."""

@@ -217,9 +217,10 @@ class _Call:
         told = Farewell(self.paths, shlex.quote(self.folder), self.again, trains=self.trains, failed=failed)
         return list(told.lines())
 
-    def recorder(self, attempt: int) -> Recorder:
+    def recorder(self, attempt: int, gpus: Claim) -> Recorder:
         """Writer of the attempt's launcher record."""
-        return Recorder(self.paths.launcher, name=self.name, attempt=attempt, command=self.again)
+        counts = {"trainer": len(gpus.trainer), "inference": len(set(gpus.inference) - set(gpus.trainer))}
+        return Recorder(self.paths.launcher, name=self.name, attempt=attempt, command=self.again, gpus=counts)
 
     @property
     def folder(self) -> str:
@@ -273,7 +274,7 @@ def _run(call: _Call, held: ExitStack) -> int:
         call.say(line)
     supervisor = Supervisor(launch_id, place.gpus.descriptors)
     sink = SinkProcess(files[0], call.paths.root, os.environ) if enabled_trackers(config.tracking, os.environ) else None
-    recorder = call.recorder(attempt)
+    recorder = call.recorder(attempt, place.gpus)
     with mirror_beside(config, files[0], os.environ, say=call.say, hurry=lambda: bool(call.interrupted)):
         failed = _play(call, config, supervisor, sink, specs, place, recorder)
         recorder.end("Interrupted" if call.interrupted else "Failed" if failed else "Complete", failed)

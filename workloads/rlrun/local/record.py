@@ -20,14 +20,22 @@ class Recorder:
         name: the run's name.
         attempt: the attempt's number.
         command: what goes on with the run.
+        gpus: of each role.
         clock: seconds since the epoch.
     """
 
     def __init__(
-        self, path: Path, *, name: str, attempt: int, command: str, clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        *,
+        name: str,
+        attempt: int,
+        command: str,
+        gpus: Mapping[str, int] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._clock = path, clock
-        self._record = new_record(name, attempt, command)
+        self._record = new_record(name, attempt, command, gpus)
         self._written = 0.0
 
     def beat(self, progress: Mapping[str, Any] | None) -> None:

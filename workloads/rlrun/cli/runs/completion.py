@@ -16,6 +16,7 @@ ON_RUNS = (
     "rollouts",
     "compare",
     "plot",
+    "cost",
     "debug",
     "pull",
     "suspend",

@@ -37,7 +37,7 @@ def get_parser() -> Parser:
 def run_get(argv: Sequence[str]) -> int:
     """Run `rlrun get`; returns the exit code."""
     options, now = get_parser().parse_args(list(argv)), time.time()
-    found = _named(options, now) if options.runs else _all(options, now)
+    found = snapshots(options, now)
     if options.output in ("json", "yaml"):
         write([document(one) for one in found], options.output)
     elif options.output == "name":
@@ -49,6 +49,11 @@ def run_get(argv: Sequence[str]) -> int:
         if len(found) == 1 and options.runs and (tree := screen.pods(found[0], now)):
             print(tree)
     return exit_codes.OK
+
+
+def snapshots(options: argparse.Namespace, now: float) -> list[Snapshot]:
+    """Snapshots of the runs that the arguments `runs` name, or of all."""
+    return _named(options, now) if options.runs else _all(options, now)
 
 
 def _named(options: argparse.Namespace, now: float) -> list[Snapshot]:
@@ -71,7 +76,7 @@ def _all(options: argparse.Namespace, now: float) -> list[Snapshot]:
     except ClusterError as error:
         if not local:
             raise
-        print(f"rlrun get: no runs of a cluster: {error}", file=sys.stderr)
+        print(f"rlrun: no runs of a cluster: {error}", file=sys.stderr)
         return local
 
 

@@ -50,6 +50,8 @@ class LauncherRecord:
     """When it last answered, in seconds since the epoch."""
     failed_role: str | None = None
     """Name of the process that ended the attempt, such as `trainer` or `inference-1`."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """GPUs of each role; those that both use are the trainer's. Empty: none, or not known."""
     exit_code: int | None = None
     """Exit code of that process, as `subprocess` has it: -n is signal n."""
 
@@ -71,10 +73,11 @@ def started_ticks(pid: int) -> int | None:
         return None
 
 
-def new_record(name: str, attempt: int, command: str) -> LauncherRecord:
+def new_record(name: str, attempt: int, command: str, gpus: Mapping[str, int] | None = None) -> LauncherRecord:
     """Record of an attempt that this process begins now."""
     now, pid = time.time(), os.getpid()
-    return LauncherRecord(name, attempt, command, pid, socket.gethostname(), started_ticks(pid), began=now, time=now)
+    host, ticks = socket.gethostname(), started_ticks(pid)
+    return LauncherRecord(name, attempt, command, pid, host, ticks, began=now, time=now, gpus=gpus or {})
 
 
 def write_record(path: Path, record: LauncherRecord) -> bool:
@@ -102,5 +105,6 @@ def read_record(path: Path) -> LauncherRecord | None:
     except TypeError:
         return None
     whole = isinstance(record.pid, int) and isinstance(record.attempt, int) and isinstance(record.progress, dict)
+    counts = isinstance(record.gpus, dict) and all(type(count) is int for count in record.gpus.values())
     numbers = all(isinstance(value, int | float) for value in (record.time, record.began, record.progress_time))
-    return record if whole and numbers and record.state in get_args(State) else None
+    return record if whole and numbers and counts and record.state in get_args(State) else None

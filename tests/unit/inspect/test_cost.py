@@ -1,0 +1,126 @@
+"""`rlrun cost` of a cluster's runs and of folders: the parts are the whole, and hours without GPUs are called so."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.cli.runs import common
+from rlrun.inspect.cost.account import of_folder, of_snapshot, sums
+from rlrun.inspect.cost.text import NO_GPUS, table
+from rlrun.inspect.folder import read_folder
+from rlrun.inspect.snapshot import CostRow
+from rlrun.protocol.files.launcher import new_record, write_record
+from rlrun.protocol.files.paths import RunPaths
+from tests.unit.inspect.recorded import Recorded
+
+HOUR = 3600
+BEGAN = 1_700_000_000.0
+
+
+def an_rlrun(name: str, namespace: str, **more: Any) -> dict[str, Any]:
+    attempts = [
+        {"attempt": 0, "role": "trainer", "gpuSeconds": {"trained": HOUR}},
+        {"attempt": 7, "role": "trainer", "gpuSeconds": {"trained": 2 * HOUR, "waitedForRollouts": HOUR}},
+        {"attempt": 7, "role": "inference", "gpuSeconds": {"trained": 3 * HOUR, "startup": HOUR}},
+    ]
+    return {
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"maxSteps": 10, "budget": {"gpuHours": 16}},
+        "status": {"phase": "Running", "attempt": 7, "cost": {"gpuHours": 8.0, "attempts": attempts}} | more,
+    }
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorded:
+    runs = [an_rlrun("a", "one"), an_rlrun("b", "one"), an_rlrun("c", "two")]
+    recorded = Recorded(
+        ("get rlruns.rlrun.io a ", runs[0]),
+        ("get pods", {"items": []}),
+        ("get leases", {}),
+        ("get rlruns.rlrun.io", {"items": runs}),
+    )
+    monkeypatch.setattr(common, "Kubectl", recorded.kubectl)
+    monkeypatch.chdir(tmp_path)
+    return recorded
+
+
+def test_runs_are_rows_and_namespaces_sums(cluster: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", "-A"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["RUN", "one/a", "one/b", "two/c", "one/all"]
+    assert lines[1][1:4] == ["8.00", "16", "(50"]
+    assert lines[1][5] == "75", "of training"
+    assert lines[4][3] == "16.00"
+
+
+def test_attempts_and_roles_are_there_in_json(cluster: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", "-A", "-o", "json"]) == 0
+    (first, *_) = json.loads(capsys.readouterr().out)
+    assert first["gpuHours"] == 8.0
+    assert first["gpuSeconds"] == {"trained": 6 * HOUR, "waitedForRollouts": HOUR, "startup": HOUR}
+    assert [(row["attempt"], row["role"]) for row in first["attempts"]] == [
+        (0, "trainer"),
+        (7, "trainer"),
+        (7, "inference"),
+    ]
+    assert first["budget"] == {"gpuHours": 16}
+
+
+def test_wide_has_a_line_per_attempt_and_role(cluster: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", "a", "-o", "wide"]) == 0
+    out = capsys.readouterr().out
+    assert "  earlier attempts, trainer" in out
+    assert "  attempt 7, inference" in out
+
+
+def a_folder(root: Path, gpus: dict[str, int]) -> Path:
+    paths = RunPaths(root)
+    paths.attempts.mkdir(parents=True)
+    paths.run_json.write_text(json.dumps({"trainer": {"name": "a", "max_steps": 10}}))
+    for number, began in ((1, BEGAN), (2, BEGAN + 500)):
+        paths.attempt_file(number).write_text(json.dumps({"attempt": number, "started_at": began}))
+    lines = [
+        {"step": n, "attempt": 1, "time": BEGAN + 100 + 20 * n, "time/step": 20.0, "time/wait_for_batch": 5.0}
+        | {"batch/tokens": 1000.0, "batch/samples": 8.0}
+        for n in range(1, 11)
+    ]
+    paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_record(paths.launcher, new_record("a", 9, "again", gpus))
+    return root
+
+
+def test_a_folder_is_divided_by_its_metrics(tmp_path: Path) -> None:
+    found = of_folder(a_folder(tmp_path / "a", {"trainer": 2, "inference": 1}), time.time())
+    by_role = {row.role: dict(row.seconds) for row in found.rows}
+    assert by_role["trainer"] == {"trained": 300, "waitedForRollouts": 100, "startup": 200}
+    assert by_role["inference"] == {"trained": 200, "startup": 100}
+    assert (found.gpus, found.seconds) == (True, 3 * 300)
+    assert (found.tokens, found.samples) == (10_000, 80)
+
+
+def test_a_folder_without_gpus_has_hours_of_the_machine(tmp_path: Path) -> None:
+    found = of_folder(a_folder(tmp_path / "a", {}), time.time())
+    assert (found.gpus, found.seconds, found.rows[0].role) == (False, 300, "machine")
+    assert NO_GPUS in table([found], wide=True)
+
+
+def test_a_torn_folder_is_an_account_of_nothing(tmp_path: Path) -> None:
+    root = a_folder(tmp_path / "a", {})
+    RunPaths(root).attempt_file(1).write_text("{")
+    RunPaths(root).metrics.write_text('{"step": 1, "attempt": 1, "time": "x", "time/step": true}\n{"st')
+    assert of_folder(root, time.time()).seconds == 0
+
+
+def test_a_use_of_a_newer_release_is_part_of_the_sum() -> None:
+    rows = (CostRow(1, "trainer", (("new", 5), ("trained", 1))),)
+    assert sums(rows) == {"trained": 1, "new": 5}
+
+
+def test_a_folder_in_a_snapshot_needs_no_cost(tmp_path: Path) -> None:
+    assert of_snapshot(read_folder(a_folder(tmp_path / "a", {}), time.time())).seconds == 0

@@ -1,0 +1,41 @@
+"""`rlrun cost`: GPU-hours of runs, by what they were spent on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.cli.runs.common import answered, is_plugin, runs_parser, write
+from rlrun.cli.runs.look import snapshots
+from rlrun.config.loading.parser import Parser
+from rlrun.inspect.cost import text
+from rlrun.inspect.cost.account import of_folder, of_snapshot
+from rlrun.runtime import exit_codes
+
+
+def cost_parser() -> Parser:
+    """The command line of `rlrun cost`."""
+    told = (
+        "Show the GPU-hours of runs and what they were spent on: training, waiting for rollouts or for the trainer, startup, steps trained "
+        "again, stopping. Of those in the cluster's namespace and in ./runs, or of those that are named; -o wide by attempt and role."
+    )
+    p = runs_parser("cost", told, output="wide json yaml")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="runs, or folders that hold some (default: all)")
+    p.add_argument("-A", "--all-namespaces", action="store_true", help="runs of all namespaces of the cluster")
+    return p
+
+
+@answered("cost")
+def run_cost(argv: Sequence[str]) -> int:
+    """Run `rlrun cost`; returns the exit code."""
+    options, now = cost_parser().parse_args(list(argv)), time.time()
+    seen = snapshots(options, now)
+    found = [of_folder(Path(one.where), now) if one.place == "folder" else of_snapshot(one) for one in seen]
+    if options.output in ("json", "yaml"):
+        write([text.document(one) for one in found], options.output)
+    elif not found:
+        print(f"no runs{'' if is_plugin() else ' (in a cluster, or in ./runs)'}")
+    else:
+        print(text.table(found, wide=options.output == "wide"))
+    return exit_codes.OK

@@ -1,0 +1,138 @@
+"""Accounts of runs: seconds of GPUs by attempt, role and use."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from rlrun.inspect.folder import json_lines, read_folder
+from rlrun.inspect.snapshot import CostRow, Snapshot
+from rlrun.protocol.files.launcher import read_record
+from rlrun.protocol.files.paths import RunPaths
+
+USES = ("trained", "waitedForRollouts", "waitedForTrainer", "startup", "repeated", "stopping", "other")
+MACHINE = "machine"
+"""Role of the hours of a run without GPUs on one machine."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one run has cost."""
+
+    name: str
+    where: str
+    """Namespace, or the run's folder."""
+    place: str
+    rows: tuple[CostRow, ...] = ()
+    budget: float | None = None
+    """GPU-hours."""
+    gpus: bool = True
+    """False: the rows are seconds of the machine."""
+    tokens: int | None = None
+    """Tokens that were trained; None: not known."""
+    samples: int | None = None
+    """Samples that were trained; None: not known."""
+
+    @property
+    def seconds(self) -> int:
+        """All of it."""
+        return sum(sum(seconds for _, seconds in row.seconds) for row in self.rows)
+
+    @property
+    def hours(self) -> float:
+        """All of it."""
+        return self.seconds / 3600
+
+    def uses(self) -> dict[str, int]:
+        """Seconds by use, in the order of `USES`."""
+        return sums(self.rows)
+
+
+def sums(rows: Iterable[CostRow]) -> dict[str, int]:
+    """Seconds of rows by use, in the order of `USES`, and what this release does not know behind them."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        found.update(dict(row.seconds))
+    known = {use: found[use] for use in USES if found[use]}
+    return known | {use: seconds for use, seconds in sorted(found.items()) if use not in USES and seconds}
+
+
+def of_snapshot(seen: Snapshot) -> Account:
+    """Account of a run in a cluster, as its status counts it."""
+    return Account(seen.name, seen.where, seen.place, seen.cost, seen.budget)
+
+
+def of_folder(root: Path, now: float) -> Account:
+    """Account of a run on this machine: the time of its attempts, divided by what each step's line of metrics says.
+
+    Steps that a restart has lost have left no line: their time is in `other`.
+    """
+    paths, seen = RunPaths(root), read_folder(root, now)
+    record = read_record(paths.launcher)
+    lines = json_lines(paths.metrics.read_text(errors="replace")) if paths.metrics.is_file() else []
+    roles = {role: count for role, count in (record.gpus if record is not None else {}).items() if count}
+    rows: list[CostRow] = []
+    numbers = paths.attempts_on_disk()
+    for number in numbers:
+        own = [line for line in lines if line.get("attempt") == number]
+        last = max((_number(line, "time") for line in own), default=0.0)
+        if record is not None and record.attempt == number:
+            last = max(last, now if record.alive(now) else record.time)
+        rows += _rows(number, own, _began(paths, number), last, roles)
+    base = Account(seen.name, seen.where, seen.place, tuple(rows), gpus=bool(roles))
+    if not lines:
+        return base
+    return replace(base, tokens=int(_total(lines, "batch/tokens")), samples=int(_total(lines, "batch/samples")))
+
+
+def _began(paths: RunPaths, attempt: int) -> float:
+    """Start of an attempt, in seconds since the epoch; 0: not known."""
+    try:
+        document = json.loads(paths.attempt_file(attempt).read_text())
+    except (OSError, ValueError):
+        return 0.0
+    return _number(document, "started_at") if isinstance(document, dict) else 0.0
+
+
+def _rows(
+    attempt: int, lines: Sequence[Mapping[str, object]], began: float, ended: float, roles: Mapping[str, int]
+) -> list[CostRow]:
+    """Rows of one attempt; without GPUs one of the machine."""
+    whole = max(0, int(ended - began)) if began else 0
+    steps = min(whole, int(_total(lines, "time/step")))
+    waited = min(steps, int(_total(lines, "time/wait_for_batch")))
+    first = min((_number(line, "time") - _number(line, "time/step") for line in lines), default=ended)
+    startup = min(whole - steps, max(0, int(first - began)))
+    found = []
+    for role, gpus in (roles or {MACHINE: 1}).items():
+        waits = waited if role == "trainer" else 0
+        uses = {"trained": steps - waits, "waitedForRollouts": waits, "startup": startup}
+        uses["other"] = whole - sum(uses.values())
+        found.append(CostRow(attempt, role, tuple((use, gpus * n) for use, n in uses.items() if n)))
+    return [row for row in found if row.seconds]
+
+
+def by_namespace(accounts: Sequence[Account]) -> list[Account]:
+    """The sums of namespaces that have more than one run in a cluster."""
+    of_cluster = sorted((one for one in accounts if one.place == "cluster"), key=lambda one: one.where)
+    found = []
+    for where, group in groupby(of_cluster, key=lambda one: one.where):
+        runs = list(group)
+        if len(runs) > 1:
+            rows = tuple(row for run in runs for row in run.rows)
+            found.append(Account(f"all {len(runs)} runs", where, "cluster", rows))
+    return found
+
+
+def _total(lines: Sequence[Mapping[str, object]], name: str) -> float:
+    return sum(_number(line, name) for line in lines)
+
+
+def _number(line: Mapping[str, object], name: str) -> float:
+    value = line.get(name)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**53
+    return float(value) if good and isinstance(value, int | float) else 0.0
