@@ -86,6 +86,11 @@ class Pod:
         return self.main.exit if self.main else None
 
     @property
+    def has_started(self) -> bool:
+        """True if the role's own container runs, or has run."""
+        return self.main is not None and (self.main.running or self.main.exit is not None)
+
+    @property
     def exited_cleanly(self) -> bool:
         """True if the role's own container ended with exit code 0."""
         return self.exit is not None and self.exit.code == 0

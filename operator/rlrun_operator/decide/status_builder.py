@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlrun.api.status import Condition, InferenceStatus, RLRunStatus, RoleStatus, SharedWithStatus
+from rlrun.api.status import Condition, InferenceStatus, RestartStatus, RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun.runtime.printable import printable
 from rlrun_operator.decide import lifetime, queueing
 from rlrun_operator.decide.cost import budget, split
@@ -12,11 +12,11 @@ from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.snapshot import Case, read_status
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_number
 from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Json, Manifest, Urgency
-from rlrun_operator.status import reasons
+from rlrun_operator.status import reasons, restart_time
 from rlrun_operator.status.change import UNSET, StatusChange, combined
 from rlrun_operator.status.conditions import Say, find, foremost, is_true, phase, raw_conditions, write
 from rlrun_operator.status.events import events
-from rlrun_operator.status.progress import Report, read_lease
+from rlrun_operator.status.progress import Report, is_training, read_lease
 
 TEXT_MAX = 4000
 """Characters of any text in the status."""
@@ -84,6 +84,7 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
     )
     new = combined(follows, lifetime.active(past, conditions, attempt, case.now), change).applied_to(past)
     columns = StatusChange(
+        last_restart=_restart(case, conditions, attempt),
         storage=growth.sized(case, new.storage),
         steps=f"{new.progress.step}/{new.progress.total_steps}",
         trainer_ready=f"{new.trainer.ready}/{new.trainer.desired}",
@@ -91,6 +92,31 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
     )
     new = columns.applied_to(new)
     return StatusChange(cost=split.counted(case, new)).applied_to(new)
+
+
+def _restart(case: Case, conditions: Sequence[Condition], attempt: int) -> RestartStatus | None:
+    """Where the time of the last restart goes, or went."""
+    was, restarting = is_true(case.past.conditions, reasons.RESTARTING), find(conditions, reasons.RESTARTING)
+    now = restarting is not None and restarting.status == "True"
+    past = case.past.last_restart
+    if not now and (past is None or past.total_seconds is not None):
+        return past
+    heard = read_lease(case.observed.lease, attempt)
+    pods = [pod for pod in case.pods_of_attempt(attempt) if pod.role != "inference"]
+    wanted = 1 + (case.wanted.trainers if case.trains and case.host_name is None else 0)
+    over = (reasons.SUSPENDED, reasons.COMPLETE, reasons.FAILED)
+    look = restart_time.Look(
+        was_restarting=was,
+        restarting=now,
+        ending=restarting is not None and restarting.reason == reasons.PODS_ENDING,
+        attempt=attempt,
+        scheduled=len(pods) >= wanted and all(pod.node is not None for pod in pods),
+        running=len(pods) >= wanted and all(pod.has_started for pod in pods),
+        trained=is_training(heard),
+        over=any(is_true(conditions, kind) for kind in over),
+        start=heard.start if heard is not None else {},
+    )
+    return restart_time.after(past, look, case.now)
 
 
 def _results(case: Case, attempt: int) -> list[str] | None:

@@ -100,7 +100,7 @@ class Feed:
 
 
 def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
-    """True if a Lease reports nothing but progress: the same attempt, and nothing else about its volume."""
+    """True if a Lease reports nothing but progress: the same attempt, nothing else about its volume, no first new step."""
 
     def said(lease: Manifest) -> object:
         found = lease["metadata"].get("annotations") or {}
@@ -112,6 +112,7 @@ def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
                 lease_keys.STORAGE,
                 lease_keys.RESULTS,
                 lease_keys.ENGINES_DRAINED,
+                lease_keys.START_SECONDS,
             )
         )
 

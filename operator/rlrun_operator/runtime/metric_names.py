@@ -60,6 +60,13 @@ OPERATOR = MetricTable(
         ("phase",),
         "seconds",
     ),
+    MetricSpec(
+        "rlrun_restart_seconds",
+        "histogram",
+        "Time of each phase of a restart, once its attempt has trained a new step; phase total: all of them",
+        ("phase",),
+        "seconds",
+    ),
     MetricSpec("rlrun_operator_queue_depth", "gauge", "Runs that wait for a worker"),
     MetricSpec("rlrun_operator_queue_age_seconds", "gauge", "How long the oldest of them waits", unit="seconds"),
     MetricSpec(

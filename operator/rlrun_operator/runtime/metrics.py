@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import Metric
 
 from rlrun.api.status import UNSERVED, Phase, RLRunStatus
+from rlrun.protocol.messages.start_times import RESTART_PHASES
 from rlrun_operator.decide.snapshot import read_status
 from rlrun_operator.gpus import gpus_of, resource_of
 from rlrun_operator.kube.resources import POD
@@ -55,6 +56,11 @@ class Metrics:
             *OPERATOR.arguments("rlrun_phase_duration_seconds"),
             registry=self.registry,
             buckets=(1, 3, 10, 30, 60, 180, 600, 1800, 3600, 4 * 3600, 24 * 3600),
+        )
+        self._restart_seconds = Histogram(
+            *OPERATOR.arguments("rlrun_restart_seconds"),
+            registry=self.registry,
+            buckets=(1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600),
         )
         self._queue_depth = self._gauge("rlrun_operator_queue_depth")
         self._queue_age = self._gauge("rlrun_operator_queue_age_seconds")
@@ -116,6 +122,7 @@ class Metrics:
             self._seen.phase_since[key] = (phase, now)
         if (reason := _gives_back(new)) is not None and reason != _gives_back(old):
             self._stops.labels(reason).inc()
+        self._restarted(old, new)
         restarts = _count(new, "restarts") - _count(old, "restarts")
         if restarts > 0:
             failure = new.get("lastFailure")
@@ -124,6 +131,17 @@ class Metrics:
             # A reason that no table has would be a series of its own for each word that a client writes.
             reason = reason if reason in reasons.FAILURE_REASONS else UNKNOWN
             totals[reason] = totals.get(reason, 0) + restarts
+
+    def _restarted(self, old: Mapping[str, object], new: Mapping[str, object]) -> None:
+        """Take the phases of a restart that has become whole."""
+        now, before = _restart(new), _restart(old)
+        total, seconds = now.get("totalSeconds"), now.get("seconds")
+        known = total == before.get("totalSeconds") and now.get("since") == before.get("since")
+        if known or not isinstance(total, int) or not isinstance(seconds, Mapping):
+            return
+        for phase, value in (*((name, seconds.get(name)) for name in RESTART_PHASES), ("total", total)):
+            if isinstance(value, int):
+                self._restart_seconds.labels(phase).observe(value)
 
     def forget(self, key: Key) -> None:
         """The run is gone."""
@@ -187,6 +205,11 @@ def _count(status: Mapping[str, object], name: str) -> int:
     """A number of a status that another client may have filled with anything."""
     value = status.get(name, 0)
     return value if isinstance(value, int) else 0
+
+
+def _restart(status: Mapping[str, object]) -> Mapping[str, object]:
+    found = status.get("lastRestart")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _gives_back(status: Mapping[str, object]) -> str | None:

@@ -18,6 +18,7 @@ from rlrun.api.status import (
     Phase,
     ProgressStatus,
     QueueStatus,
+    RestartStatus,
     RLRunStatus,
     RoleStatus,
     SharedWithStatus,
@@ -73,6 +74,7 @@ class StatusChange:
     checkpoint: CheckpointStatus | Unset = UNSET
     last_failure: FailureRecord | Unset | None = UNSET
     failures: list[FailureRecord] | Unset = UNSET
+    last_restart: RestartStatus | Unset | None = UNSET
     excluded_nodes: list[ExcludedNode] | Unset | None = UNSET
     storage: StorageStatus | Unset | None = UNSET
     queue: QueueStatus | Unset | None = UNSET

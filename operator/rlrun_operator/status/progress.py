@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 from rlrun.api.status import COUNT_MAX, CheckpointStatus, ProgressStatus, RLRunStatus
 from rlrun.protocol.messages import annotations as keys
 from rlrun.protocol.messages.engine_load import EngineLoad, parse_load
+from rlrun.protocol.messages.start_times import parse_start
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.change import StatusChange
@@ -53,6 +54,8 @@ class Report:
     """Load of the engines over the last steps."""
     drained: tuple[str, ...] | None = None
     """Addresses of engines that nobody uses any more; None: the orchestrator cannot drain."""
+    start: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the attempt's start by phase."""
     engines_wanted: int | None = None
     """Number of engines that the orchestrator was asked to leave in use."""
 
@@ -79,6 +82,7 @@ def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
         results=_lines(found.get(keys.RESULTS)),
         load=parse_load(found.get(keys.ENGINES)),
         drained=_words(found.get(keys.ENGINES_DRAINED)),
+        start=parse_start(found.get(keys.START_SECONDS)),
         engines_wanted=_count(found, keys.ENGINES_WANTED),
     )
 

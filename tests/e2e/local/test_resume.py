@@ -16,6 +16,7 @@ import pytest
 
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.messages.start_times import MEASURED, PREFIX
 from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
 from tests.support.command_line import command_line
 
@@ -105,6 +106,11 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun],
     expected = [tuple(line[key] for key in keys) for line in learned.steps()[:STEPS]]
     assert [tuple(line[key] for key in keys) for line in run.steps()] == expected
     assert [e[0] for e in expected] == list(range(1, STEPS + 1))
+    starts = {line["attempt"]: line for line in run.steps() if f"{PREFIX}imports" in line}
+    assert sorted(starts) == list(range(1, len(faults) + 2)), (
+        "the first step of each attempt has the times of its start"
+    )
+    assert all(line[PREFIX + phase] > 0 for line in starts.values() for phase in MEASURED[:-1])
 
 
 def press_ctrl_c(run: LocalRun) -> None:

@@ -146,3 +146,20 @@ def test_defaults_that_an_attempt_took_are_told_besides(nonsense: Any) -> None:
     assert "defaults of the namespace: trainer.image, tracking.mlflow.uri from ConfigMap sys/team" in told(found)
     found["status"]["defaults"] = nonsense
     assert "defaults of the namespace" not in told(found)
+
+
+def test_where_the_time_of_a_restart_went_is_told_longest_first() -> None:
+    """Only of a run that goes on: of one that is over nobody waits for it."""
+    record = {"since": "x", "attempt": 3, "seconds": {"other": 4, "containers": 240, "model": 60, "group": 0}}
+    slow = "model took 60 s of 30 s: the volume is slow"
+    running = run("Running", lastRestart=record | {"totalSeconds": 304, "slow": slow})
+    told = "attempt 3 took 304 s to its first new step: containers 240 s, model 60 s, other 4 s"
+    assert f"the last restart: {told}; {slow}" in explain(snapshot(running, now=NOW), NOW).besides
+    assert f"start       {told}\n            {slow}" in status(
+        snapshot(running, now=NOW), explain(snapshot(running, now=NOW), NOW), NOW
+    )
+    assert not explain(snapshot(run("Failed", lastRestart=record), now=NOW), NOW).besides
+    young = snapshot(run("Running", lastRestart=record), now=NOW).start
+    assert young is not None
+    assert young.text.startswith("attempt 3 has no new step yet: containers 240 s")
+    assert snapshot(run("Running", lastRestart={"seconds": [], "totalSeconds": {}}), now=NOW).start is None

@@ -244,6 +244,21 @@ class CostStatus(Config):
     """Pods that go on being counted: UID/role/GPUs, and /the end of their grace period."""
 
 
+class RestartStatus(Config):
+    """Where the time of the last restart went."""
+
+    since: str
+    """When the end of the attempt before was seen (RFC 3339)."""
+    attempt: AttemptNumber | None = None
+    """Attempt that it began."""
+    seconds: dict[str, Count] = Field(default_factory=dict)
+    """Seconds by phase."""
+    total_seconds: Count | None = None
+    """Seconds to the first new step."""
+    slow: str | None = None
+    """Phases beyond their budgets, and why."""
+
+
 class RLRunStatus(Config):
     """Observed state of a run."""
 
@@ -313,6 +328,8 @@ class RLRunStatus(Config):
     """Failure that ended the last attempt."""
     failures: list[FailureRecord] = Field(default_factory=list, max_length=5)
     """The last five, newest last."""
+    last_restart: RestartStatus | None = None
+    """Where the time of the last restart went."""
     excluded_nodes: Annotated[list[ExcludedNode], Field(max_length=16)] | None = None
     """Left out by the next attempts."""
     storage: StorageStatus | None = None

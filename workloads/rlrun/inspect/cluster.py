@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from rlrun.inspect.snapshot import Condition, CostRow, Event, Failure, Process, Progress, Role, Snapshot, Wait
+from rlrun.inspect.snapshot import Condition, CostRow, Event, Failure, Process, Progress, Role, Snapshot, Start, Wait
 from rlrun.inspect.times import seconds_of
 from rlrun.protocol.messages import annotations as said
+from rlrun.protocol.messages.start_times import RESTART_PHASES
 from rlrun.runtime.json_types import Manifest
 from rlrun.runtime.printable import printable
 
@@ -66,6 +67,7 @@ def snapshot(
         excluded_nodes=_excluded_nodes(status),
         defaults=_defaults(status),
         storage=_storage(_map(status, "storage")),
+        start=_start(_map(status, "lastRestart"), attempt),
         folder=_text(_map(status, "storage").get("path")),
         host=_text(_map(spec, "trainer").get("sharedWith")),
         results=tuple(printable(str(line)) for line in status.get("results") or ()),
@@ -206,6 +208,20 @@ def _defaults(status: Manifest) -> str:
         return ""
     fields = [str(_text(each)) for each in found["fields"]]
     return f"{', '.join(fields)} from ConfigMap {_text(found.get('configMap'))}"
+
+
+def _start(one: Manifest, attempt: int) -> Start | None:
+    """The last restart; None: there was none, or its attempt has not begun."""
+    seconds = _map(one, "seconds")
+    if not seconds:
+        return None
+    known = [(name, _number(seconds.get(name))) for name in RESTART_PHASES]
+    return Start(
+        attempt=_whole(one.get("attempt")) or attempt + 1,
+        seconds=tuple((name, value) for name, value in known if value is not None),
+        total=_number(one.get("totalSeconds")),
+        slow=_text(one.get("slow")),
+    )
 
 
 def _excluded_nodes(status: Manifest) -> tuple[str, ...]:

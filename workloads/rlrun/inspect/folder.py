@@ -11,12 +11,13 @@ from typing import get_args
 
 from rlrun.diagnostics.crash import how
 from rlrun.diagnostics.symptoms import symptom_of
-from rlrun.inspect.snapshot import Condition, Failure, Progress, Snapshot, Wait
+from rlrun.inspect.snapshot import Condition, Failure, Progress, Snapshot, Start, Wait
 from rlrun.inspect.times import rfc3339
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.failures import read_error, telling_lines, volume_is_full
 from rlrun.protocol.files.launcher import LauncherRecord, read_record
 from rlrun.protocol.files.paths import Role, RunPaths
+from rlrun.protocol.messages.start_times import start_times
 from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
 
@@ -77,6 +78,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
         progress=progress,
         failures=failures,
         host=_text(role.get("shared_with")),
+        start=_start(lines),
         go_on=printable(record.command) if record is not None else None,
         started=_started(paths, numbers, record),
         results=tuple(printable(str(line)) for line in ((record.progress if record else {}).get("results") or ())),
@@ -91,6 +93,19 @@ def read_folder(root: Path, now: float) -> Snapshot:
 def _newest_line(lines: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
     """Line of metrics of the last step, of whichever attempt; empty: there is none."""
     return next((line for line in reversed(lines) if _whole(line.get("step"))), {})
+
+
+_SECONDS_MAX = 1e9
+"""Larger numbers of a line are of no interest, and may be ones that no float holds."""
+
+
+def _start(lines: Sequence[Mapping[str, object]]) -> Start | None:
+    """Start of the newest attempt that has trained a step, where its line is among `lines`."""
+    for line in reversed(lines):
+        numbers = {n: float(v) for n, v in line.items() if isinstance(v, int | float) and abs(v) < _SECONDS_MAX}
+        if (seconds := start_times(numbers)) is not None:
+            return Start(_whole(line.get("attempt")) or 0, tuple(seconds.items()), sum(seconds.values()))
+    return None
 
 
 def _has_saved(paths: RunPaths, attempt: int) -> bool:

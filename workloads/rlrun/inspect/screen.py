@@ -154,6 +154,10 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
     if run.cost:
         budget = f" of {run.budget:g} (budget)" if run.budget is not None else ""
         yield "cost", f"{run.gpu_hours:.2f}{budget} GPU-hours; rlrun cost says what for"
+    if run.start is not None:
+        yield "start", run.start.text
+        if run.start.slow:
+            yield "", cut(run.start.slow, _MESSAGE_MAX)
     if run.storage:
         yield "claim", run.storage
     if run.host:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Place = Literal["folder", "cluster"]
+_LONGEST = 6
+"""Phases that a line names."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,27 @@ class CostRow:
 
 
 @dataclass(frozen=True)
+class Start:
+    """Time that an attempt took to its first new step."""
+
+    attempt: int
+    seconds: tuple[tuple[str, float], ...]
+    """Phases in order, with their seconds: those of `status.lastRestart`, or of the trainer alone on this machine."""
+    total: float | None = None
+    """Seconds of all of them; None: the step is not trained yet."""
+    slow: str | None = None
+    """Phases beyond their budgets, and why."""
+
+    @property
+    def text(self) -> str:
+        """The longest phases in words."""
+        longest = sorted(self.seconds, key=lambda one: -one[1])[:_LONGEST]
+        parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest if seconds >= 0.5)
+        took = "has no new step yet" if self.total is None else f"took {self.total:.0f} s to its first new step"
+        return f"attempt {self.attempt} {took}" + (f": {parts}" if parts else "")
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """One look at a run."""
 
@@ -155,6 +178,8 @@ class Snapshot:
     """The run's folder as its pods see it."""
     host: str | None = None
     """Run whose trainer this one uses."""
+    start: Start | None = None
+    """Start of the attempt that a restart began; on this machine of any attempt."""
     go_on: str | None = None
     """Command that goes on with a run on this machine."""
     results: tuple[str, ...] = ()

@@ -155,6 +155,8 @@ def _besides(run: Snapshot, now: float) -> Iterator[str]:
         yield f"defaults of the namespace: {run.defaults}"
     if run.progress.steps_lost:
         yield f"{run.progress.steps_lost} steps were trained again after restarts"
+    if run.start is not None and run.place == "cluster" and run.phase not in _OVER:
+        yield f"the last restart: {run.start.text}" + (f"; {run.start.slow}" if run.start.slow else "")
     if run.phase == "Running" and run.heard_seconds is not None and run.heard_seconds > STALE_SECONDS:
         yield f"the orchestrator was last heard {span(run.heard_seconds)} ago: numbers are as old"
     yield from run.unread

@@ -34,6 +34,7 @@ from rlrun.trainer.process import Link, Process
 from rlrun.trainer.ranks.agreement import Agreement
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.ranks.phases import Phases
+from rlrun.trainer.ranks.start_clock import StartClock, launched_ago
 from rlrun.trainer.ranks.stop import Stop, StopAgreed
 from rlrun.trainer.run import Run
 from rlrun.trainer.runs import OneRun, Order, drop, start_of
@@ -65,6 +66,8 @@ def train(
     Raises:
         RoleError: what went wrong, for a person, with the exit code.
     """
+    clock = StartClock(launched_ago())
+    clock.done("imports")
     objective = bind_objective(config)  # a wrong name is refused before anything is loaded
     engines = EnginesBeside(config.engine_urls, api_key) if config.colocated else None
     if engines is not None:
@@ -74,15 +77,20 @@ def train(
         phases = Phases.of_group(group.rank, group.world_size)
         link = _link(config, attempt, api_key, replay, phases, news) if group.leads else Link(replay=replay is not None)
         paths = RunPaths(Path(config.output_dir))
+        clock.done("group")
         begun = _begin_attempt(config, attempt, group, config_hash, replay)
+        clock.done("base")
         if link.channel is not None:
             link.channel.phase("loading")
         phases.say("loading", begun.base_step)
         # A checkpoint holds what is trained: the weights that adapters leave as they are come from the model.
         with_weights = config.lora is not None or (begun.base_step == 0 and begun.origin is None)
         policy = load_policy(config, model_source(config, paths, group), group, with_weights=with_weights)
+        clock.done("model")
         process = Process(policy, agreement.meet, phases.say, engines)
         host = Run(config, begun, objective, process, link, output_dir=paths.root)
+        clock.done("checkpoint")
+        host.clock = clock
         size = 1 if config.lora is None or replay is not None else config.lora.slots
         runs = SharedRuns(host, process, agreement, size=size, api_key=api_key) if size > 1 else OneRun(host)
         return Loop(runs, group, agreement, news).run()

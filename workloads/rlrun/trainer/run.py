@@ -42,6 +42,7 @@ from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.process import Link, Process
+from rlrun.trainer.ranks.start_clock import StartClock
 from rlrun.trainer.report import RunReport, append
 from rlrun.trainer.weights.publisher import Publisher
 
@@ -94,6 +95,8 @@ class Run:
         """End of the step before."""
         self._arrived: float | None = None
         """When rank 0 first saw the next batch."""
+        self.clock = StartClock()
+        """Of this run's start; the host's is the process's (`loop.train`)."""
         policy.adapters.hold(config.name, config.lora)
         lora.initialise(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)
@@ -126,6 +129,7 @@ class Run:
             agree=process.agree,
             replay=link.replay,
         )
+        self.clock.done("checkpoint")
 
     @property
     def name(self) -> str:
@@ -201,6 +205,7 @@ class Run:
         if self.config.task == "RL":
             self._publish()
         self._give_memory()
+        self.clock.done("publish")
         self._wait_for_batch()
 
     def step(self, path: Path, *, save: bool = False) -> None:
@@ -239,6 +244,7 @@ class Run:
         if (seconds := self._checkpoints.seconds()) is not None:
             metrics["time/write_ckpt"] = seconds
         metrics["time/step"] = time.perf_counter() - self._since
+        metrics |= self.clock.metrics()
         self._report.trained(step, self.config.max_steps, metrics)
         if self._replay and self._group.leads:
             append(self.paths.metrics, step, self.number, metrics)

@@ -60,6 +60,7 @@ def test_progress_alone_is_looked_at_when_a_status_could_tell_of_it() -> None:
         {keys.STORAGE: "StorageFull: no space"},
         {keys.RESULTS: "a: 1"},
         {keys.RESUMED_FROM_STEP: "9"},
+        {keys.START_SECONDS: "{}"},
     ],
 )
 def test_anything_else_that_a_lease_tells_is_looked_at_soon(said: dict[str, str]) -> None:

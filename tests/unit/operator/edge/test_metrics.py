@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -150,3 +151,26 @@ def test_a_run_of_no_status_yet_has_a_series_in_each_phase() -> None:
     lines = [line for line in scrape(Metrics(store)).splitlines() if line.startswith("rlrun_phase{")]
     assert len(lines) == len(PHASES) == 10
     assert all(line.endswith(" 0.0") for line in lines)
+
+
+def test_the_phases_of_a_restart_are_counted_once_it_is_whole() -> None:
+    metrics, key = Metrics(Store()), ("ns", "a")
+    begun = {"since": "x", "attempt": 2, "seconds": {"ending": 12}}
+    whole = begun | {"seconds": {"ending": 12, "containers": 40, "mine": 1, "step": "y"}, "totalSeconds": 52}
+    slower = whole | {"since": "y", "totalSeconds": 60}
+    states: list[dict[str, Any]] = [
+        {},
+        begun,
+        whole,
+        whole | {"slow": "z"},
+        slower,
+        {"since": []},
+        {"totalSeconds": []},
+    ]
+    for old, new in pairwise(states):
+        metrics.status_written(key, {"lastRestart": old}, {"lastRestart": new}, 0.0)
+    text = scrape(metrics)
+    assert 'rlrun_restart_seconds_count{phase="total"} 2.0' in text
+    assert 'rlrun_restart_seconds_sum{phase="total"} 112.0' in text
+    assert 'rlrun_restart_seconds_count{phase="containers"} 2.0' in text
+    assert "mine" not in text

@@ -27,6 +27,7 @@ from rlrun.orchestrator.progress.server import Progress
 from rlrun.protocol.messages import annotations as names
 from rlrun.protocol.messages.annotations import DRAINED_MAX, RENEW_SECONDS, RESULT_MAX, RESULTS_MAX
 from rlrun.protocol.messages.engine_load import EngineLoad
+from rlrun.protocol.messages.start_times import start_text
 
 CHANGE_SECONDS = 5.0
 """Shortest time between two renewals: all runs together renew within what one API server bears."""
@@ -164,6 +165,7 @@ def progress_annotations(progress: Progress, attempt: int) -> dict[str, str | No
         names.STORAGE: None
         if progress.storage is None
         else f"{progress.storage.reason}: {progress.storage.text}"[:1024],
+        names.START_SECONDS: None if progress.start_seconds is None else start_text(progress.start_seconds),
         names.RESULTS: "\n".join(line[:RESULT_MAX] for line in progress.results[:RESULTS_MAX]) or None,
         names.ENGINES: None if progress.engine_load is None else EngineLoad(**progress.engine_load).text(),
         names.ENGINES_DRAINED: None

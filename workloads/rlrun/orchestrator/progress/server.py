@@ -21,6 +21,7 @@ from rlrun.protocol.messages.endpoints import (
     ORCHESTRATOR_PROGRESS,
     ORCHESTRATOR_READY,
 )
+from rlrun.protocol.messages.start_times import start_times
 from rlrun.runtime import exit_codes
 from rlrun.runtime.site import Site
 
@@ -73,6 +74,8 @@ class Progress:
     """Load of the engines over the last steps, by the names of `EngineLoad`; None: not measured yet."""
     engines_drained: tuple[str, ...] | None = None
     """Addresses of engines that nobody uses any more, because they are to go; None: this task drains none."""
+    start_seconds: dict[str, float] | None = None
+    """Seconds of the attempt's start by phase, once its first step is trained (`messages.start_times`)."""
     results: tuple[str, ...] = ()
     """Measures of policies, where that is what the run is for: a line per policy and environment."""
 
@@ -111,6 +114,8 @@ class StepClock:
 
     def __init__(self) -> None:
         self.totals = StepTotals()
+        self.start: dict[str, float] | None = None
+        """Seconds of the attempt's start by phase; None: no step is trained, or the trainer measures none."""
         self._marks: deque[tuple[int, float]] = deque(maxlen=_STEPS_FOR_ETA + 1)
 
     def trained(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -123,6 +128,7 @@ class StepClock:
         self._marks.append((step, time.monotonic()))
         if metrics is not None:
             self.totals.trained(metrics)
+            self.start = self.start or start_times(metrics)
 
     def remaining_seconds(self, max_steps: int) -> float | None:
         """Estimated seconds to the last step; None before two steps are done."""

@@ -98,6 +98,7 @@ class Standing:
             waiting_role=waiting.role,
             waiting_phase=waiting.phase,
             waiting_since=waiting.since,
+            start_seconds=self._clock.start,
             engine_load=self._engines.load(),
             engines_drained=self._engines.drain.drained(),
             activity=self._activity.saw(

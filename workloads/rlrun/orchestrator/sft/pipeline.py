@@ -269,6 +269,7 @@ class DataPipeline:
             waiting_role=waiting.role,
             waiting_phase=waiting.phase,
             waiting_since=waiting.since,
+            start_seconds=self._clock.start,
             activity=self._activity.saw(
                 self._trained,
                 made=self._made,

@@ -59,6 +59,9 @@ drains engines beyond."""
 ENGINES_WINDOW = "rlrun.io/engines-window"
 """Seconds that a report of the load is to cover; written and read likewise."""
 
+START_SECONDS = "rlrun.io/start-seconds"
+"""Seconds of the attempt's start by phase, as JSON (`start_times`), once its first step is trained."""
+
 ALL = (
     STEP,
     TOTAL_STEPS,
@@ -79,5 +82,6 @@ ALL = (
     RESULTS,
     ENGINES,
     ENGINES_DRAINED,
+    START_SECONDS,
 )
 """Annotations that the orchestrator writes."""

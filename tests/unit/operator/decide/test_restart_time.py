@@ -1,0 +1,140 @@
+"""Where a restart's time goes: which phases are recorded, when, and what is said of those beyond their budgets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlrun.api.status import RestartStatus
+from rlrun.protocol.messages.start_times import RESTART_PHASES, start_text
+from rlrun_operator.status.restart_time import Look, after
+from rlrun_operator.times import rfc3339
+from tests.unit.operator.decide.kube import Kube
+
+NOW = 1_700_000_000.0
+FAILED = Look(
+    was_restarting=False, restarting=True, ending=True, attempt=1, scheduled=False, running=False, trained=False,
+    over=False, start={},
+)  # fmt: skip
+GONE = replace(FAILED, was_restarting=True, ending=False)
+BEGUN = replace(GONE, restarting=False, was_restarting=False, attempt=2)
+PLACED = replace(BEGUN, scheduled=True)
+UP = replace(PLACED, running=True)
+TRAINED = replace(UP, trained=True, start={"imports": 9.6, "model": 20.0, "batch": 5.0, "step": 2.4})
+SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}}
+
+
+def walk(*looks: tuple[float, Look]) -> RestartStatus | None:
+    past: RestartStatus | None = None
+    for seconds, look in looks:
+        past = after(past, look, NOW + seconds)
+    return past
+
+
+def test_phases_add_up_to_the_whole() -> None:
+    whole = walk((0, FAILED), (12, GONE), (22, BEGUN), (25, PLACED), (65, UP), (110, TRAINED))
+    assert whole is not None
+    assert whole.seconds == {
+        "ending": 12, "waiting": 10, "scheduling": 3, "containers": 40, "imports": 10, "model": 20, "batch": 5,
+        "step": 2, "other": 8,
+    }  # fmt: skip
+    assert (whole.since, whole.attempt, whole.total_seconds, whole.slow) == (rfc3339(NOW), 2, 110, None)
+    assert list(whole.seconds) == [name for name in RESTART_PHASES if name in whole.seconds]
+
+
+def test_what_was_not_seen_between_two_looks_has_no_time() -> None:
+    """An operator that was away sees the whole way at once, and a trainer of another release measures nothing."""
+    whole = walk((0, FAILED), (100, replace(TRAINED, start={})))
+    assert whole is not None
+    assert whole.seconds == {"ending": 100, "waiting": 0, "scheduling": 0, "containers": 0, "other": 0}
+    assert whole.total_seconds == 100
+
+
+def test_a_clock_that_is_set_back_makes_no_phase_negative() -> None:
+    whole = walk((0, FAILED), (12, GONE), (-3000, BEGUN), (-2990, PLACED), (-2980, UP), (-2950, TRAINED))
+    assert whole is not None
+    assert whole.seconds["ending"] == whole.total_seconds == 12
+    assert set(whole.seconds.values()) == {0, 12}
+
+
+def test_a_trainers_words_never_exceed_the_time_that_passed() -> None:
+    whole = walk((0, FAILED), (5, UP), (30, replace(TRAINED, start={"imports": 1e6, "model": 4.0})))
+    assert whole is not None
+    assert (whole.seconds["imports"], whole.seconds["model"], whole.total_seconds) == (25, 0, 30)
+
+
+@pytest.mark.parametrize("look", [replace(UP, over=True), replace(GONE, over=True)])
+def test_a_restart_that_comes_to_nothing_leaves_no_record(look: Look) -> None:
+    assert walk((0, FAILED), (5, look)) is None
+
+
+def test_a_whole_record_stays_until_the_next_restart() -> None:
+    past = walk((0, FAILED), (5, UP), (30, TRAINED))
+    assert after(past, replace(UP, over=True), NOW + 99) is past
+    again = after(past, replace(FAILED, attempt=2), NOW + 100)
+    assert again is not None
+    assert (again.since, again.seconds, again.total_seconds) == (rfc3339(NOW + 100), {}, None)
+
+
+def test_an_attempt_that_fails_before_its_first_step_begins_the_record_anew() -> None:
+    again = walk((0, FAILED), (5, UP), (30, FAILED), (31, GONE))
+    assert again is not None
+    assert (again.since, again.seconds, again.attempt) == (rfc3339(NOW + 30), {"ending": 1}, None)
+
+
+def test_a_phase_beyond_its_budget_is_told_with_its_usual_cause() -> None:
+    present = walk((0, FAILED), (1, BEGUN), (2, PLACED), (400, PLACED))
+    assert present is not None
+    assert present.slow is not None
+    assert present.slow.startswith("containers takes more than 300 s: images that the nodes did not have")
+    assert after(present, PLACED, NOW + 500) == present  # nothing in it changes all the time
+    whole = after(after(present, UP, NOW + 402), TRAINED, NOW + 450)
+    assert whole is not None
+    assert whole.slow is not None
+    assert whole.slow.startswith("containers took 400 s of 300 s: images")
+
+
+def test_a_run_says_where_the_time_of_its_restart_went() -> None:
+    kube = Kube(SPEC).start(step=7)
+    assert "lastRestart" not in kube.status
+    kube.exit("trainer", 1)
+    kube.lingering = {"trainer"}
+    kube.tick()
+    kube.tick(20)
+    assert kube.status["lastRestart"] == {"since": rfc3339(kube.now - 20), "seconds": {}}
+    kube.lingering, kube.schedule = set(), False
+    kube.tick(2)
+    assert kube.status["lastRestart"]["seconds"] == {"ending": 22, "waiting": 0}
+    assert kube.status["lastRestart"]["attempt"] == 2
+    kube.schedule, kube.make_ready = True, False
+    kube.tick(3)
+    kube.make_ready = True
+    kube.tick(40)
+    kube.report(4, resumed=4)
+    kube.tick(10)
+    assert kube.status["lastRestart"]["seconds"] == {"ending": 22, "waiting": 0, "scheduling": 3, "containers": 40}
+    kube.report(5, resumed=4, start_seconds=start_text({"imports": 10.0, "checkpoint": 4.0, "step": 1.0}))
+    kube.tick(10)
+    whole = kube.status["lastRestart"]
+    assert whole["seconds"] == {
+        "ending": 22, "waiting": 0, "scheduling": 3, "containers": 40, "imports": 10, "checkpoint": 4, "step": 1,
+        "other": 5,
+    }  # fmt: skip
+    assert whole["totalSeconds"] == 85
+    kube.report(6, resumed=4)
+    kube.tick(20)
+    assert kube.status["lastRestart"] == whole
+
+
+def test_a_suspension_is_no_restart() -> None:
+    kube = Kube(SPEC).start(step=7)
+    kube.edit(suspend=True)
+    kube.tick()
+    kube.tick(30)
+    assert kube.status["phase"] == "Suspended"
+    kube.edit(suspend=False)
+    kube.tick()
+    kube.report(8, resumed=7)
+    kube.tick()
+    assert "lastRestart" not in kube.status
