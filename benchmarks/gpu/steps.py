@@ -104,7 +104,8 @@ def configuration(step: Step, shape: Shape, folder: Path, *, gpus: int, fields: 
         "algorithm": {"preset": PRESETS[step.task]},
         "checkpoint": {},
     }
-    return TrainerConfig.model_validate(common | dict(fields) | {"activation_checkpointing": mode})
+    chosen = {"activation_checkpointing": mode, "compile": compiled}  # what a row does not name is off in it
+    return TrainerConfig.model_validate(common | dict(fields) | chosen)
 
 
 def _accepted(fields: Mapping[str, Any]) -> bool:

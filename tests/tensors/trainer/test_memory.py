@@ -20,7 +20,7 @@ from rlrun.trainer.learning import gradient_accumulation
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.gradient_accumulation import check_memory
 from rlrun.trainer.learning.step_buffer import micro_batch
-from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling import activation_choice, packed_attention
 from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.attention import packages
@@ -180,7 +180,7 @@ def test_compiling_needs_a_compiler(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(model_module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(activation_choice.shutil, "which", lambda name: None)
     with pytest.raises(RoleError, match=r"trainer\.compile \(true\) needs a C\+\+ compiler"):
         shard(make_model(), solo, memory=Memory(compile=True))
 

@@ -116,7 +116,7 @@ def test_states_are_float32_and_shared_by_the_ranks_of_a_copy() -> None:
 
 def test_a_step_at_16k_is_that_of_the_design() -> None:
     """Activations of Qwen3-0.6B in a row of 16,384 tokens: 31 GiB with all kept, 2.7 with those of attention, 0.9 with inputs."""
-    rows = {"microBatchTokens": 16_384}
+    rows = {"microBatchTokens": 16_384, "compile": False}
     found = [trainer(activationCheckpointing=mode, **rows)["activations"] for mode in ("none", "attention", "full")]
     assert found == pytest.approx([31, 2.8, 1.0], abs=0.3)
 
@@ -135,7 +135,8 @@ def test_a_step_at_16k_is_that_of_the_design() -> None:
 def test_auto_is_the_mode_with_the_least_work_that_fits(
     tokens: int, gib: float, fields: dict[str, Any], mode: str
 ) -> None:
-    given = {"gpusPerReplica": 1, "microBatchTokens": tokens, "activationCheckpointing": "auto"} | fields
+    given = {"gpusPerReplica": 1, "microBatchTokens": tokens, "activationCheckpointing": "auto"}
+    given |= {"compile": False} | fields
     (found,) = needs_of(spec(trainer=given), around(gib=gib))
     (expected,) = needs_of(spec(trainer=given | {"activationCheckpointing": mode}), around(gib=gib))
     assert found.parts == expected.parts
@@ -284,8 +285,18 @@ def test_advice_is_there_and_fits_without_spoiling_the_other_role(
         assert fitted <= {one.role for one in after if one.fits}
 
 
+def test_layers_are_compiled_on_gpus() -> None:
+    """What a compiled layer computes again it need not keep; ranks that share a layer do not compile it."""
+    rows = {"gpusPerReplica": 2, "microBatchTokens": 16_384}
+    plain, auto = trainer(**rows, compile=False), trainer(**rows)
+    assert auto["activations"] < 0.7 * plain["activations"]
+    assert auto == trainer(**rows, compile=True)
+    shared = {**rows, "parallelism": {"tp": 2}}
+    assert trainer(**shared) == trainer(**shared, compile=False)
+
+
 def test_the_cheapest_change_comes_first() -> None:
-    run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 32_768})
+    run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 32_768, "compile": False})
     surroundings = around(gib=64)
     first = advise(run, surroundings, needs_of(run, surroundings))[0]
     assert first.fields == {"spec.trainer.activationCheckpointing": "selective"}

@@ -264,7 +264,7 @@ def _micro_batch(
 ) -> list[Part]:
     layout = config.parallelism
     tokens = _row(config) / layout.cp
-    each = layer_activations(model, mode, number_bytes=c, tp=layout.tp, compiled=config.compile, padded=padded)
+    each = layer_activations(model, mode, number_bytes=c, tp=layout.tp, compiled=config.compiles, padded=padded)
     kept = held.rows * tokens * (held.layers * each.kept + outside_layers(model, c))
     of = f"activationCheckpointing: {mode}, {tokens:,.0f} tokens" + (f" x {held.rows} rows" if held.rows > 1 else "")
     parts = [
@@ -343,7 +343,7 @@ def _remarks(
             f"each way, about {seconds:.1f} s at {HOST_LINK_BYTES_PER_SECOND / 1e9:.0f} GB/s"
         )
     if mode == "offload":
-        each = layer_activations(model, "none", number_bytes=2, tp=ranks.tp, compiled=config.compile)
+        each = layer_activations(model, "none", number_bytes=2, tp=ranks.tp, compiled=config.compiles)
         size = held.rows * _row(config) / ranks.cp * held.layers * each.kept
         found.append(
             f"activationCheckpointing: offload keeps {gib(size * config.ranks_per_replica)} of activations in host memory"

@@ -111,7 +111,7 @@ class Bench:
             f"attention {kernel_of(model)}",
             f"activations {config.activation_checkpointing}",
         ]
-        return ", ".join([*parts, *(["compiled"] if config.compile else []), f"torch {torch.__version__}"])
+        return ", ".join([*parts, *(["compiled"] if config.compiles else []), f"torch {torch.__version__}"])
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
+from rlrun.config.division import compile_problem
 from rlrun.config.formats import RunName, ServerArgument
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.models.data import DataConfig
@@ -75,8 +76,8 @@ class TrainerSpec(Config):
     attention: AttentionKernel = "auto"
     """Kernel: FlashAttention of a package (`fa3`, `fa4`, `flash2`) or of torch (`varlen`), `cudnn`, flex_attention (`flex`), or
     padded blocks (`sdpa`), on CPU too; auto: the fastest that GPU, packages and model allow."""
-    compile: bool = False
-    """Compile every decoder layer (torch.compile)."""
+    compile: bool | None = None
+    """Compile every decoder layer (torch.compile); default: on GPUs, where `tp` is 1 and a C++ compiler is there."""
     compute_dtype: ComputeDType = "auto"
     """Number format of forward and backward; auto: bfloat16 on GPUs, float32 on CPU."""
     cpu_offload: bool = False
@@ -162,6 +163,13 @@ class TrainerSpec(Config):
             self.lora is None or self.lora.slots == 1,
         )
         return not all(of_host)
+
+    @property
+    def compiles(self) -> bool:
+        """True if layers are compiled, where the trainer's image has a C++ compiler."""
+        if self.compile is not None:
+            return self.compile
+        return self.gpus_per_replica > 0 and compile_problem(self.parallelism.tp) is None
 
     @property
     def ranks_per_replica(self) -> int:

@@ -1,6 +1,10 @@
-"""Choice of the activation mode by what fits, with the arithmetic of `rlrun fit`."""
+"""Choices when a model is divided: the activation mode by what fits (the arithmetic of `rlrun fit`), and whether layers are compiled."""
 
 from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
 
 from loguru import logger
 from transformers import PreTrainedConfig
@@ -11,7 +15,11 @@ from rlrun.fit.architecture import Architecture, ShapeError, from_config
 from rlrun.fit.sources import UnknownModelError, shape_of
 from rlrun.fit.trainer import ChosenMode, chosen_mode
 from rlrun.trainer.learning.gradient_accumulation import device_memory
+from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.ranks.group import Group
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def activation_mode(
@@ -32,6 +40,50 @@ def activation_mode(
         logger.info(f"activationCheckpointing auto is {mode}: {why}")
     found: ActivationMode = mode
     return found
+
+
+NO_COMPILER = "this machine has neither g++ nor clang++"
+
+
+def has_compiler() -> bool:
+    """True if torch's compiler finds the C++ compiler that it calls."""
+    return os.environ.get("CXX") is not None or any(shutil.which(name) for name in ("g++", "c++", "clang++"))
+
+
+def compiled_layers(asked: bool | None, mode: ActivationMode, model: PreTrainedModel, group: Group) -> bool:
+    """Value of `trainer.compile`; where it has none rank 0 decides, and says it in the log. Every rank takes part.
+
+    Args:
+        asked: the field.
+        mode: activations that are kept.
+        model: its kernel of attention is chosen.
+        group: the ranks; they have the same devices.
+    """
+    if asked is not None:
+        return asked
+    problem = group.broadcast(_against_compiling(mode, model, group) if group.leads else None)
+    if group.leads:
+        kernel = kernel_of(model)
+        joined = "attention in it" if is_traced(model) else f"attention {kernel} between compiled parts"
+        why = f"on: one graph of every kind of layer, with {joined}" if problem is None else f"off: {problem}"
+        logger.info(f"compile is {why}")
+    return problem is None
+
+
+def _against_compiling(mode: ActivationMode, model: PreTrainedModel, group: Group) -> str | None:
+    """Reason why layers are not compiled unless it is asked for; None: they are."""
+    if group.device.type != "cuda":
+        return "the trainer computes on a CPU"
+    if group.dims.tp > 1:
+        return f"parallelism.tp ({group.dims.tp}) shares every layer, and torch compiles no such layer for rows of all lengths"
+    if not has_compiler():
+        return NO_COMPILER
+    if mode == "selective" and not is_traced(model):
+        return (
+            f"attention {kernel_of(model)} is computed between compiled parts, which would hide the products from "
+            "activationCheckpointing (selective)"
+        )
+    return None
 
 
 def _choice(run: TrainerConfig | None, config: PreTrainedConfig, group: Group) -> tuple[ActivationMode, str]:

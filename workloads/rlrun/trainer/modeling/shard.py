@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.learning import gradient_accumulation
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
-from rlrun.trainer.modeling.activation_choice import activation_mode
+from rlrun.trainer.modeling.activation_choice import NO_COMPILER, activation_mode, compiled_layers, has_compiler
 from rlrun.trainer.modeling.activation_offload import Offload
 from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.modeling.parallel import rows
@@ -124,7 +122,8 @@ class Memory:
     """Number format of forward and backward; masters and gradient sums are float32. None: bfloat16 on CUDA, float32 elsewhere."""
     activations: ActivationCheckpointing = "none"
     """Kept activations; auto needs `run`."""
-    compile: bool = False
+    compile: bool | None = False
+    """Whether layers are compiled; None: where it serves (`activation_choice.compiled_layers`)."""
     cpu_offload: bool = False
     """Masters, gradients and the optimizer's state stay in the host's memory."""
     accumulation: GradientAccumulation = "reduce"
@@ -201,12 +200,13 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     placement = _placement(memory, dims.fsdp)
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     inside = _checkpoint_inside(model, mode)
+    compiles = compiled_layers(memory.compile, mode, model, group)
     if memory.compile and not inside:
         _warn_of_hidden_products(model, memory, mode, group)
     for layer in layers:
-        _compile(layer, memory.compile and not inside)
+        _compile(layer, compiles and not inside)
         keep_activations(layer, mode, offloaded)
-        _compile(layer, memory.compile and inside)
+        _compile(layer, compiles and inside)
         experts = experts_of(layer)
         if experts is not None and dims.ep > 1:
             assert meshes is not None
@@ -285,10 +285,9 @@ def check_compiler(tp: int) -> None:
     """
     if (problem := compile_problem(tp)) is not None:
         raise RoleError(f"trainer.compile (true) {problem}", exit_codes.CONFIGURATION)
-    if os.environ.get("CXX") is None and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+    if not has_compiler():
         raise RoleError(
-            "trainer.compile (true) needs a C++ compiler, and this machine has neither g++ nor clang++; "
-            "remove compile, or add a compiler to the trainer's image",
+            f"trainer.compile (true) needs a C++ compiler, and {NO_COMPILER}; set compile: false, or add a compiler to the trainer's image",
             exit_codes.CONFIGURATION,
         )
 

@@ -206,7 +206,7 @@ def _is_moved(value: object) -> bool:
 
 
 def _aligned(tensor: Tensor) -> int:
-    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return -(-int(tensor.nbytes) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _like(local: Tensor, value: Tensor) -> Tensor:

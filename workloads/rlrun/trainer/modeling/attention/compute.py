@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from rlrun.fit.kernel_table import Kernel
@@ -37,8 +38,9 @@ def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, segments: 
     Returns:
         `[queries, heads, V]`.
     """
-    if scores.window is not None and scores.window >= segments.longest_key:
-        scores = replace(scores, window=None)  # it ends nothing, and kernels without windows do
+    # A window that ends nothing goes, so that kernels without windows do; not in compiled code, which would be another for every length.
+    if scores.window is not None and not torch.compiler.is_compiling() and scores.window >= segments.longest_key:
+        scores = replace(scores, window=None)
     if scores.sinks is not None and scores.sinks.shape != (query.shape[1],):
         raise ValueError(f"sinks of shape {list(scores.sinks.shape)} for {query.shape[1]} heads")
     return FUNCTIONS[kernel](query, key, value, segments, scores)

@@ -1,0 +1,172 @@
+"""One graph for every kind of layer: with each activation mode, with adapters, for rows of all lengths; and when layers are compiled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from loguru import logger
+from torch import nn
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.roles import TrainerSpec
+from rlrun.protocol.files.batch import Sample
+from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.learning.step_buffer import micro_batch
+from rlrun.trainer.modeling import activation_choice, lora, packed_attention
+from rlrun.trainer.modeling import shard as model_module
+from rlrun.trainer.modeling.activation_choice import compiled_layers
+from rlrun.trainer.modeling.attention import packages
+from rlrun.trainer.modeling.parallel.dims import ParallelDims
+from rlrun.trainer.modeling.shard import Memory, shard
+from rlrun.trainer.ranks.group import Group
+from tests.tensors.attention import stand_ins
+
+CPU = torch.device("cpu")
+ROWS = ([9], [20, 5, 7], [2, 2, 30, 2, 2, 2])
+SHAPE: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[int, int]]]:
+    """Graphs and breaks so far. Layers are traced and not lowered, which takes a minute; kernels of GPUs have stand-ins."""
+    stand_ins.install(monkeypatch)
+    packages.load("fa3")
+    packed_attention.register()
+    monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    counters = torch._dynamo.utils.counters
+    yield lambda: (counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
+    torch._dynamo.reset()
+
+
+def train(model: nn.Module, lengths: list[int], make_sample: Callable[..., Sample]) -> None:
+    samples = [make_sample(length, seed=index) for index, length in enumerate(lengths)]
+    token_statistics(model, micro_batch(samples, CPU)).logprobs.sum().backward()
+    model.zero_grad()
+
+
+def graphs_of_rows(model: nn.Module, make_sample: Callable[..., Sample], counted: Callable[[], tuple[int, int]]) -> int:
+    """Graphs that the first row needs; all later ones use them, and none is broken."""
+    train(model, ROWS[0], make_sample)
+    graphs, breaks = counted()
+    assert not breaks
+    for lengths in ROWS[1:]:
+        train(model, lengths, make_sample)
+    assert counted() == (graphs, 0), "rows of other lengths, or of more sequences, made a graph"
+    return graphs
+
+
+@pytest.mark.parametrize("mode", ["none", "full"])  # with `selective`: test_memory.py
+def test_all_layers_share_one_graph(
+    mode: Any,
+    make_model: Callable[..., nn.Module],
+    make_sample: Callable[..., Sample],
+    solo: Group,
+    counted: Callable[[], tuple[int, int]],
+) -> None:
+    """And one more for passes without gradient."""
+    model = make_model("qwen3", attn=packed_attention.implementation("fa3"))
+    shard(model, solo, memory=Memory(compile=True, activations=mode))
+    assert graphs_of_rows(model, make_sample, counted) == 1
+    with torch.no_grad():
+        for length in (9, 13):
+            token_statistics(model, micro_batch([make_sample(length)], CPU))
+    assert counted() == (2, 0)
+
+
+def test_with_adapters_the_first_layer_has_its_own(
+    make_model: Callable[..., nn.Module],
+    make_sample: Callable[..., Sample],
+    solo: Group,
+    counted: Callable[[], tuple[int, int]],
+) -> None:
+    """What enters it, the frozen embedding's result, needs no gradient: one product less for each of its adapters."""
+    model = make_model("qwen3", attn=packed_attention.implementation("fa3"))
+    lora.inject(model, LoRAConfig(rank=4, targets=["*_proj"]))
+    shard(model, solo, memory=Memory(compile=True, activations="selective"))
+    lora.initialise(model, 0)
+    assert graphs_of_rows(model, make_sample, counted) == 2
+
+
+def test_layers_with_and_without_a_window_are_two_kinds(
+    make_sample: Callable[..., Sample], solo: Group, counted: Callable[[], tuple[int, int]]
+) -> None:
+    """Also where a row's sequences are shorter than the window, which then ends nothing."""
+    kinds = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(**SHAPE, sliding_window=8, layer_types=kinds)
+    model = Gemma3ForCausalLM._from_config(config, attn_implementation=packed_attention.implementation("fa3")).train()
+    shard(model, solo, memory=Memory(compile=True, activations="selective"))
+    assert graphs_of_rows(model, make_sample, counted) == 2
+
+
+def test_layers_of_experts_are_one_graph(
+    make_sample: Callable[..., Sample], solo: Group, counted: Callable[[], tuple[int, int]]
+) -> None:
+    config = Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    model = Qwen3MoeForCausalLM._from_config(config, attn_implementation=packed_attention.implementation("fa3")).train()
+    shard(model, solo, memory=Memory(compile=True, activations="full"))
+    assert graphs_of_rows(model, make_sample, counted) == 1
+
+
+def somewhere(device: str, tp: int = 1) -> Any:
+    """A group of one rank that says that it computes there."""
+    dims = ParallelDims(tp=tp)
+    return SimpleNamespace(leads=True, device=torch.device(device), dims=dims, broadcast=lambda value: value)
+
+
+@pytest.mark.parametrize(
+    ("group", "kernel", "mode", "compiler", "line"),
+    [
+        (somewhere("cuda"), "fa3", "selective", True, "on: one graph of every kind of layer, with attention in it"),
+        (somewhere("cuda"), "sdpa", "none", True, "on: one graph .*, with attention sdpa between compiled parts"),
+        (somewhere("cuda"), "sdpa", "selective", True, "off: attention sdpa .* would hide the products"),
+        (somewhere("cuda", tp=2), "fa3", "none", True, r"off: parallelism\.tp \(2\) shares every layer"),
+        (somewhere("cuda"), "fa3", "none", False, "off: this machine has neither"),
+        (somewhere("cpu"), "fa3", "none", True, "off: the trainer computes on a CPU"),
+    ],
+)
+def test_the_log_says_what_was_chosen_and_why(
+    group: Group,
+    kernel: Any,
+    mode: Any,
+    compiler: bool,
+    line: str,
+    make_model: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(activation_choice, "has_compiler", lambda: compiler)
+    model = make_model(attn=packed_attention.implementation(kernel))
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(message.record["message"]), level="INFO")
+    found = compiled_layers(None, mode, model, group)
+    assert not compiled_layers(False, mode, model, group)
+    assert compiled_layers(True, mode, model, group)
+    logger.remove(handler)
+    assert len(lines) == 1
+    assert re.fullmatch(f"compile is {line}.*", lines[0]), lines
+    assert found == line.startswith("on")
+
+
+def test_the_default_is_by_the_devices() -> None:
+    assert not TrainerSpec().compiles
+    assert TrainerSpec(gpus_per_replica=1).compiles
+    assert not TrainerSpec(gpus_per_replica=1, compile=False).compiles
+    assert not TrainerSpec.model_validate({"gpusPerReplica": 2, "parallelism": {"tp": 2}}).compiles
+    assert Memory.of(TrainerSpec()).compile is None
