@@ -39,7 +39,7 @@ from benchmarks.long_tail import least_seconds, lengths
 from benchmarks.real_long_tail import real_long_tail_table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
+sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation"))
 
 import orch_simulation  # noqa: E402
 from orch_simulation import FakeEngine, make_config, simulate  # noqa: E402

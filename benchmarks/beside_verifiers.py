@@ -40,7 +40,7 @@ from benchmarks.costs import Cost, cpu
 from benchmarks.instant_engine import instant_engine
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"), str(ROOT / "benchmarks" / "tasksets")]
+sys.path[:0] = [str(ROOT / "tests" / "support" / "orchestrator" / "simulation"), str(ROOT / "benchmarks" / "tasksets")]
 
 from orch_simulation import API_KEY, FakeTrainer, begin, make_config  # noqa: E402
 

@@ -30,7 +30,7 @@ from benchmarks.costs import cpu
 from benchmarks.instant_engine import instant_engines
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
+sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation"))
 
 from orch_simulation import API_KEY, FakeTrainer, begin, make_config  # noqa: E402
 

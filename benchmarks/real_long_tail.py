@@ -16,7 +16,7 @@ from benchmarks.long_tail import Pace, least_seconds
 from benchmarks.real_engine import Load, RealEngine, long_tailed, measure_pace, real_engine, watched
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
+sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation"))
 
 import orch_simulation  # noqa: E402
 from orch_simulation import make_config, simulate  # noqa: E402

@@ -27,7 +27,7 @@ from loguru import logger
 from benchmarks.costs import Cost, cpu, profiler, write_profile
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
+sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation"))
 
 from orch_simulation import FakeEngine, in_process, make_config, simulate  # noqa: E402
 

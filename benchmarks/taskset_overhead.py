@@ -39,7 +39,7 @@ from benchmarks.costs import Cost, profiler, write_profile
 from benchmarks.instant_engine import instant_engine
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "unit" / "orchestrator" / "simulation")]
+sys.path[:0] = [str(ROOT / "tests" / "support" / "orchestrator" / "simulation")]
 
 from orch_simulation import API_KEY, FakeTrainer, begin, eventually, in_process, make_config  # noqa: E402
 
