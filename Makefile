@@ -130,6 +130,7 @@ lock: ## renew the lock files
 	$(UV_COMPILE) requirements/site.in --python-version 3.11 -o requirements/site.txt
 	echo verifiers==0.1.14 | $(UV_COMPILE) - --python-version 3.11 -o requirements/verifiers-0.1.txt
 	grep -o 'setuptools==[0-9.]*' pyproject.toml | $(IMAGE_COMPILE) - -o requirements/images/build.txt
+	echo wheel==0.45.1 | $(IMAGE_COMPILE) - -o requirements/images/flash-attention.txt
 
 clean: ## remove .venv and build output
 	rm -rf $(VENV) build dist images.yaml workloads/*.egg-info
