@@ -187,4 +187,6 @@ def _mended(case: Case) -> bool:
     edited = case.generation != case.past.observed_generation
     if failed.reason == reasons.FORBIDDEN:
         return edited or (case.spec is not None and not case.forbidden)
+    if failed.reason == reasons.INVALID_CONFIGURATION and case.applied.taken and case.spec is not None:
+        return True  # the defaults of its namespace were in the way
     return failed.reason in (reasons.INVALID_CONFIGURATION, reasons.FAILED_TO_START) and edited

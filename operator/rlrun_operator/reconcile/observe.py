@@ -26,7 +26,7 @@ from rlrun_operator.kube.resources import (
 from rlrun_operator.names import KIND, Names, Ref
 from rlrun_operator.runtime.cache import Key, Store, claim_name
 from rlrun_operator.sharing import host_name
-from rlrun_operator.state import Fact, Manifest, Observed, Ungrown
+from rlrun_operator.state import Fact, Manifest, Observed, TeamDefaults, Ungrown
 from rlrun_operator.team_defaults import applied
 
 LOOK_UP_SECONDS = 5.0
@@ -62,7 +62,7 @@ def observe(
     shares = host_name(run)
     host = store.get(RLRUN.kind, namespace, shares) if shares is not None else None
     parts = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in PART_KINDS}
-    defaults = store.defaults.get(namespace) or store.defaults.get("")
+    defaults = defaults_of(store, namespace)
     if host is not None:
         host = applied(host, defaults).run
     claim = claim_of(host) if host is not None else claim_name(run)
@@ -88,6 +88,11 @@ def observe(
         defaults=defaults,
         guests=tuple(store.guests((namespace, shares or name))),
     )
+
+
+def defaults_of(store: Store, namespace: str) -> TeamDefaults | None:
+    """Defaults for the runs of a namespace."""
+    return store.defaults.get(namespace) or store.defaults.get("")
 
 
 def claim_of(run: Manifest) -> str:

@@ -26,7 +26,7 @@ from rlrun_operator.reconcile.apply import (
     RejectedError,
     StaleViewError,
 )
-from rlrun_operator.reconcile.observe import LookUps, observe
+from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe
 from rlrun_operator.render.origin import told
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
@@ -40,6 +40,7 @@ from rlrun_operator.state import (
     Grow,
     Manifest,
     Observed,
+    TeamDefaults,
     Ungrown,
     progress_seconds,
 )
@@ -91,8 +92,8 @@ class _Taken(NamedTuple):
 class _Memory:
     """Memory that the passes over one run leave for the next."""
 
-    rejection: tuple[str, int, str] | None = None
-    """UID, generation, message: what the API server refused."""
+    rejection: tuple[tuple[object, ...], str] | None = None
+    """Edition of the run, and message: what the API server refused."""
     taken: _Taken | None = None
     written_at: float = float("-inf")
     """Time of the last write of the status (steady clock)."""
@@ -243,7 +244,7 @@ class Reconciler:
         except RejectedError as error:
             metadata = observed.run["metadata"]
             problems = told(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
-            memory.rejection = (metadata["uid"], metadata.get("generation", 0), bounded(problems))
+            memory.rejection = (_edition(metadata, observed.defaults), bounded(problems))
             return None
         except KeyLostError as error:
             memory.lost_key = observed.run["metadata"]["uid"], str(error)
@@ -275,8 +276,8 @@ class Reconciler:
         rejection = None
         run = self._store.get(RLRUN.kind, *key)
         if run is not None and memory.rejection is not None:
-            uid, generation, message = memory.rejection
-            if (uid, generation) == (run["metadata"]["uid"], run["metadata"].get("generation", 0)):
+            edition, message = memory.rejection
+            if edition == _edition(run["metadata"], defaults_of(self._store, key[0])):
                 rejection = message
         taken = None
         if run is not None and memory.taken is not None:
@@ -395,6 +396,11 @@ def merge_patch(old: Mapping[str, object], new: Mapping[str, object]) -> dict[st
         else:
             patch[name] = value
     return patch
+
+
+def _edition(metadata: Manifest, defaults: TeamDefaults | None) -> tuple[object, ...]:
+    """What children are rendered from: the run's specification, and its namespace's defaults."""
+    return metadata["uid"], metadata.get("generation", 0), defaults.mark if defaults is not None else None
 
 
 def _wanted(run: Manifest) -> tuple[object, ...]:

@@ -154,6 +154,16 @@ def test_defaults_that_do_not_go_with_a_run_are_told_with_the_way_out() -> None:
     assert kube.status["attempt"] == 1
 
 
+def test_a_run_whose_defaults_the_api_server_refused_begins_with_others() -> None:
+    kube = under({"trainer": {"image": "team:1"}})
+    kube.rejection = "trainer.image: refused"
+    kube.settle()
+    assert (kube.status["phase"], kube.condition("Failed")["reason"]) == ("Failed", "InvalidConfiguration")
+    kube.rejection, kube.defaults = None, defaults({"trainer": {"image": "team:2"}})
+    kube.settle()
+    assert kube.status["attempt"] == 1
+
+
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml"))
 
 
