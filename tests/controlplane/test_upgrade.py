@@ -1,0 +1,151 @@
+"""From an earlier release's charts to the present ones and back, with a run under way.
+
+`releases/charts-COMMIT.tar.gz` is `git archive COMMIT charts | gzip -9n`, so that no history is needed here. The operators of two
+releases, with their images, are played by `python -m tests.e2e.upgrade`.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import wait_for
+from tests.controlplane.installation import ROOT, install_crds
+from tests.controlplane.test_operator_outages import operator_of, settled, wait_seen
+from tests.controlplane.world import World, run
+
+EARLIER = Path(__file__).parent / "releases" / "charts-e3c4c31.tar.gz"
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rlruns.rlrun.io"
+RELEASE = "upgrade"
+EDITED = ("leases", "poddisruptionbudgets")
+"""Objects of a run that an edit changes without a new attempt."""
+OBJECT_BYTES = 1_000_000
+"""An object of the API server is smaller than that of etcd, 1.5 MiB, with the records of its managers."""
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The earlier release's charts."""
+    folder = tmp_path_factory.mktemp("earlier")
+    with tarfile.open(EARLIER) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "charts"
+
+
+@pytest.fixture(autouse=True)
+def present(cluster: Cluster) -> Iterator[None]:
+    """The present resource for the tests after this one."""
+    yield
+    install_crds(cluster)
+
+
+@pytest.fixture
+def world(cluster: Cluster, namespace: str) -> World:
+    """The test's namespace."""
+    return World(cluster, namespace)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Where the pods run."""
+    names = cluster.add_fake_nodes(1, prefix="upgrade")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+def install_earlier_crds(world: World, charts: Path) -> None:
+    """The earlier resource, once the API server acts on it: it has no autoscaling of engines."""
+    world.cluster.helm("upgrade", "--install", "rlrun-crds", str(charts / "rlrun-crds"), "--namespace", "kube-system")
+    wait_for(lambda: has_autoscale(world), lambda found: not found, "the earlier resource is served")
+
+
+def has_autoscale(world: World) -> bool:
+    """True if the present resource is installed."""
+    return "autoscale" in json.dumps(world.kube("GET", CRD)["spec"])
+
+
+def check_undisturbed(world: World, spec: Any, before: dict[str, tuple[str, int]], step: int) -> None:
+    """Run `a` trains on, and nothing of it was made again."""
+    wait_seen(world, "a", step)
+    found = world.run("a")
+    assert (found["spec"], found["metadata"]["generation"]) == (spec, 1)
+    assert (found["status"]["attempt"], found["status"]["phase"]) == (1, "Running")
+    assert world.versions("a", leave_out=("leases",)) == before
+
+
+def test_a_run_trains_on_through_an_upgrade_of_the_resource_and_the_way_back(
+    world: World, earlier: Path, tmp_path: Path
+) -> None:
+    install_earlier_crds(world, earlier)
+    with operator_of(world, tmp_path) as operator:
+        world.start("a")
+        spec, before = world.run("a")["spec"], settled(world, "a")
+        install_crds(world.cluster)
+        assert has_autoscale(world)
+        check_undisturbed(world, spec, before, 5)
+        world.edit("a", {"maxSteps": 200})
+        stored = world.run("a")
+        assert stored["metadata"]["generation"] == 2, "what was stored before may be edited"
+        world.create("b", inference={"autoscale": {"min": 1, "max": 2}}, priority=5)
+        world.wait_phase("b", "Starting")
+
+        install_earlier_crds(world, earlier)
+        wait_seen(world, "a", 9)
+        assert world.versions("a", leave_out=EDITED) == before
+        assert world.run("a")["status"]["attempt"] == 1
+        world.wait_pods_ready("b", 2)
+        world.renew("b", 1)
+        world.wait_phase("b", "Running")
+        install_crds(world.cluster)
+        wait_seen(world, "a", 12)
+        assert world.versions("a", leave_out=EDITED) == before
+        assert world.kube("GET", CRD)["status"]["storedVersions"] == ["v1alpha1"]
+        operator.check_log()
+
+
+def test_a_releases_values_go_with_the_next_chart_and_the_way_back(world: World, earlier: Path, tmp_path: Path) -> None:
+    """`--reuse-values` keeps the earlier chart's own defaults: values that are new have none then."""
+    cluster, ns = world.cluster, world.namespace
+    system = f"{ns}-system"
+    values = f"watchNamespaces={{{ns}}},replicas=0,readNodes=true,admissionPolicy.enabled=true"
+    here = ("-n", system)
+    cluster.helm("install", RELEASE, str(earlier / "rlrun-operator"), *here, "--create-namespace", "--set", values)
+    chart = str(ROOT / "charts" / "rlrun-operator")
+    try:
+        cluster.helm("upgrade", RELEASE, chart, *here, "--reuse-values")
+        cluster.helm("upgrade", RELEASE, chart, *here, "--reuse-values", "--set", "queue.provider=own")
+        deployed = json.loads(cluster.helm("history", RELEASE, *here, "-o", "json"))
+        assert [revision["status"] for revision in deployed][-1] == "deployed"
+        cluster.helm("rollback", RELEASE, "1", *here)
+    finally:
+        cluster.helm("uninstall", RELEASE, *here)
+        cluster.kubectl("delete", "namespace", system, "--wait=false")
+
+
+def test_a_second_version_is_served_beside_the_stored_one_without_a_webhook(world: World) -> None:
+    """As docs/versions.md says v1beta1 will come: of the same schema, judged by the same policy, converted by the API server alone."""
+    kube, spec = world.kube, world.kube("GET", CRD)["spec"]
+    (stored,) = spec["versions"]
+    second = {**stored, "name": "v1beta1", "storage": False}
+    assert len(json.dumps([second, stored], separators=(",", ":"))) < OBJECT_BYTES
+    try:
+        kube("PATCH", CRD, {"spec": {"versions": [second, stored]}})
+        beta = world.path("/apis/rlrun.io/v1beta1", "rlruns")
+        wait_for(lambda: kube("GET", beta, ok=False), lambda a: a.get("kind") == "RLRunList", "it is served")
+        world.create("old")
+        read = kube("GET", f"{beta}/old")
+        assert (read["apiVersion"], read["spec"]) == ("rlrun.io/v1beta1", run("old")["spec"])
+        kube("POST", beta, {**run("new"), "apiVersion": "rlrun.io/v1beta1"})
+        assert world.run("new")["spec"] == run("new")["spec"]
+        uneven = {**run("bad", orchestrator={"batchSize": 15}), "apiVersion": "rlrun.io/v1beta1"}
+        assert "must be divisible by" in kube("POST", beta, uneven, ok=False)["message"]
+        assert "new" in world.cluster.kubectl("get", "rlruns.v1beta1.rlrun.io", "-n", world.namespace)
+        assert kube("GET", CRD)["status"]["storedVersions"] == ["v1alpha1"]
+    finally:
+        kube("PATCH", CRD, {"spec": {"versions": [stored]}})
