@@ -10,6 +10,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.controlplane.harness import OperatorProcess, wait_for
 from tests.controlplane.installation import judged_operator
+from tests.controlplane.test_operator_outages import settled
 from tests.controlplane.world import APPS, World, run
 
 TEAM = "spec: {trainer: {image: team/trainer:1, nodeSelector: {defaults: 'yes'}}}\nlocked: [trainer.image]\n"
@@ -54,14 +55,15 @@ def test_defaults_are_taken_locked_and_edited(world: World, folder: Path) -> Non
     world.wait_told("b", r"trainer\.image \(mine:2\) is locked by ConfigMap default/team")
     assert "ForbiddenByPolicy" in world.events("b")
 
-    before = world.versions("a", leave_out=("leases",))
+    before = settled(world, "a")
     (folder / "defaults.yaml").write_text("spec: {trainer: {image: team/trainer:2}}")
     wait_for(
         lambda: world.condition("a", "ConfigurationValid"),
         lambda c: c.get("reason") == "ChangePending" and "defaults of the namespace" in c["message"],
         "the edit of the defaults is told",
+        timeout=60,
     )
-    world.wait_pods_ready("b", 2)
+    world.wait_pods_ready("b", 2, timeout=60)
     (folder / "defaults.yaml").write_text("spec: {trainer: {image: 5}}")
     wait_for(
         lambda: world.condition("a", "ConfigurationValid"),
@@ -69,6 +71,7 @@ def test_defaults_are_taken_locked_and_edited(world: World, folder: Path) -> Non
             c.get("reason") == "ForbiddenByPolicy" and "ConfigMap default/team, key defaults.yaml" in c["message"]
         ),
         "wrong defaults are told",
+        timeout=60,
     )
     assert world.versions("a", leave_out=("leases",)) == before, "nothing of the attempt is touched"
     assert world.status("a")["phase"] == "Running"

@@ -239,7 +239,7 @@ def test_neither_sees_counts_or_starves_the_other(
     nodes = cluster.add_fake_nodes(1, gpus=2, prefix="teams")
     try:
         red.world.create(RUN, **GPUS)
-        red.world.wait_pods_ready(RUN, 2)
+        red.world.wait_pods_ready(RUN, 2, timeout=60)
         red.world.renew(RUN, 1)
         red.world.wait_phase(RUN, "Running")
         blue.world.create(RUN, **GPUS)
@@ -247,6 +247,7 @@ def test_neither_sees_counts_or_starves_the_other(
             lambda: blue.world.status(RUN),
             lambda s: s.get("phase") == "Queued" and "0 free" in (s.get("message") or ""),
             "the other team's run waits for what is taken",
+            timeout=60,
         )
         place: Any = status["queue"]
         assert (place["position"], place["waiting"]) == (1, 1), "the other team's run is not counted"
@@ -265,7 +266,7 @@ def test_neither_sees_counts_or_starves_the_other(
 
         red.world.edit(RUN, {"suspend": True})
         red.world.wait_phase(RUN, "Suspended", timeout=90)
-        blue.world.wait_pods_ready(RUN, 2)
+        blue.world.wait_pods_ready(RUN, 2, timeout=60)
         assert {pod["metadata"]["namespace"] for pod in blue.world.pods(RUN)} == {blue.world.namespace}
         assert red.world.kube.items(red.world.path(CORE, "pods")) == []
     finally:
