@@ -26,6 +26,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS, LiveFeed, ReplayFeed, cut_metrics
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints import resume
+from rlrun.trainer.checkpoints.shared_check import SharedCheck
 from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.guests.shared_runs import SharedRuns
 from rlrun.trainer.learning.objective import bind_objective
@@ -116,8 +117,8 @@ def _link(
 
 
 def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_hash: str, replay: Path | None) -> Attempt:
-    """Rank 0 decides and writes; the others read what it wrote."""
-    paths = RunPaths(Path(config.output_dir))
+    """Rank 0 decides and writes; the others check their shares of a checkpoint's files for it, and read what it wrote."""
+    paths, check = RunPaths(Path(config.output_dir)), SharedCheck(group)
     if group.leads:
         begun = Volume(paths.root, say=logger.warning).insist(
             "begin the attempt",
@@ -129,6 +130,7 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
                 config_hash=config_hash,
                 with_orchestrator=replay is None,
                 log=logger.warning,
+                check=check.verify,
             ),
         )
         logger.info(
@@ -136,7 +138,7 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
         )
         if replay is not None:
             cut_metrics(paths, begun.base_step)
-    group.barrier()
+    check.end()
     return read_attempt(paths.attempt_file(attempt))
 
 

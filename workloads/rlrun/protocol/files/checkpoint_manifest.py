@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -149,9 +149,18 @@ def verify(checkpoint: Path, manifest: Manifest) -> None:
         ManifestError: a file is missing, has another size or another checksum; names it.
     """
     check_sizes(checkpoint, manifest.files)
+    check_sums(checkpoint, manifest.files)
+
+
+def check_sums(checkpoint: Path, files: Sequence[FileEntry]) -> None:
+    """Compare every file's checksum with its entry, several at a time.
+
+    Raises:
+        ManifestError: a file has another checksum; names it.
+    """
     with ThreadPoolExecutor(_READERS) as readers:
-        found = readers.map(lambda entry: checksum(checkpoint / entry.path), manifest.files)
-        for entry, value in zip(manifest.files, found, strict=True):
+        found = readers.map(lambda entry: checksum(checkpoint / entry.path), files)
+        for entry, value in zip(files, found, strict=True):
             if value != entry.crc32:
                 raise ManifestError(f"{checkpoint.name}: {entry.path} has another checksum than when it was written")
 

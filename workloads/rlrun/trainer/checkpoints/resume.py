@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.config.models.roles import TrainerConfig
@@ -21,6 +22,7 @@ from rlrun.protocol.files.attempts import (
 from rlrun.protocol.files.checkpoint_manifest import (
     MANIFEST,
     ORCHESTRATOR_PART,
+    Manifest,
     ManifestError,
     complete_checkpoints,
     read_manifest,
@@ -29,6 +31,9 @@ from rlrun.protocol.files.checkpoint_manifest import (
 from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.runtime import exit_codes
+
+Verify = Callable[[Path, Manifest], None]
+"""Compares the files of a checkpoint's folder with its manifest, and raises ManifestError or OSError where they differ."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,12 @@ class Base:
 
 
 def choose_base(
-    paths: RunPaths, resume: ResumeConfig, *, with_orchestrator: bool, log: Callable[[str], None] = print
+    paths: RunPaths,
+    resume: ResumeConfig,
+    *,
+    with_orchestrator: bool,
+    log: Callable[[str], None] = print,
+    check: Verify = verify,
 ) -> Base | None:
     """Newest complete checkpoint of the newest attempt's lineage that matches its manifest; None: start from the model.
 
@@ -49,6 +59,7 @@ def choose_base(
         resume: the policy.
         with_orchestrator: whether a checkpoint needs the orchestrator's part (in a replay there is none).
         log: gets every checkpoint that is passed over, and why.
+        check: reads the files.
 
     Raises:
         RoleError: the policy forbids what was found, or asks for a step that is not there.
@@ -76,19 +87,21 @@ def choose_base(
                 f"checkpoint.resume.step is {resume.step}, but the complete checkpoints are of steps: {steps}",
                 exit_codes.CONFIGURATION,
             )
-        problem = _problem(wanted[-1], with_orchestrator)
+        problem = _problem(wanted[-1], with_orchestrator, check)
         if problem:
             raise RoleError(f"checkpoint.resume.step is {resume.step}, but {problem}", exit_codes.DATA)
         return Base(wanted[-1], lineage)
     for candidate in reversed(candidates):
-        problem = _problem(candidate, with_orchestrator)
+        problem = _problem(candidate, with_orchestrator, check)
         if problem is None:
             return Base(candidate, lineage)
         log(f"not resuming from step {candidate.step}: {problem}; trying the one before")
     return None
 
 
-def choose_origin(paths: RunPaths, resume: ResumeConfig, *, log: Callable[[str], None] = print) -> Origin | None:
+def choose_origin(
+    paths: RunPaths, resume: ResumeConfig, *, log: Callable[[str], None] = print, check: Verify = verify
+) -> Origin | None:
     """The checkpoint of another run that `resume.from_run` names; None: start from the model.
 
     An earlier attempt that began with one pins it: the other run may have gone on since. The other run's retention does not know of this
@@ -118,7 +131,7 @@ def choose_origin(paths: RunPaths, resume: ResumeConfig, *, log: Callable[[str],
     before = read_attempt(paths.attempt_file(mine[-1])).origin if mine else None
     pinned = [c for c in wanted_ones if before is not None and str(c.path) == before.path]
     for candidate in [*pinned, *(c for c in reversed(wanted_ones) if c not in pinned)]:
-        problem = _problem(candidate, with_orchestrator=False)
+        problem = _problem(candidate, False, check)
         if problem is None:
             return Origin(str(candidate.path), candidate.step, candidate.attempt)
         log(f"not starting from step {candidate.step} of {other.root}: {problem}")
@@ -127,10 +140,10 @@ def choose_origin(paths: RunPaths, resume: ResumeConfig, *, log: Callable[[str],
     )
 
 
-def _problem(checkpoint: Artifact, with_orchestrator: bool) -> str | None:
+def _problem(checkpoint: Artifact, with_orchestrator: bool, check: Verify) -> str | None:
     try:
         manifest = read_manifest(checkpoint.path)
-        verify(checkpoint.path, manifest)
+        check(checkpoint.path, manifest)
     except (ManifestError, OSError) as error:
         return str(error)
     if (manifest.step, manifest.attempt) != (checkpoint.step, checkpoint.attempt):
@@ -149,6 +162,7 @@ def begin(
     config_hash: str,
     with_orchestrator: bool,
     log: Callable[[str], None],
+    check: Verify = verify,
 ) -> Attempt:
     """Decide from the disk where an attempt starts, and write its file; called on rank 0 alone.
 
@@ -157,8 +171,8 @@ def begin(
     """
     resume = config.checkpoint.resume
     with storage_errors(paths.attempts, "write the attempt's file"):
-        base = choose_base(paths, resume, with_orchestrator=with_orchestrator, log=log)
-        origin = choose_origin(paths, resume, log=log) if base is None else None
+        base = choose_base(paths, resume, with_orchestrator=with_orchestrator, log=log, check=check)
+        origin = choose_origin(paths, resume, log=log, check=check) if base is None else None
         return begin_attempt(
             paths,
             base,

@@ -1,0 +1,151 @@
+"""A checkpoint is checked by all ranks together, each with its own files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.protocol.files import checkpoint_manifest
+from rlrun.protocol.files.checkpoint_manifest import Manifest, ManifestError, describe
+from rlrun.trainer.checkpoints.shared_check import SharedCheck, share
+
+FILES = ("trainer/__0_0.distcp", "trainer/__1_0.distcp", "trainer/__1_1.distcp", "trainer/__2_0.distcp")
+MORE = ("trainer/.metadata", "orchestrator/state.json")
+RANKS = 3
+
+
+class Meeting:
+    """What ranks in threads exchange."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier, self.said = threading.Barrier(ranks, timeout=60), [None] * ranks
+
+
+class Rank:
+    """A rank in a thread."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self._meeting, self.rank, self.world_size = meeting, rank, len(meeting.said)
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def _all(self, word: Any) -> list[Any]:
+        self._meeting.said[self.rank] = word
+        self._meeting.barrier.wait()
+        said = list(self._meeting.said)
+        self._meeting.barrier.wait()
+        return said
+
+    def broadcast(self, document: object, *, root: int = 0) -> Any:
+        return self._all(document)[root]
+
+    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+        said = self._all(dict(values))
+        return {name: max(one[name] for one in said) for name in values}
+
+
+def together(lead: Callable[[SharedCheck], Any]) -> Any:
+    """What rank 0 finds, while the other ranks are in `end`."""
+    meeting = Meeting(RANKS)
+
+    def work(rank: int) -> Any:
+        check = SharedCheck(Rank(meeting, rank))
+        found = lead(check) if rank == 0 else None
+        check.end()
+        return found
+
+    with ThreadPoolExecutor(RANKS) as ranks:
+        found, *_ = ranks.map(work, range(RANKS))
+    return found
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    for at, name in enumerate((*FILES, *MORE)):
+        path = tmp_path / "step_00000002.a0001" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes([at]) * 100)
+    return tmp_path / "step_00000002.a0001"
+
+
+def manifest_of(checkpoint: Path) -> Manifest:
+    return Manifest(2, 1, RANKS, "hash", tuple(describe(checkpoint, checkpoint)), 1.0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_each_file_has_one_rank_whatever_number_has_written_it(checkpoint: Path, world_size: int) -> None:
+    files = manifest_of(checkpoint).files
+    shares = [share(files, rank, world_size) for rank in range(world_size)]
+    assert sorted(e.path for one in shares for e in one) == sorted((*FILES, *MORE))
+    if world_size == RANKS:
+        assert [e.path for e in shares[1]] == ["trainer/__1_0.distcp", "trainer/__1_1.distcp"]
+        assert {e.path for e in shares[0]} == {FILES[0], *MORE}
+
+
+def test_every_file_is_read_once_and_by_the_rank_that_loads_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    checksum = checkpoint_manifest.checksum
+
+    def noted(path: Path) -> int:
+        read.append(str(path.relative_to(checkpoint)))
+        return checksum(path)
+
+    manifest = manifest_of(checkpoint)
+    monkeypatch.setattr(checkpoint_manifest, "checksum", noted)
+    together(lambda check: check.verify(checkpoint, manifest))
+    assert sorted(read) == sorted((*FILES, *MORE))
+
+
+def test_a_file_that_a_machine_sees_late_is_waited_for(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late, checksum, manifest = {FILES[1], FILES[3]}, checkpoint_manifest.checksum, manifest_of(checkpoint)
+
+    def seen(path: Path) -> int:
+        if (name := str(path.relative_to(checkpoint))) in late:
+            late.discard(name)
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return checksum(path)
+
+    monkeypatch.setattr(checkpoint_manifest, "checksum", seen)
+    together(lambda check: check.verify(checkpoint, manifest))
+    assert not late
+
+
+def test_a_rank_that_cannot_read_its_file_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checksum, manifest = checkpoint_manifest.checksum, manifest_of(checkpoint)
+
+    def broken(path: Path) -> int:
+        if path.name == "__2_0.distcp":
+            raise OSError(5, "Input/output error", str(path))
+        return checksum(path)
+
+    def lead(check: SharedCheck) -> None:
+        with pytest.raises(ManifestError, match=r"rank 2 cannot read .*__2_0.distcp: Input/output error"):
+            check.verify(checkpoint, manifest)
+
+    monkeypatch.setattr(checkpoint_manifest, "checksum", broken)
+    together(lead)
+
+
+@pytest.mark.parametrize("name", [*FILES, *MORE])
+def test_damage_that_any_rank_finds_is_told_to_rank_0_which_goes_on(checkpoint: Path, name: str) -> None:
+    manifest = manifest_of(checkpoint)
+    (checkpoint / name).write_bytes(b"x" * 100)
+
+    def lead(check: SharedCheck) -> str:
+        with pytest.raises(ManifestError, match=f"{name} has another checksum than when it was written") as found:
+            check.verify(checkpoint, manifest)
+        (checkpoint / name).unlink()
+        with pytest.raises(ManifestError, match=f"{name} is missing"):
+            check.verify(checkpoint, manifest)
+        return str(found.value)
+
+    assert together(lead).startswith("step_00000002.a0001: ")
