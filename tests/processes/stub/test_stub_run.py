@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import statistics
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 from stub_run import StubRun, stub_run
@@ -141,6 +143,50 @@ def test_an_engine_that_dies_in_a_hand_over_is_replaced_and_the_run_goes_on(tmp_
         run.start("inference", name="replacement")
         assert run.wait(orchestrator) == exit_codes.OK, run.state()
         assert run.wait(trainer) == exit_codes.OK
+        assert held(run, "replacement")[0] >= 3, "a new engine gets the present version, and none of before"
+
+
+def held(run: StubRun, name: str = "inference") -> list[int]:
+    """Versions that an engine was given, in order."""
+    return [int(step) for step in re.findall(r"holds version (\d+)", run.log(name).read_text())]
+
+
+def kill(run: StubRun, *processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        assert run.wait(process) == -signal.SIGKILL
+
+
+def test_an_engine_loads_its_model_once_whatever_fails_beside_it(tmp_path: Path) -> None:
+    """The trainer, the orchestrator, and both: each time the engine that lives is given the checkpoint's version again."""
+    with stub_run(tmp_path, max_steps=18) as run:
+        hangs = [{"attempt": n, "step": 5 * n + 2, "action": "hang"} for n in (1, 2, 3)]
+        run.script(trainer={"stepSeconds": 0.02, "faults": hangs})
+        assert run.wait(run.start("model")) == exit_codes.OK
+        engine = run.start("inference")
+        for attempt in (1, 2, 3):
+            trainer, orchestrator = run.start("trainer", attempt), run.start("orchestrator", attempt)
+            checkpoint = 5 * attempt
+            run.until(
+                lambda base=checkpoint: any(c.step == base for c in complete_checkpoints(run.paths)),
+                f"the checkpoint of step {checkpoint} is complete",
+            )
+            run.until(
+                lambda last=checkpoint + 1: held(run)[-1:] == [last], f"the engine holds version {checkpoint + 1}"
+            )
+            if attempt == 2:
+                kill(run, orchestrator)
+                kill(run, trainer)  # it hangs, so that nothing else ends it
+            else:
+                kill(run, trainer)
+                orchestrator.send_signal(signal.SIGTERM if attempt == 1 else signal.SIGKILL)
+                run.wait(orchestrator)
+        finish(run, attempt=4)
+        assert engine.poll() is None
+        assert run.log("inference").read_text().count("loads the model") == 1
+        versions = held(run)
+        assert [now for before, now in pairwise(versions) if now <= before] == [5, 10, 15]
 
 
 def test_a_scripted_end_of_the_trainer_has_its_exit_code(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class StubEngine:
         run_folder: Path,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        logger.info(f"loads the model {model}")
         self.vocabulary = Vocabulary.load(model)
         self._policy: Policy | None = read_policy(model / WEIGHTS)
         self.memory = set(EVERYTHING)
@@ -165,6 +166,7 @@ class StubEngine:
         policy = await asyncio.to_thread(read_policy, folder / WEIGHTS)
         await self._update(policy)
         self._policy = policy
+        logger.info(f"holds version {policy.step}")
 
     async def _update(self, policy: Policy) -> None:
         """Simulate a hand-over of this policy: its time, and the faults of the script."""
