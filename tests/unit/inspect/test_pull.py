@@ -90,3 +90,11 @@ def test_a_stream_that_is_not_whole_leaves_nothing(
     assert "did not come whole" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert not (tmp_path.parent / "out").exists()
+
+
+def test_a_whole_folder_is_copied(cluster: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.streams["tar -C /data/a -cf - -- ."] = packed("./run.json", "./attempts/0001.json")
+    assert main(["pull", "a", "run", "--to", "here"]) == 0
+    assert capsys.readouterr().out == "here: the folder of a, 2 files\n"
+    assert (tmp_path / "here" / "attempts" / "0001.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]

@@ -15,6 +15,7 @@ from rlrun.inspect.snapshot import Condition, Failure, Progress, Snapshot, Start
 from rlrun.inspect.times import rfc3339
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.failures import read_error, telling_lines, volume_is_full
+from rlrun.protocol.files.forked import read_fork
 from rlrun.protocol.files.launcher import LauncherRecord, read_record
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.protocol.messages.start_times import start_times
@@ -79,6 +80,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
         failures=failures,
         host=_text(role.get("shared_with")),
         start=_start(lines),
+        forked_from=_forked(paths),
         go_on=printable(record.command) if record is not None else None,
         started=_started(paths, numbers, record),
         results=tuple(printable(str(line)) for line in ((record.progress if record else {}).get("results") or ())),
@@ -88,6 +90,11 @@ def read_folder(root: Path, now: float) -> Snapshot:
     )
     judged = _judge(base, record, alive=alive, trained=trained, now=now)
     return _with_conditions(judged, paths, role, record if alive else None, now)
+
+
+def _forked(paths: RunPaths) -> str | None:
+    fork = read_fork(paths.fork)
+    return None if fork is None else printable(f"step {fork.step} of {fork.run} ({fork.folder})")
 
 
 def _newest_line(lines: Sequence[Mapping[str, object]]) -> Mapping[str, object]:

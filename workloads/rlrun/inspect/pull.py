@@ -11,8 +11,8 @@ from typing import IO, Literal
 from rlrun.inspect.source import NotFoundError
 from rlrun.protocol.files.paths import COMPLETE, TMP_SUFFIX, RunPaths
 
-Part = Literal["model", "checkpoint", "traces", "metrics", "logs"]
-PARTS: tuple[Part, ...] = ("model", "checkpoint", "traces", "metrics", "logs")
+Part = Literal["model", "checkpoint", "traces", "metrics", "logs", "run"]
+PARTS: tuple[Part, ...] = ("model", "checkpoint", "traces", "metrics", "logs", "run")
 MANIFEST = "manifest.json"
 Names = Callable[[PurePosixPath], list[str]]
 """Names in a folder of the run."""
@@ -32,7 +32,7 @@ def place_of(part: Part, step: int | None, names: Names) -> PurePosixPath:
             return _newest(PurePosixPath(paths.checkpoints.name), "step_", MANIFEST, step, names)
     if step is not None:
         raise NotFoundError(f"--step is for a model or a checkpoint, not for {part}")
-    return PurePosixPath({"traces": paths.traces.name, "metrics": paths.metrics.name}.get(part, "logs"))
+    return PurePosixPath({"traces": paths.traces.name, "metrics": paths.metrics.name, "run": ""}.get(part, "logs"))
 
 
 def _newest(folder: PurePosixPath, prefix: str, mark: str, step: int | None, names: Names) -> PurePosixPath:

@@ -162,6 +162,8 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
         yield "claim", run.storage
     if run.host:
         yield "host", run.host
+    if run.forked_from:
+        yield "forked", f"from {run.forked_from}"
 
 
 def _failures(failures: Sequence[Failure], now: float) -> list[str]:

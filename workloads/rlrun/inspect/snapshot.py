@@ -174,6 +174,8 @@ class Snapshot:
     """ConfigMap with defaults of the namespace, and the fields that the attempt has from it."""
     storage: str | None = None
     """Claim and its size."""
+    forked_from: str | None = None
+    """Run and step that the run was forked from."""
     folder: str | None = None
     """The run's folder as its pods see it."""
     host: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from rlrun.protocol.files.batch import BatchError, read_batch
 from rlrun.replay.advantage import advantage_settings
 from rlrun.replay.compare import Row, Verdict, rows, table, weights_text, weights_verdict
-from rlrun.replay.compute import Start, compute, layout
+from rlrun.replay.compute import Start, compute, layout, run_ranks
 from rlrun.replay.find import Plan, ReplayError, find
 from rlrun.replay.sample import SampleReport, document, index_of, report, text
 from rlrun.runtime import exit_codes
@@ -130,7 +130,7 @@ def replay(
     if not computes:
         return Replay(plan, sample=explained, computed=False)
     config = layout(plan.run.trainer, ranks=ranks, model=model)
-    answer = compute(plan, config, sample=index, start=start)
+    answer = compute(plan, config, start or run_ranks, sample=index)
     inexact = tuple(_inexact(plan, answer, ranks))
     tolerance = TOLERANCE if inexact else None
     found: list[Row] = []

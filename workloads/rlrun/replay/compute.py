@@ -40,14 +40,14 @@ def layout(config: TrainerConfig, *, ranks: int | None, model: Path | None) -> T
     return config.model_copy(update=changes)
 
 
-def compute(plan: Plan, config: TrainerConfig, *, sample: int | None = None, start: Start | None = None) -> Answer:
+def compute(plan: Plan, config: TrainerConfig, start: Start, *, sample: int | None = None) -> Answer:
     """Compute a step again.
 
     Args:
         plan: the way to it.
         config: as `layout` gives it.
+        start: starts the ranks, such as `run_ranks`.
         sample: index of a sample to explain.
-        start: how ranks are started; default: torchrun.
 
     Raises:
         ReplayError: the ranks failed; has their last words.
@@ -64,7 +64,7 @@ def compute(plan: Plan, config: TrainerConfig, *, sample: int | None = None, sta
             sample=sample,
         )
         write_json(scratch.run_json, {"trainer": _dumped(config, scratch)})
-        (start or run_ranks)(config, scratch.run_json, job)
+        start(config, scratch.run_json, job)
         return job.answer()
 
 

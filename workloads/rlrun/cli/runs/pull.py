@@ -1,4 +1,4 @@
-"""`rlrun pull`: a run's model, checkpoint, traces, metrics or logs out of the volume of a cluster."""
+"""`rlrun pull`: a run's model, checkpoint, traces, metrics, logs or whole folder out of the volume of a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pull_parser() -> Parser:
     text = "Copy a part of a run out of the cluster's volume, through its orchestrator's pod."
     p = runs_parser("pull", text)
     p.add_argument("run", metavar="RUN", help="its name in the cluster")
-    p.add_argument("part", choices=PARTS, help="what to copy; of models and checkpoints the newest complete one")
+    p.add_argument("part", choices=PARTS, help="what to copy; of models and checkpoints the newest complete one; run: the whole folder")
     p.add_argument("--step", type=whole(0), metavar="N", help="of this step (model, checkpoint)")
     p.add_argument("--to", type=Path, metavar="PATH", help="a new path (default: RUN-PART here)")
     return p
@@ -44,5 +44,6 @@ def run_pull(argv: Sequence[str]) -> int:
             count = unpack(stream, place, target)
     except (tarfile.TarError, FileNotFoundError) as error:
         raise ClusterError(f"{place} did not come whole: {error}", exit_codes.FAILURE) from None
-    print(f"{target}: {place} of {run.name}, {count} files")
+    what = "the folder" if options.part == "run" else place
+    print(f"{target}: {what} of {run.name}, {count} files")
     return exit_codes.OK
