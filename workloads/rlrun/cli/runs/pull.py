@@ -21,7 +21,11 @@ def pull_parser() -> Parser:
     text = "Copy a part of a run out of the cluster's volume, through its orchestrator's pod."
     p = runs_parser("pull", text)
     p.add_argument("run", metavar="RUN", help="its name in the cluster")
-    p.add_argument("part", choices=PARTS, help="what to copy; of models and checkpoints the newest complete one; run: the whole folder")
+    p.add_argument(
+        "part",
+        choices=PARTS,
+        help="what to copy; of models and checkpoints the newest complete one; run: the whole folder",
+    )
     p.add_argument("--step", type=whole(0), metavar="N", help="of this step (model, checkpoint)")
     p.add_argument("--to", type=Path, metavar="PATH", help="a new path (default: RUN-PART here)")
     return p
