@@ -7,6 +7,7 @@ import pytest
 from rlrun.diagnostics.symptoms import LOOKED_AT, symptom_of, tag_of, tagged
 from rlrun.pod.role.termination_message import MAX_BYTES, failure_text
 from rlrun.protocol.files.failures import telling_lines
+from tests.unit.inspect.explained import ENGINE
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 TORCHRUN = f"""\
@@ -102,6 +103,7 @@ MEMORY = "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator:
         (ILLEGAL, "CudaError", "[E1121 ProcessGroupNCCL", None),
         ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "CudaOutOfMemory", "CUBLAS_STATUS_ALLOC", None),
         (FULL + PEER, "StorageError", "OSError: [Errno 28] No space left", "rlrun/trainer/saving.py:51 in save"),
+        (ENGINE, None, "RuntimeError: Unsupported CPU attention", "attention/backends/cpu_attn.py:253 in build"),
         (SHM, None, "", None),
         (MEMORY, None, "RuntimeError: [enforce fail at alloc_cpu", None),
         (USER, None, "ValueError: no such answer", "work/rewards/mine.py:6 in reward"),

@@ -143,7 +143,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
         (
             "BackOff",
             "OOMKilled (a-orchestrator-1 on node-7, exit code 137",
-            "raise resources.limits.memory of the role",
+            "Raise orchestrator.resources.limits.memory",
         ),
     ),
     "wrong data": (
@@ -152,7 +152,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
             "orchestrator: exit code 65",
             failure("DataError", "rewards were NaN in 9 of 16", role="orchestrator", code=65),
         ),
-        ("PermanentFailure", "rewards were NaN", "The data is wrong", "rlrun restart a"),
+        ("PermanentFailure", "rewards were NaN", "The data, or code that reads it, is wrong", "rlrun restart a"),
     ),
     "lost node": (
         restarting(failure("NodeLost", "node-7 is gone", code=None, counted=False), restarts=1),

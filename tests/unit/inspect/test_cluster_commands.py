@@ -75,7 +75,9 @@ def test_status_and_why_say_the_same_as_documents(use: Use, capsys: pytest.Captu
     )
     assert main(["why", "a", "-o", "yaml"]) == 0
     told = yaml.safe_load(capsys.readouterr().out)
-    assert told["toDo"][-1] == "Lower trainer.microBatchTokens, or raise resources.limits.memory of the role."
+    assert told["toDo"][0] == (
+        "Raise trainer.resources.limits.memory; of a trainer, lowering trainer.microBatchTokens does as well."
+    ), "the cause comes before what follows from it"
     assert main(["status", "a"]) == 0
     text = capsys.readouterr().out
     assert "1, 1 counted of at most 3" in text

@@ -162,7 +162,7 @@ def test_the_phases_of_a_run_on_this_machine(folder: Folder) -> None:
 BROKEN: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "DataError (orchestrator, exit code 65)": (
         {"code": 65, "message": "rewards were NaN"},
-        ("rewards were NaN", "The data is wrong"),
+        ("rewards were NaN", "The data, or code that reads it, is wrong"),
     ),
     "ConfigurationError": ({"code": 78, "message": "lr: too large"}, ("lr: too large", "names field, value and fix")),
     "StorageError": ({"code": 10, "message": "cannot write: the volume is full"}, ("Make space on the volume",)),

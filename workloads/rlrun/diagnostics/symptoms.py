@@ -50,11 +50,13 @@ _TELLING: tuple[tuple[str | None, re.Pattern[str]], ...] = (
 )
 """Meaning of a line that matches; the first kind that occurs decides, because the later ones follow from it."""
 _AFTERMATH = re.compile(
-    r"ChildFailedError|SignalException|DistNetworkError|DistStoreError|Connection (?:closed|reset) by peer|Broken pipe"
+    r"ChildFailedError|SignalException|EngineDeadError|Engine core (?:initialization|proc \S+) (?:failed|died)|"
+    r"DistNetworkError|DistStoreError|Connection (?:closed|reset) by peer|Broken pipe"
 )
 """Exceptions of processes that lost a peer, and of torchrun, which reports its children."""
 _FRAMES_OF_A_COLLECTIVE = 3
-_RANK = re.compile(r"^(\[(?:rank|default)\d+\]):? ?")
+_RANK = re.compile(r"^(\[(?:rank|default)\d+\]|\(\w+ pid=\d+\)):? ?(?:[A-Z]+ [\d-]+ [\d:]+ \[\S+\] ?)?")
+"""Mark of a process before each of its lines: torch's of a rank, vLLM's of a process, with its log's time and place."""
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+), in (.+)$')
 _TRACEBACK = "Traceback (most recent call last):"
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/(?!rlrun)|/lib/python3[.\d]*/(?!(?:site|dist)-packages/)|^<")
@@ -140,7 +142,7 @@ def _tracebacks(lines: Sequence[str]) -> Iterator[_Raised]:
             open_[prefix] = []
         elif prefix in open_ and (frame := _FRAME.match(rest)) is not None:
             open_[prefix].append((frame.group(1), frame.group(2), frame.group(3)))
-        elif prefix in open_ and not rest[0].isspace():
+        elif prefix in open_ and rest and not rest[0].isspace():
             yield _Raised(i, rest, _own(open_.pop(prefix)))
 
 

@@ -211,7 +211,9 @@ _OF_EVENTS: Mapping[str, Advice] = {
     "KeyRotationRequestInvalid": Advice("problem", "Write the time of now, as `date -u +%FT%TZ` prints it."),
 }
 _OF_FAILURES: Mapping[str, Advice] = {
-    "OOMKilled": Advice("problem", "Lower trainer.microBatchTokens, or raise resources.limits.memory of the role."),
+    "OOMKilled": Advice(
+        "problem", "Raise ROLE.resources.limits.memory; of a trainer, lowering trainer.microBatchTokens does as well."
+    ),
     "Killed": Advice(
         "problem", "A signal ended it: see its last lines, and on the node who killed it (`dmesg`: lack of memory)."
     ),
@@ -228,7 +230,10 @@ _OF_FAILURES: Mapping[str, Advice] = {
     ),
     "StorageError": Advice("problem", "Make space on the volume, or make it writable."),
     "PodFailed": Advice("problem", "`kubectl describe pod POD -n NAMESPACE`: the message is the kubelet's."),
-    "DataError": Advice("problem", "The data is wrong: the message counts the reasons. Change data or environments."),
+    "DataError": Advice(
+        "problem",
+        "The data, or code that reads it, is wrong: the message has the first error. Change data, environments or rewards.",
+    ),
     "ConfigurationError": Advice("problem", "The message names field, value and fix."),
     "PermanentError": Advice("problem", "The message is the role's own: a command line (64), a port or a device (69)."),
     "AttemptNumberTaken": Advice("waits", _RESUMES),
@@ -263,7 +268,7 @@ ON_THIS_MACHINE: Mapping[str, Advice] = {
     "Launching": Advice("waits", "Nothing: the manifest, its code, its model and its data are looked at first."),
     "NotBegun": Advice("ended", "Repair what the message names, and start it again."),
     "Interrupted": Advice("waits", "Go on with `GO_ON`."),
-    "RoleFailed": Advice("ended", "Repair the cause below, then go on with `GO_ON`."),
+    "RoleFailed": Advice("ended", "Repair the cause, then go on with `GO_ON`."),
     "StorageFull": Advice(
         "problem",
         "Make space: traces/, exports/ and logs/ may be deleted; never checkpoints/, attempts/, journal/ or weights/.",

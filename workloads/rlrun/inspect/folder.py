@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from rlrun.diagnostics.crash import how
+from rlrun.diagnostics.crash import crash_lines, how
 from rlrun.diagnostics.symptoms import symptom_of
 from rlrun.inspect.snapshot import Condition, Failure, Progress, Snapshot, Start, Wait
 from rlrun.inspect.times import rfc3339
@@ -285,7 +285,8 @@ def _named_by(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> F
     role = name.rpartition("-")[0] if name.startswith("inference-") else name
     text = tail_text(paths.root / "logs" / f"attempt_{attempt:04d}" / role / f"{name}.log")
     words = f"{name} {how(code)}" if code is not None else f"{name} ended"
-    said = "; ".join([words, *telling_lines(text, 3)])
+    found = None if crash_lines(text.splitlines()) else symptom_of(text)
+    said = f"{words}: {printable(str(found))}" if found is not None else "; ".join([words, *telling_lines(text, 3)])
     return replace(_of(attempt, role, code, _reason(code, text), said, record.time), process=name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from rlrun.inspect.snapshot import Failure, Snapshot
 from rlrun.inspect.times import ago, span
@@ -178,7 +178,8 @@ def _failures(failures: Sequence[Failure], now: float) -> list[str]:
 def words(told: Explanation, now: float) -> str:
     """An explanation as text."""
     lines = [told.headline]
-    lines += _findings("why it does what it does now", told.now, now)
+    below = {one.evidence for one in told.before}
+    lines += _findings("why it does what it does now", told.now, now, below)
     lines += _findings("why attempts ended, newest first", told.before, now)
     if told.besides:
         lines += ["", "besides", *(part for line in told.besides for part in _wrapped(cut(line, 400), "    ", "  - "))]
@@ -186,12 +187,13 @@ def words(told: Explanation, now: float) -> str:
     return "\n".join(lines)
 
 
-def _findings(title: str, found: Sequence[Finding], now: float) -> list[str]:
+def _findings(title: str, found: Sequence[Finding], now: float, below: Collection[str] = ()) -> list[str]:
+    """Findings with evidence and advice; evidence that is among `below` is written there."""
     lines = []
     for one in found:
         since = f" (since {ago(one.since, now)})" if one.since else ""
         lines.append(f"  {one.what}{since}")
-        lines += _wrapped(cut(one.evidence, 2000), "    ") if one.evidence else []
+        lines += _wrapped(cut(one.evidence, 2000), "    ") if one.evidence and one.evidence not in below else []
         lines += _wrapped(one.do, "      ", "    → ")
     return ["", title, *lines] if lines else []
 

@@ -12,6 +12,8 @@ from rlrun.inspect.times import seconds_of, span
 
 _OVER = ("Complete", "Failed")
 _EVENTS = 5
+_OF_THE_FAILURE = ("RoleFailed", "BackOff", "PermanentFailure", "MaxRestartsExceeded", "FailedByRule")
+"""Reasons that only say that an attempt has ended."""
 STALE_SECONDS = 60.0
 """An orchestrator renews its Lease every 20 s; after so long without it, numbers are old."""
 
@@ -27,6 +29,8 @@ class Finding:
     """RFC 3339."""
     kind: str = "problem"
     """waits, problem or ended; see `advice.Kind`."""
+    follows: bool = False
+    """True if it only follows from the end of the last attempt, which is to be repaired first."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,10 @@ class Explanation:
 
     def steps(self) -> tuple[str, ...]:
         """Actions for a person, most important first; empty: there is nothing to do."""
+        first = [f for f in self.now if not f.follows]
         found = [
             f.do
-            for f in (*self.now, *self.before[:1])
+            for f in (*first, *self.before[:1], *(f for f in self.now if f.follows))
             if f.kind in ("problem", "ended") or not f.do.startswith("Nothing")
         ]
         return tuple(dict.fromkeys(found))
@@ -73,7 +78,8 @@ def _headline(run: Snapshot, now: float) -> str:
     counted = f", {run.restarts_counted} counted" + (
         f" of at most {run.max_restarts}" if run.max_restarts is not None else ""
     )
-    restarts = f"{run.restarts} restarts{counted if run.place == 'cluster' else ''}" if run.restarts else ""
+    word = "restart" if run.restarts == 1 else "restarts"
+    restarts = f"{run.restarts} {word}{counted if run.place == 'cluster' else ''}" if run.restarts else ""
     retry = ""
     if run.phase == "Restarting" and (then := seconds_of(run.next_retry_time)) is not None and then > now:
         retry = f"next attempt in {span(then - now)}"
@@ -110,7 +116,8 @@ def _speaks(run: Snapshot, one: Condition, known: Advice) -> bool:
 
 
 def _finding(run: Snapshot, one: Condition, known: Advice) -> Finding:
-    return Finding(f"{one.type}: {one.reason}", one.message, _fill(known.do, run), one.since, known.kind)
+    follows = bool(run.failures) and one.reason in _OF_THE_FAILURE
+    return Finding(f"{one.type}: {one.reason}", one.message, _fill(known.do, run), one.since, known.kind, follows)
 
 
 def _waits(run: Snapshot, now: float, explained: bool) -> Iterator[Finding]:
@@ -177,7 +184,8 @@ def _fill(text: str, run: Snapshot, failure: Failure | None = None) -> str:
             "NODE": failure.node or "NODE",
             "ROLE": failure.role,
             "N": str(failure.attempt),
+            "attempt_N": f"attempt_{failure.attempt:04d}",
         }
     return re.sub(
-        r"\b(NAME|WHERE|NAMESPACE|GO_ON|POD|NODE|ROLE|N)\b", lambda found: words.get(found[0], found[0]), text
+        r"\b(NAME|WHERE|NAMESPACE|GO_ON|POD|NODE|ROLE|N|attempt_N)\b", lambda found: words.get(found[0], found[0]), text
     )

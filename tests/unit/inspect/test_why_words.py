@@ -1,0 +1,55 @@
+"""The page of ten broken runs: `rlrun why` says what is printed there, and its words alone name cause and fix."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.inspect.explained import CASES, told
+
+PAGE = Path(__file__).parents[3] / "docs" / "why.md"
+HEAD = """# What `rlrun why` says
+
+<!-- The words below are written by tests/unit/inspect/test_why_words.py with RLRUN_WRITE_GOLDEN=1. -->
+
+Ten runs, each broken on purpose, and what [`rlrun why`](cli.md) says of it: the present state with its causes, the ends of
+attempts, and what to do. The first six are folders of one machine, the others are in a cluster. The web page and `Run.why()` of
+[Python](python.md) have the same words. [Troubleshooting](troubleshooting.md) has all reasons.
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def page(here: Path) -> str:
+    parts = [HEAD]
+    for at, (title, case) in enumerate(CASES.items()):
+        folder = here / str(at)
+        folder.mkdir()
+        os.chdir(folder)
+        parts.append(f"## {title}\n\n{case.done}\n\n```text\n{told(case, folder / 'runs' / 'a')}\n```\n")
+    return "\n".join(parts)
+
+
+def test_the_page_has_the_words_of_the_command(here: Path) -> None:
+    text = page(here)
+    if os.environ.get("RLRUN_WRITE_GOLDEN"):
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text
+
+
+@pytest.mark.parametrize("title", CASES)
+def test_cause_and_fix_are_found_from_the_words_alone(title: str, here: Path) -> None:
+    case = CASES[title]
+    text = " ".join(told(case, here / "runs" / "a").split())
+    assert case.cause in text
+    assert case.remedy in text.partition("what to do")[2], "it is among what is to be done"
+
+
+def test_there_are_ten() -> None:
+    assert len(CASES) == 10
