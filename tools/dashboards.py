@@ -71,6 +71,16 @@ FLEET = Dashboard(
             [(f"sum by (namespace) (rlrun_gpus_allocated{{{_OF_FLEET}}})", "{{namespace}}")],
         ),
         Panel(
+            "GPU time by use, a day",
+            "GPU-hours of the last day by namespace and by what they were spent on.",
+            [
+                (
+                    f"sum by (namespace, use) (increase(rlrun_gpu_seconds_total{{{_OF_FLEET}}}[1d])) / 3600",
+                    "{{namespace}} {{use}}",
+                )
+            ],
+        ),
+        Panel(
             "GPU use",
             "Mean use of the GPUs of each run's pods, by role.",
             [
@@ -263,6 +273,11 @@ RUN = Dashboard(
                 (f"max(rlrun_rollouts_discarded_total{{{_OF_RUN}}})", "lost"),
                 (f"max(rlrun_completion_tokens_mean{{{_OF_RUN}}})", "tokens"),
             ],
+        ),
+        Panel(
+            "GPU time by use",
+            "GPUs by what their time is spent on: training, waiting, startup, steps that are trained again, stopping.",
+            [(f"sum by (role, use) (rate(rlrun_gpu_seconds_total{{{_OF_RUN}}}[15m]))", "{{role}} {{use}}")],
         ),
         Panel(
             "GPU use",

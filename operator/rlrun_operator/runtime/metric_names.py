@@ -8,9 +8,11 @@ RUN = ("namespace", "run")
 """Labels of a series about one run. Such series are those of the process that leads, and go with the run."""
 
 
-def _of_run(name: str, text: str, *labels: str, counter: bool = False, timestamp: bool = False) -> MetricSpec:
+def _of_run(
+    name: str, text: str, *labels: str, counter: bool = False, timestamp: bool = False, seconds: bool = False
+) -> MetricSpec:
     kind: Kind = "counter" if counter else "gauge"
-    return MetricSpec(name, kind, text, (*RUN, *labels), "timestamp" if timestamp else "")
+    return MetricSpec(name, kind, text, (*RUN, *labels), "timestamp" if timestamp else "seconds" if seconds else "")
 
 
 RUNS = MetricTable(
@@ -28,6 +30,14 @@ RUNS = MetricTable(
     _of_run("rlrun_restarts_total", "Restarts; counted: towards failurePolicy.maxRestarts", "counted", counter=True),
     _of_run("rlrun_failures_total", "Ends of attempts that this process saw, by the cause", "reason", counter=True),
     _of_run("rlrun_gpus_allocated", "GPUs of pods that have a node and have not ended", "role"),
+    _of_run(
+        "rlrun_gpu_seconds_total",
+        "GPU time of the run's pods, from node to end, by what it was spent on; all attempts together",
+        "role",
+        "use",
+        counter=True,
+    ),
+    _of_run("rlrun_budget_gpu_seconds", "GPU time that `spec.budget` allows", seconds=True),
     _of_run("rlrun_engines_wanted", "Engines that a run is to have"),
     _of_run("rlrun_engines_ready", "Engines that are ready"),
     _of_run("rlrun_queue_position", "Place of a run that waits in the queue, from 1"),

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 
 from rlrun.api.status import UNSERVED, Phase, RLRunStatus
 from rlrun.protocol.messages.start_times import RESTART_PHASES
+from rlrun_operator.decide.cost.split import Use
 from rlrun_operator.decide.snapshot import read_status
 from rlrun_operator.gpus import gpus_of, resource_of
 from rlrun_operator.kube.resources import POD
@@ -167,6 +168,8 @@ class _Runs:
             families["rlrun_info"].add_metric([*key, _model(run), run["metadata"]["uid"]], 1)
             for name, labels, value in _of_status(read_status(run.get("status") or {})):
                 families[name].add_metric([*key, *labels], value)
+            if (limit := _budget(run)) is not None:
+                families["rlrun_budget_gpu_seconds"].add_metric([*key], limit)
             for reason, count in self._seen.total.get(key, {}).items():
                 families["rlrun_failures_total"].add_metric([*key, reason], count)
             for role, count in _gpus(run, self._store.children(key)).items():
@@ -194,11 +197,31 @@ def _of_status(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], floa
     counted = min(status.restarts_counted_towards_max, status.restarts)
     yield "rlrun_restarts_total", ("true",), counted
     yield "rlrun_restarts_total", ("false",), status.restarts - counted
+    yield from _gpu_seconds(status)
     yield "rlrun_engines_wanted", (), status.inference.desired
     yield "rlrun_engines_ready", (), status.inference.ready
     if status.queue is not None and status.queue.position is not None:
         yield "rlrun_queue_position", (), status.queue.position
         yield "rlrun_queue_since_timestamp_seconds", (), seconds_of(status.queue.since) or 0.0
+
+
+def _gpu_seconds(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """GPU time by role and use; uses that no table has are left out."""
+    totals: dict[tuple[str, str], int] = {}
+    for row in status.cost.attempts if status.cost is not None else ():
+        for use, seconds in row.gpu_seconds.items():
+            if use in get_args(Use):
+                totals[row.role, use] = totals.get((row.role, use), 0) + seconds
+    for (role, use), seconds in totals.items():
+        yield "rlrun_gpu_seconds_total", (role, use), seconds
+
+
+def _budget(run: Manifest) -> float | None:
+    """GPU-seconds of a run's budget, as anybody may have written it; None: there is none."""
+    budget = (run.get("spec") or {}).get("budget")
+    hours = budget.get("gpuHours") if isinstance(budget, Mapping) else None
+    good = isinstance(hours, int | float) and not isinstance(hours, bool)
+    return float(hours) * 3600 if good and hours is not None else None
 
 
 def _count(status: Mapping[str, object], name: str) -> int:

@@ -38,6 +38,10 @@ REQUESTS = f'rlrun_engine_requests{{{_RUN},role="orchestrator",state="running"}}
 WAITING = f'rlrun_engine_requests{{{_RUN},role="orchestrator",state="waiting"}}'
 MISMATCH = f'rlrun_mismatch_kl{{{_RUN},role="orchestrator"}}'
 IDLE_0 = f'rlrun_gpu_idle_seconds_total{{{_ROLE},gpu="0"}}'
+NEARLY_SPENT = f'rlrun_condition{{{_RUN},type="WithinBudget",status="True",reason="BudgetNearlySpent"}}'
+BUDGET_LEFT = f'rlrun_condition{{{_RUN},type="WithinBudget",status="True",reason="BudgetLeft"}}'
+TRAINED = f'rlrun_gpu_seconds_total{{{_ROLE},use="trained"}}'
+WAITED = f'rlrun_gpu_seconds_total{{{_ROLE},use="waitedForRollouts"}}'
 IDLE_1 = f'rlrun_gpu_idle_seconds_total{{{_ROLE},gpu="1"}}'
 
 HEALTHY: Mapping[str, str] = {
@@ -55,6 +59,9 @@ HEALTHY: Mapping[str, str] = {
     REQUESTS: f"4x30 0x5 4x{_END}",
     WAITING: _steady(0),
     MISMATCH: f"0.0005x200 0.2 0.0005x{_END}",
+    BUDGET_LEFT: _steady(1),
+    TRAINED: _growing(400),
+    WAITED: _growing(80),
     IDLE_0: _growing(20),
     IDLE_1: _growing(3),
 }
@@ -92,6 +99,9 @@ CASES: Sequence[Case] = (
     Case("RLRunTrainerStarved", {WAIT_SECONDS: f"0+6x120 720+48x{_END}"}, "3h", "121m"),
     Case("RLRunEnginesStarved", {REQUESTS: f"4x120 0x{_END}"}, "3h", "130m"),
     Case("RLRunMismatchKLHigh", {MISMATCH: f"0.0005x120 0.3x{_END}"}, "150m", "121m"),
+    Case("RLRunBudgetNearlySpent", {BUDGET_LEFT: "1x120", NEARLY_SPENT: f"_x120 1x{_END}"}, "125m", "121m"),
+    Case("RLRunGPUTimeLost", {TRAINED: _growing(80), WAITED: _growing(400)}, "2h", "20m"),
+    Case("RLRunGPUTimeLost", {TRAINED: ""}, "2h", "20m"),
     Case("RLRunGPUsIdle", {IDLE_0: _growing(59), IDLE_1: _growing(58)}, "2h", "20m", role="trainer"),
 )
 SILENT: Sequence[Mapping[str, str]] = (
@@ -109,6 +119,8 @@ SEVERITY: Mapping[str, str] = {
     "RLRunEnginesStarved": "info",
     "RLRunMismatchKLHigh": "warning",
     "RLRunGPUsIdle": "warning",
+    "RLRunBudgetNearlySpent": "warning",
+    "RLRunGPUTimeLost": "warning",
 }
 
 

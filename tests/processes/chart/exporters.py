@@ -61,10 +61,16 @@ def fleet(beat: int) -> Iterator[dict[str, Any]]:
     """The runs after so many beats."""
     progress = {"step": 10 + beat, "totalSteps": 1000, "reward": 0.5, "lastStepTime": now()}
     trains = {"phase": "Running", "attempt": 1, "progress": progress, "restarts": 1, "restartsCountedTowardsMax": 1}
-    yield run("good", trains | {"conditions": [condition("Progressing", "True", "Training")]})
+    row = {"attempt": 1, "role": "trainer", "gpuSeconds": {"trained": 90 * beat, "waitedForRollouts": 10 * beat}}
+    counted = {"gpuHours": 1.0, "countedTo": "2026-01-01T00:00:00Z", "attempts": [row]}
+    yield run("good", trains | {"conditions": [condition("Progressing", "True", "Training")], "cost": counted})
     stands = {"step": 3, "totalSteps": 1000, "reward": 0.0, "lastStepTime": "2026-01-01T00:00:00Z"}
     wrong = [condition("Progressing", "False", "NoProgress"), condition("StorageReady", "False", "StorageFull")]
-    yield run("bad", {"phase": "Running", "attempt": 4, "restarts": beat, "progress": stands, "conditions": wrong})
+    wrong.append(condition("WithinBudget", "True", "BudgetNearlySpent"))
+    yield run(
+        "bad",
+        {"phase": "Running", "attempt": 4, "restarts": beat, "progress": stands, "conditions": wrong, "cost": counted},
+    )
     yield run("late", {"phase": "Queued", "queue": {"since": now(), "position": 1, "waiting": 1}})
     yield run("new", None)
 

@@ -234,7 +234,12 @@ def test_every_operand_of_an_alert_has_data(server: scraping.Server, render: Ren
 
 
 def test_alerts_name_the_broken_run(server: scraping.Server) -> None:
-    wanted = {("RLRunStalled", "bad"), ("RLRunStorageFull", "bad"), ("RLRunRestarting", "bad")}
+    wanted = {
+        ("RLRunStalled", "bad"),
+        ("RLRunStorageFull", "bad"),
+        ("RLRunRestarting", "bad"),
+        ("RLRunBudgetNearlySpent", "bad"),
+    }
     told: dict[tuple[str, str], str] = {}
 
     def named() -> bool:

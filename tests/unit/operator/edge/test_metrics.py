@@ -64,8 +64,15 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
         "progress": {"step": 41, "totalSteps": 50, "reward": 0.71, "lastStepTime": "2026-01-01T00:00:00Z"},
         "checkpoint": {"stepsLostTotal": 3},
         "inference": {"desired": 4, "ready": 2},
+        "cost": {
+            "countedTo": "2026-01-01T00:00:00Z",
+            "attempts": [
+                {"attempt": 1, "role": "trainer", "gpuSeconds": {"trained": 100, "Mine": 5}},
+                {"attempt": 2, "role": "trainer", "gpuSeconds": {"trained": 50, "startup": 7}},
+            ],
+        },
     }
-    run = make("RLRun", "a", 1, spec={"model": {"name": "Qwen/Qwen3-8B"}}, status=status)
+    run = make("RLRun", "a", 1, spec={"model": {"name": "Qwen/Qwen3-8B"}, "budget": {"gpuHours": 2}}, status=status)
     gpu = {"limits": {"nvidia.com/gpu": "8"}}
     pod = make("Pod", "p", 1, run="a", spec={"nodeName": "n", "containers": [{"name": "trainer", "resources": gpu}]})
     pod["metadata"]["labels"]["rlrun.io/role"] = "trainer"
@@ -94,6 +101,9 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
         'rlrun_condition{namespace="ns",reason="NoProgress",run="a",status="False",type="Progressing"} 1.0',
         'rlrun_condition{namespace="ns",reason="Unknown",run="a",status="False",type="StorageReady"} 1.0',
         'rlrun_gpus_allocated{namespace="ns",role="trainer",run="a"} 8.0',
+        'rlrun_gpu_seconds_total{namespace="ns",role="trainer",run="a",use="trained"} 150.0',
+        'rlrun_gpu_seconds_total{namespace="ns",role="trainer",run="a",use="startup"} 7.0',
+        f"rlrun_budget_gpu_seconds{{{labels}}} 7200.0",
         'rlrun_phase_duration_seconds_sum{phase="Starting"} 30.0',
     ):
         assert line in text, (line, text)
