@@ -16,6 +16,16 @@ _EVERY_PACKAGE: Mapping[Kernel, str] = {
 }
 
 
+_RATES: Mapping[Kernel, tuple[float, float]] = {
+    "varlen": (350e12, 290e12),
+    "flash2": (350e12, 290e12),
+    "cudnn": (560e12, 460e12),
+    "fa3": (600e12, 500e12),
+}
+"""FLOP/s on Hopper, forward and backward, causal, heads of 128, long rows: what is planned with (published charts, taken low)."""
+_HOPPER = 9
+
+
 @dataclass(frozen=True)
 class Expected:
     """Kernel that the trainer is expected to compute with."""
@@ -34,6 +44,27 @@ class Expected:
         if self.with_packages == self.kernel or package is None:
             return self.kernel
         return f"{self.kernel}, or {self.with_packages} where the trainer's image has {package.module}"
+
+
+def attention_seconds(
+    kernel: Kernel, trainer: TrainerSpec, model: Architecture, product: str | None, *, tokens: int, again: bool
+) -> float | None:
+    """Time of attention over a row of one sequence, forward and backward, on one GPU; None where no rate is known.
+
+    Args:
+        kernel: what computes it.
+        trainer: the run's: ranks share heads, tokens and layers.
+        model: the policy's shape.
+        product: the GPU's.
+        tokens: of the row.
+        again: whether the forward pass is repeated in the backward pass.
+    """
+    rates, capability = _RATES.get(kernel), capability_of(product) if product else None
+    if rates is None or capability is None or capability[0] != _HOPPER or "window" in model.attention:
+        return None
+    layout = trainer.parallelism
+    squares = model.queries * model.layers * tokens**2 / (layout.tp * layout.cp * layout.pp)
+    return (2 * squares / rates[0]) * (1 + again) + 5 * squares / rates[1]
 
 
 def needs_of_attention(trainer: TrainerSpec, model: Architecture) -> Needs:

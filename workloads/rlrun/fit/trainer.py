@@ -12,7 +12,7 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.activations import layer_activations, outside_layers
 from rlrun.fit.architecture import Architecture, Linear
 from rlrun.fit.gpu_products import GIB, gib
-from rlrun.fit.kernels import expected_kernel
+from rlrun.fit.kernels import Expected, attention_seconds, expected_kernel
 from rlrun.fit.parts import Needs, Part
 from rlrun.fit.stages import Held, stages_of
 from rlrun.protocol.messages.buckets import MAX_ROOTS
@@ -113,7 +113,23 @@ def trainer_needs(
         remarks.append(f"activationCheckpointing: auto is {chosen.mode} here ({chosen.why})")
         mode = chosen.mode
     needs = _needs(config, mode, model, reference, memory=memory, colocated=colocated, padded=padded)
+    if kernel is not None and (times := _attention_times(config, model, mode, kernel, product)):
+        remarks.append(
+            f"attention: a row of {_row(config):,} tokens in one sequence takes {times}, forward and backward"
+        )
     return replace(needs, remarks=[*needs.remarks, *remarks])
+
+
+def _attention_times(
+    config: TrainerConfig, model: Architecture, mode: ActivationMode, kernel: Expected, product: str | None
+) -> str:
+    """Times with the kernels that are expected, for people; empty where none is known."""
+    again = mode == "full"
+    found = {
+        one: attention_seconds(one, config, model, product, tokens=_row(config), again=again)
+        for one in dict.fromkeys((kernel.kernel, kernel.with_packages))
+    }
+    return ", ".join(f"about {seconds:.2f} s with {one}" for one, seconds in found.items() if seconds is not None)
 
 
 def chosen_mode(
