@@ -41,6 +41,21 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(change["needed_gib"] <= trainer["limit_gib"] for change in trainer["advice"])
 
 
+def test_what_the_trainer_would_refuse_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Though its memory would do: the run ends when the trainer starts."""
+    file = tmp_path / "run.yaml"
+    file.write_text(Path(ONE_GPU).read_text().replace("  trainer:\n", "  trainer:\n    attention: fa4\n", 1))
+    argv = ["fit", str(file), "--gpu-product", "NVIDIA-A100-SXM4-80GB"]
+    assert main(argv) == exit_codes.CONFIGURATION
+    shown = capsys.readouterr().out
+    assert "  REFUSED: spec.trainer.attention: fa4: it needs a GPU of compute capability 9.x to 11.x" in shown
+    assert "trainer, 1 GPU: fits" in shown
+    assert main([*argv, "--json"]) == exit_codes.CONFIGURATION
+    found = json.loads(capsys.readouterr().out)
+    assert (found["fits"], [one["field"] for one in found["refused"]]) == (False, ["spec.trainer.attention"])
+    assert main(["fit", str(file), "--gpu-product", "NVIDIA-H100-80GB-HBM3"]) == exit_codes.OK
+
+
 def test_memory_that_nobody_says_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,7 @@ def _gpus(facts: Facts) -> Iterator[Check]:
 def _compiler(facts: Facts) -> Check:
     if facts.compiler is not None:
         return Check("C++ compiler", "ok", facts.compiler)
-    return Check("C++ compiler", "note", "none: trainer.compile cannot be used", "install g++")
+    return Check("C++ compiler", "note", "none: trainer.compile is off, on GPUs too", "install g++")
 
 
 def _shared_memory(facts: Facts) -> Check:
