@@ -143,8 +143,7 @@ class LookUps:
         self._quotas = {
             name: self._quotas.get(name) or _Shared(partial(self._all_quotas, name), self._clock) for name in wanted
         }
-        answers = await asyncio.gather(*(self._quotas[name].get() for name in wanted))
-        return dict(zip(wanted, answers, strict=True))
+        return {name: await shared.get() for name, shared in list(self._quotas.items())}
 
     async def _warnings_of(self, namespace: str) -> list[Manifest]:
         if namespace not in self._warnings:
