@@ -75,7 +75,9 @@ def _reached(past: RestartStatus, look: Look, now: float) -> RestartStatus:
     """The record with the phases that have ended; several at once where nothing was seen between them."""
     begun = not look.restarting
     ended = (begun or not look.ending, begun, begun and look.scheduled, begun and look.running)
-    seconds = dict(past.seconds)
+    seconds = {
+        name: past.seconds[name] for name in RESTART_PHASES if name in past.seconds
+    }  # any client may write a status
     for at, name in enumerate(OBSERVED):
         if not ended[at]:
             break
@@ -99,7 +101,11 @@ def _whole(past: RestartStatus, look: Look, now: float) -> RestartStatus:
             seconds[name] = min(round(look.start[name]), _since(past, seconds, now))
     seconds[OTHER] = _since(past, seconds, now)
     slow = [_slow(name, seconds[name]) for name in RESTART_PHASES if name in seconds and _is_over(name, seconds[name])]
-    update = {"seconds": seconds, "total_seconds": sum(seconds.values()), "slow": "; ".join(slow) or None}
+    update = {
+        "seconds": seconds,
+        "total_seconds": min(sum(seconds.values()), COUNT_MAX),
+        "slow": "; ".join(slow) or None,
+    }
     return past.model_copy(update=update)
 
 

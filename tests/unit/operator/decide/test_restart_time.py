@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlrun.api.status import RestartStatus
+from rlrun.api.status import COUNT_MAX, RestartStatus
 from rlrun.protocol.messages.start_times import RESTART_PHASES, start_text
 from rlrun_operator.status.restart_time import Look, after
 from rlrun_operator.times import rfc3339
@@ -93,6 +93,15 @@ def test_a_phase_beyond_its_budget_is_told_with_its_usual_cause() -> None:
     assert whole is not None
     assert whole.slow is not None
     assert whole.slow.startswith("containers took 400 s of 300 s: images")
+
+
+def test_a_record_that_somebody_else_wrote_does_no_harm() -> None:
+    hostile = RestartStatus(since="soon", seconds={"mine": 5, "ending": COUNT_MAX, "waiting": COUNT_MAX})
+    whole = after(hostile, TRAINED, NOW)
+    assert whole is not None
+    assert "mine" not in whole.seconds
+    assert whole.total_seconds == COUNT_MAX
+    RestartStatus.model_validate(whole.model_dump())
 
 
 def test_a_run_says_where_the_time_of_its_restart_went() -> None:
