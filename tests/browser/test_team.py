@@ -47,10 +47,10 @@ def log_in(page: Page, team: Team, token: str, path: str = "/") -> None:
 
 def test_a_user_logs_in_looks_and_logs_out(page: Page, team: Team) -> None:
     page.goto(team.server.url)
-    expect(page.get_by_text("log in with a token of the cluster")).to_be_visible()
+    expect(page.get_by_text("Log in with a token of the cluster")).to_be_visible()
     page.get_by_label("Token").fill("forged")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("the cluster does not take this token")
+    expect(page.get_by_role("alert")).to_contain_text("The cluster does not take this token")
     log_in(page, team, ANN)
     expect(page.locator(".user")).to_have_text("ann")
     expect(page.locator("tbody tr")).to_have_count(2)

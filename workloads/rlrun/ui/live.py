@@ -56,9 +56,10 @@ class Feed:
             while True:
                 quiet = seen == self._number and not await self._wait(seen)
                 seen, mine = self._number, self._now or {}
-                if view is not None and (allowed := await asyncio.to_thread(view, mine)) is None:
-                    return
                 if view is not None:
+                    allowed = await asyncio.to_thread(view, mine)
+                    if allowed is None:
+                        return
                     mine = allowed
                 if seen and mine != told:
                     told = mine

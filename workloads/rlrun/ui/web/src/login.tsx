@@ -24,7 +24,7 @@ export function LoginPage({ why, done }: { why: string; done: () => void }) {
   return (
     <>
       <Title>Log in</Title>
-      {problem ? <Note kind="problem">{problem}.</Note> : <Note>{why}.</Note>}
+      {problem ? <Note kind="problem">{problem.charAt(0).toUpperCase() + problem.slice(1)}.</Note> : <Note>{why.charAt(0).toUpperCase() + why.slice(1)}.</Note>}
       <form class="login" onSubmit={submit}>
         <label>
           <span>Token</span>
