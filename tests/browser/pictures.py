@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Page, expect, sync_playwright
 
 from rlrun.ui.registry import Registry
-from tests.browser.served import served
+from tests.browser.served import served, served_team
+from tests.support.team_cluster import over_http, two_teams
 
 TARGET = Path(__file__).parents[2] / "docs/pictures"
 
@@ -36,6 +38,23 @@ def take(folder: Path, target: Path) -> None:
             context.close()
 
 
+def take_of_a_team(target: Path) -> None:
+    """Take the picture of the login."""
+    made, started = TemporaryDirectory(), sync_playwright()
+    with (
+        made as account,
+        over_http(two_teams()) as url,
+        served_team(Path(account), url) as server,
+        started as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 330}, color_scheme="light")
+        page.goto(server.url)
+        expect(page.get_by_label("Token")).to_be_visible()
+        page.screenshot(path=target / "ui-login.png")
+        browser.close()
+
+
 def _settled(page: Page, ready: str) -> None:
     expect(page.locator(ready).first).to_be_visible()
     expect(page.get_by_text("Reading…")).to_have_count(0)
@@ -46,3 +65,4 @@ if __name__ == "__main__":
     os.chdir(Path(sys.argv[1]).parent)  # so that the pages have no other folder's name
     TARGET.mkdir(exist_ok=True)
     take(Path(Path(sys.argv[1]).name), TARGET)
+    take_of_a_team(TARGET)
