@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Iterator
 
-import rlrun
 from rlrun import Run
 from rlrun.inspect.snapshot import Progress, Snapshot
 from rlrun.runs import blocks, errors
@@ -67,9 +66,8 @@ def _text(value: object) -> str:
 
 def _errors() -> Iterator[str]:
     yield "## Errors\n\n| error | when |\n|---|---|"
-    for name in rlrun.__all__:
-        found = getattr(errors, name, None)
-        if found is not None:
+    for name, found in vars(errors).items():
+        if isinstance(found, type) and issubclass(found, errors.RunError):
             yield cells(f"`{name}`", (inspect.getdoc(found) or "").partition("\n")[0])
     yield ""
 

@@ -59,12 +59,14 @@ def source_of(cell: Json) -> str:
 
 def _outputs(source: str, space: Json, count: int) -> list[Json]:
     tree = ast.parse(source)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
+        tree.body.pop()
     printed = io.StringIO()
     value = None
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, "<cell>", "exec"), space)
-        if last is not None:
+        if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), space)
     found: list[Json] = []
     if printed.getvalue():
