@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.local import farewell
 from rlrun.local import main as launcher
 from rlrun.local.farewell import Farewell
 from rlrun.local.main import add_options, not_yet, run_spec
@@ -83,6 +84,12 @@ def test_what_is_saved_where_things_are_and_how_to_go_on(tmp_path: Path) -> None
     (paths.checkpoint(8, 1) / "manifest.json").write_text("{}")
     paths.metrics.write_text("{torn")
     assert told(paths)[0] == "  saved:    step 8 in runs/a/checkpoints/step_00000008.a0001"
+
+
+def test_a_full_volume_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farewell, "volume_is_full", lambda _: True)
+    full = "  full:     the volume has no room: traces/, exports/ and logs/ of the folder may be deleted"
+    assert told(RunPaths(tmp_path))[-2] == full
 
 
 class Played:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rlrun.local import view as view_module
 from rlrun.local.summary import print_summary
 from rlrun.local.view import MetricsTail, View, duration, sparkline, step_line
 
@@ -61,6 +62,24 @@ def test_a_line_that_is_none_stops_nobody(tmp_path: Path) -> None:
 def test_a_step_is_one_line() -> None:
     line = {"step": 3, "reward/mean": 0.5, "off_policy/mean": 1.25, "eval/arithmetic/reward/mean": 0.25}
     assert step_line(line, 9) == "step 3/9  reward 0.500  staleness 1.25  eval/arithmetic/reward/mean 0.250"
+
+
+def test_a_volume_that_stops_the_run_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trouble = {"reason": "StorageFull", "text": "the volume is full: 0 B free of 80 MiB since 03:27:39 UTC"}
+    answers = iter([{"storage": trouble}, None, {"storage": trouble}, {"storage": None}])
+    monkeypatch.setattr(view_module, "read_progress", lambda *_: next(answers))
+    metrics = tmp_path / "metrics.jsonl"
+    console = Console(file=io.StringIO(), width=40)
+    view = View(console, name="a", max_steps=9, metrics=metrics, url="", api_key="k", plain=True)
+    with view:
+        metrics.write_text(json.dumps({"step": 1, "loss": 1.0}) + "\n")
+        for _ in range(4):
+            view.update("")
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "step 1/9  loss 1.0000",
+        "the volume is full: 0 B free of 80 MiB",
+        "the volume can be written again",
+    ]
 
 
 def test_a_tiny_negative_number_has_no_sign() -> None:

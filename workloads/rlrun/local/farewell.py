@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlrun.local.summary import read_metrics
 from rlrun.protocol.files.checkpoint_manifest import ManifestError, complete_checkpoints, read_manifest
+from rlrun.protocol.files.failures import volume_is_full
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.protocol.files.volume_faults import size
 
@@ -34,6 +35,8 @@ class Farewell:
         """A line for each thing that a person may want now."""
         checkpoint = max(complete_checkpoints(self.paths), key=lambda one: (one.step, one.attempt), default=None)
         rows = [*self._saved(checkpoint), *self._places(checkpoint)]
+        if volume_is_full(self.paths.root):
+            rows.append(("full", "the volume has no room: traces/, exports/ and logs/ of the folder may be deleted"))
         if self.failed:
             rows.append(("why", f"rlrun why {self.folder}"))
         rows.append(("repair the cause, then go on" if self.failed else "go on", self.command))

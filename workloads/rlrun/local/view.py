@@ -148,6 +148,13 @@ def step_line(line: MetricsLine, max_steps: int) -> str:
     return "  ".join(parts)
 
 
+def _trouble_of(progress: Json) -> str:
+    """Trouble with the volume that stops the run without ending it, without its time; empty: none."""
+    found = progress.get("storage")
+    text = found.get("text") if isinstance(found, dict) else None
+    return printable(str(text)).split(" since")[0] if text else ""
+
+
 def _without_sign_of_zero(text: str) -> str:
     """A rounded number; a tiny negative one is no `-0.0000`."""
     return text.removeprefix("-") if not text.strip("-0.") else text
@@ -173,6 +180,7 @@ class View:
         self._tail, self._url, self._api_key, self._plain = MetricsTail(metrics), url, api_key, plain
         self._began = time.monotonic()
         self._waiting = ""
+        self._trouble = ""
         self._answered = False
         self._results: list[str] = []
         self._live: Live | None = None
@@ -210,6 +218,10 @@ class View:
                 self._console.print(step_line(line, self._max_steps or 0), highlight=False, soft_wrap=True)
             for result in self._results[len(known) :]:
                 self._console.print(result, highlight=False, soft_wrap=True, markup=False)
+            if progress is not None and (trouble := _trouble_of(progress)) != self._trouble:
+                self._trouble = trouble
+                text = trouble or "the volume can be written again"
+                self._console.print(text, highlight=False, soft_wrap=True, markup=False)
             if not self._tail.lines and waiting.split(" since")[0] != self._waiting:
                 self._waiting = waiting.split(" since")[0]
                 self._console.print(
