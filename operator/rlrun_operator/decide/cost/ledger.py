@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from rlrun.api.status import CostStatus
 from rlrun_operator.decide.snapshot import Case
@@ -162,5 +162,5 @@ def _known(entries: list[str]) -> Mapping[str, Known]:
         if len(rest) not in (2, 3) or len(numbers) != len(rest) - 1 or rest[0] not in ROLES:
             continue
         if numbers[0] <= MOST_GPUS:
-            found[uid] = Known(cast(Role, rest[0]), numbers[0], numbers[1] if len(numbers) > 1 else None)
+            found[uid] = Known(rest[0], numbers[0], numbers[1] if len(numbers) > 1 else None)
     return found

@@ -20,7 +20,7 @@ from rlrun_operator.names import Role
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find
 from rlrun_operator.status.progress import read_lease
-from rlrun_operator.times import rfc3339
+from rlrun_operator.times import rfc3339, seconds_of
 
 Use = Literal["trained", "waitedForRollouts", "waitedForTrainer", "startup", "repeated", "stopping", "other"]
 COUNT_SECONDS = 60
@@ -62,7 +62,7 @@ def _is_due(case: Case, new: RLRunStatus, found: Ledger) -> bool:
     if not found.holds:
         return False
     changed = (new.phase, new.attempt, new.progress.step) != (past.phase, past.attempt, past.progress.step)
-    told = ledger.seconds_of(past.cost.counted_to)
+    told = seconds_of(past.cost.counted_to)
     return changed or told is None or not 0 <= found.counted_to - told < COUNT_SECONDS
 
 
