@@ -9,9 +9,14 @@ import pytest
 
 from rlrun.protocol.messages.engine_load import EngineLoad
 from rlrun_operator.decide.cost.split import ATTEMPTS_KEPT, COUNT_SECONDS
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import Ref
+from rlrun_operator.reconcile.admissions import stage_of
+from rlrun_operator.state import Admission
+from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339, seconds_of
 from tests.unit.operator.decide.kube import Kube
+from tests.unit.operator.decide.test_shared import HOST, a_guest, a_host, tick
 
 GPUS = 2
 SPEC: dict[str, Any] = {
@@ -292,6 +297,34 @@ def test_a_record_that_somebody_else_wrote_ends_no_pass(written: dict[str, Any])
     assert total(kube) < 1000
 
 
+def test_gpus_of_a_colocated_run_are_the_trainers_and_counted_once() -> None:
+    engines = {"gpusPerReplica": 4, "dataParallel": 4}
+    spec = {"trainer": {"gpusPerReplica": 4}, "inference": engines, "placement": {"colocate": True}}
+    kube = Kube({**spec, "algorithm": {"maxAsyncLevel": 0}}).start()
+    began = counted_to(kube)
+    before = total(kube)
+    run_for(kube, 300, 4, engines=load(0.5, 0.5))
+    assert {row["role"] for row in cost(kube)["attempts"]} == {"trainer"}
+    assert total(kube) - before == 4 * (counted_to(kube) - began)
+    assert "waitedForRollouts" not in uses(kube), "they make the rollouts meanwhile"
+
+
+@pytest.mark.parametrize("resource", ["amd.com/gpu", "nvidia.com/mig-3g.40gb", "example.com/accelerator"])
+def test_what_the_run_names_is_counted(resource: str) -> None:
+    kube = Kube({**SPEC, "placement": {"gpuResource": resource}}).start()
+    assert sum(int(pod.split("/")[2]) for pod in cost(kube)["pods"]) == TRAINERS + ENGINES
+
+
+def test_a_guest_has_no_gpus_and_its_host_counts_them_once() -> None:
+    host = a_host({"trainer": {**HOST["trainer"], "gpusPerReplica": 2}}).start()
+    guest = a_guest(host)
+    tick(host, guest)
+    guest.start()
+    tick(host, guest, seconds=100)
+    assert total(host) >= 100 * 2
+    assert "cost" not in guest.status
+
+
 # ---- the budget
 
 
@@ -331,6 +364,23 @@ def test_a_run_goes_on_by_itself_once_its_budget_is_raised_or_removed() -> None:
         kube.tick()
         assert (kube.status["phase"], kube.status["attempt"], kube.status["restarts"]) == ("Starting", 2, 0)
         assert bool(kube.condition("WithinBudget")) == (change is not None)
+
+
+def test_a_run_whose_budget_is_spent_holds_no_room_in_the_queue() -> None:
+    kube = Kube({**SPEC, "budget": {"gpuHours": 0.1}})
+    kube.admission = Admission(True, reasons.ROOM_FOUND, "all pods of the run have room")
+    kube.start(7)
+    run_for(kube, 120, 7)
+    assert kube.status["phase"] == "Suspended"
+    assert (kube.condition("Admitted")["status"], kube.condition("Admitted")["reason"]) == ("False", "NotQueued")
+    assert "queue" not in kube.status, "it does not wait for its turn"
+    case = Case(kube.look(), kube.now, kube.settings, "", 0.0)
+    assert stage_of(case) is None
+    kube.edit(budget={"gpuHours": 5.0})
+    assert stage_of(Case(kube.look(), kube.now, kube.settings, "", 0.0)) == "waiting"
+    kube.tick()
+    kube.tick()
+    assert kube.status["phase"] == "Starting"
 
 
 def test_a_user_who_suspends_beside_a_spent_budget_is_heeded() -> None:
