@@ -241,7 +241,7 @@ class CostStatus(Config):
     counted_to: str
     """Until when it is counted (RFC 3339)."""
     pods: list[str] = Field(default_factory=list)
-    """Pods that go on being counted: UID/role/GPUs, and /the end of their grace period."""
+    """Pods: UID/role/GPUs (0: ended and counted), and /the end of their grace period."""
 
 
 class RestartStatus(Config):

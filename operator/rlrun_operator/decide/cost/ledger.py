@@ -25,6 +25,8 @@ from rlrun_operator.times import seconds_of
 
 SKEW_SECONDS = 60
 """Clocks of two operators may differ by so much."""
+GONE_KEPT = 16
+"""Pods that are gone and stay on record as ended: a second operator, or an old answer, may still show one."""
 MOST_GPUS = 2**20
 """Far more than a pod may have: a record that says more was not written by an operator."""
 _ENDED = ("Succeeded", "Failed")
@@ -93,14 +95,19 @@ def look(case: Case) -> Ledger:
         start = bound_at(pod) if before is None else to
         if before is None or before.gpus:
             spans.append(Span(pod.role, gpus, start, max(start, end), pod))
-        holds += 0 if ended else gpus
-        listed.append(_entry(pod, 0 if ended else gpus))
-    for uid, gone in known.items():
-        if uid not in there and gone.gpus:
+        left = 0 if ended or (before is not None and not before.gpus) else gpus  # what has ended once stays so
+        holds += left
+        listed.append(_entry(pod, left))
+    past_pods = [(uid, pod) for uid, pod in known.items() if uid not in there]
+    for _, gone in past_pods:
+        if gone.gpus:
             # One that was there after its grace period, on a node that is lost, may have been there until now.
             end = upto if gone.deadline is None or gone.deadline <= to else min(upto, gone.deadline)
             spans.append(Span(gone.role, gone.gpus, to, max(to, end), None))
-    return Ledger(tuple(span for span in spans if span.end > span.start), upto, tuple(sorted(listed)), holds)
+    ended_before = [f"{uid}/{pod.role}/0" for uid, pod in past_pods if not pod.gpus]
+    ended_now = sorted(f"{uid}/{pod.role}/0" for uid, pod in past_pods if pod.gpus)
+    pods = (*sorted(listed), *[*ended_before, *ended_now][-GONE_KEPT:])
+    return Ledger(tuple(span for span in spans if span.end > span.start), upto, pods, holds)
 
 
 def total(past: CostStatus | None) -> int:
