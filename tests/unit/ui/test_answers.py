@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.inspect.cost.account import of_folder
 from rlrun.inspect.folder import read_folder
 from rlrun.inspect.why import explain
 from rlrun.ui.static_files import StaticFiles
@@ -49,6 +50,14 @@ def test_one_run_says_what_rlrun_why_says(run: Folder, asked: Client) -> None:
     assert (found["firstStep"], found["lastStep"]) == (1, 10)
     assert found["attempts"] == [{"attempt": 1, "firstStep": 1, "lastStep": 10}]
     assert "eval/math/reward/mean" in found["metrics"]
+
+
+def test_one_run_says_what_rlrun_cost_says(run: Folder, asked: Client) -> None:
+    told = asked.json(f"/api/runs/{run.id}")["cost"]
+    account = of_folder(run.root, 0)
+    assert {one["use"]: one["seconds"] for one in told["uses"]} == account.uses()
+    assert account.seconds > 0
+    assert (told["gpus"], told["hours"]) == (False, pytest.approx(account.hours))
 
 
 def test_a_failure_is_told_with_its_cause(run: Folder, asked: Client) -> None:

@@ -105,6 +105,22 @@ class AttemptView(Answer):
     last_step: int
 
 
+class UseView(Answer):
+    """Time that was spent on one thing."""
+
+    use: str
+    """As in `rlrun.inspect.cost.account.USES`."""
+    seconds: int
+
+
+class CostView(Answer):
+    """Time of the run's GPUs, or of the machine where it has none, by use."""
+
+    gpus: bool
+    hours: float
+    uses: list[UseView]
+
+
 class WaitView(Answer):
     """Cause of the next step's wait."""
 
@@ -170,6 +186,7 @@ class RunView(Answer):
     first_step: int | None
     last_step: int | None
     results: list[str]
+    cost: CostView | None
 
 
 class CurveView(Answer):

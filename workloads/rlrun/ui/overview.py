@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import pairwise
 
 from rlrun.inspect import compare
+from rlrun.inspect.cost.account import Spent, of_steps
 from rlrun.inspect.curves import Line
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.why import explain
@@ -96,7 +97,24 @@ def run_view(run: Run) -> models.RunView:
         first_step=bounds[0] if bounds else None,
         last_step=bounds[1] if bounds else None,
         results=list(seen.results),
+        cost=_cost(run, index, now),
     )
+
+
+def _cost(run: OpenRun, index: StepIndex, now: float) -> models.CostView | None:
+    """What the run has cost, by the columns of its metrics; None: nothing is known."""
+    uses, gpus = of_steps(run.paths, now, {attempt: _spent(index, attempt) for attempt in index.attempts})
+    views = [models.UseView(use=use, seconds=seconds) for use, seconds in uses.items()]
+    return models.CostView(gpus=gpus, hours=sum(uses.values()) / 3600, uses=views) if views else None
+
+
+def _spent(index: StepIndex, attempt: int) -> Spent:
+    """Time of an attempt's steps."""
+    first, last = index.attempts[attempt]
+    steps = index.line("time/step", first, last).values
+    waited = index.line("time/wait_for_batch", first, last).values
+    began, ended = index.times(first, last)
+    return Spent(sum(steps), sum(waited), max(0.0, began - steps[0]) if steps else began, ended)
 
 
 def curves(

@@ -106,6 +106,13 @@ class StepIndex:
                 at = max(after, at + 1)
             return found
 
+    def times(self, first: int, last: int) -> tuple[float, float]:
+        """When the first and the last of some steps were written, in seconds since the epoch; 0: not known."""
+        with self._lock:
+            begin, end = bisect_left(self._steps, first), bisect_right(self._steps, last)
+            found = (self._times[begin], self._times[end - 1]) if begin < end else (0.0, 0.0)
+        return (found[0] if math.isfinite(found[0]) else 0.0, found[1] if math.isfinite(found[1]) else 0.0)
+
     def line(self, metric: str, first: int | None = None, last: int | None = None) -> Line:
         """Curve of a metric between two steps, both included; values that are no numbers are left out."""
         with self._lock:

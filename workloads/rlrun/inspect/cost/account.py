@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from rlrun.inspect.folder import json_lines, read_folder
 from rlrun.inspect.snapshot import CostRow, Snapshot
@@ -72,21 +73,57 @@ def of_folder(root: Path, now: float) -> Account:
     Steps that a restart has lost have left no line: their time is in `other`.
     """
     paths, seen = RunPaths(root), read_folder(root, now)
-    record = read_record(paths.launcher)
     lines = json_lines(paths.metrics.read_text(errors="replace")) if paths.metrics.is_file() else []
-    roles = {role: count for role, count in (record.gpus if record is not None else {}).items() if count}
-    rows: list[CostRow] = []
-    numbers = paths.attempts_on_disk()
-    for number in numbers:
-        own = [line for line in lines if line.get("attempt") == number]
-        last = max((_number(line, "time") for line in own), default=0.0)
-        if record is not None and record.attempt == number:
-            last = max(last, now if record.alive(now) else record.time)
-        rows += _rows(number, own, _began(paths, number), last, roles)
+    numbers = {int(_number(line, "attempt")) for line in lines}
+    spent = {number: _spent([line for line in lines if line.get("attempt") == number]) for number in numbers}
+    rows, roles = _attempts(paths, now, spent)
     base = Account(seen.name, seen.where, seen.place, tuple(rows), gpus=bool(roles))
     if not lines:
         return base
     return replace(base, tokens=int(_total(lines, "batch/tokens")), samples=int(_total(lines, "batch/samples")))
+
+
+class Spent(NamedTuple):
+    """Time of the steps of one attempt, in seconds; times since the epoch, 0: not known."""
+
+    steps: float
+    waited: float
+    began: float
+    """Beginning of the first step."""
+    ended: float
+    """End of the last step."""
+
+
+def of_steps(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tuple[dict[str, int], bool]:
+    """Seconds of a folder's run by use, and whether they are of GPUs.
+
+    Args:
+        paths: the run's folder.
+        now: seconds since the epoch.
+        spent: by attempt; of those that trained.
+    """
+    rows, roles = _attempts(paths, now, spent)
+    return sums(rows), bool(roles)
+
+
+def _attempts(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tuple[list[CostRow], dict[str, int]]:
+    """Rows of all attempts, and the GPUs of each role."""
+    record = read_record(paths.launcher)
+    roles = {role: count for role, count in (record.gpus if record is not None else {}).items() if count}
+    rows: list[CostRow] = []
+    for number in paths.attempts_on_disk():
+        own = spent.get(number, Spent(0.0, 0.0, 0.0, 0.0))
+        if record is not None and record.attempt == number:
+            own = own._replace(ended=max(own.ended, now if record.alive(now) else record.time))
+        rows += _rows(number, own, _began(paths, number), roles)
+    return rows, roles
+
+
+def _spent(lines: Sequence[Mapping[str, object]]) -> Spent:
+    """Time of an attempt's steps, by its lines of metrics."""
+    began = min((_number(line, "time") - _number(line, "time/step") for line in lines), default=0.0)
+    ended = max((_number(line, "time") for line in lines), default=0.0)
+    return Spent(_total(lines, "time/step"), _total(lines, "time/wait_for_batch"), began, ended)
 
 
 def _began(paths: RunPaths, attempt: int) -> float:
@@ -98,15 +135,12 @@ def _began(paths: RunPaths, attempt: int) -> float:
     return _number(document, "started_at") if isinstance(document, dict) else 0.0
 
 
-def _rows(
-    attempt: int, lines: Sequence[Mapping[str, object]], began: float, ended: float, roles: Mapping[str, int]
-) -> list[CostRow]:
+def _rows(attempt: int, spent: Spent, began: float, roles: Mapping[str, int]) -> list[CostRow]:
     """Rows of one attempt; without GPUs one of the machine."""
-    whole = max(0, int(ended - began)) if began else 0
-    steps = min(whole, int(_total(lines, "time/step")))
-    waited = min(steps, int(_total(lines, "time/wait_for_batch")))
-    first = min((_number(line, "time") - _number(line, "time/step") for line in lines), default=ended)
-    startup = min(whole - steps, max(0, int(first - began)))
+    whole = max(0, int(spent.ended - began)) if began else 0
+    steps = min(whole, int(spent.steps))
+    waited = min(steps, int(spent.waited))
+    startup = min(whole - steps, max(0, int((spent.began or spent.ended) - began)))
     found = []
     for role, gpus in (roles or {MACHINE: 1}).items():
         waits = waited if role == "trainer" else 0

@@ -72,6 +72,17 @@ export interface AttemptView {
   lastStep: number;
 }
 
+export interface UseView {
+  use: string;
+  seconds: number;
+}
+
+export interface CostView {
+  gpus: boolean;
+  hours: number;
+  uses: UseView[];
+}
+
 export interface WaitView {
   text: string;
   role: string | null;
@@ -123,6 +134,7 @@ export interface RunView {
   firstStep: number | null;
   lastStep: number | null;
   results: string[];
+  cost: CostView | null;
 }
 
 export interface CurveView {

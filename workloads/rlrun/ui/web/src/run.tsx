@@ -1,6 +1,6 @@
 // One run: state and causes, curves, times, staleness, evaluations, manifest.
 import { useState } from "preact/hooks";
-import type { Curves, FindingView, Manifest, RunView, Staleness, Timeline, TracedSteps } from "./answers";
+import type { CostView, Curves, FindingView, Manifest, RunView, Staleness, Timeline, TracedSteps } from "./answers";
 import { address, useAnswer } from "./api";
 import { Lags, Times } from "./bars";
 import { Chart } from "./chart";
@@ -62,6 +62,7 @@ function State({ found }: { found: RunView }) {
     ["Checkpoint", progress.checkpointStep === null ? "none yet" : `step ${progress.checkpointStep}`],
     ["Attempt", `${run.attempt}${run.restarts ? `, ${run.restarts} restarts` : ""}`],
     ["Last step", ago(progress.lastStepTime)],
+    ...(found.cost ? [["Cost", cost(found.cost)] as [string, string]] : []),
     [found.place === "cluster" ? "Namespace" : "Folder", found.place === "cluster" ? (run.where.split("/")[0] ?? "") : run.where],
   ];
   return (
@@ -85,6 +86,22 @@ function State({ found }: { found: RunView }) {
       ) : null}
     </>
   );
+}
+
+const USES: Record<string, string> = {
+  trained: "trained",
+  waitedForRollouts: "waited for rollouts",
+  waitedForTrainer: "waited for the trainer",
+  startup: "started up",
+  repeated: "repeated",
+  stopping: "stopped",
+};
+
+/** Hours, and what they were spent on. */
+function cost({ gpus, hours, uses }: CostView): string {
+  const all = hours * 3600;
+  const parts = uses.map(({ use, seconds }) => `${Math.round((100 * seconds) / all)} % ${USES[use] ?? "other"}`);
+  return `${number(hours, 3)} ${gpus ? "GPU-hours" : "hours of the machine"}: ${parts.join(", ")}`;
 }
 
 function WhySection({ found }: { found: RunView }) {
