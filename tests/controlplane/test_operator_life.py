@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlrun.protocol.messages.start_times import OBSERVED, OTHER
 from tests.cluster import Cluster
 from tests.controlplane.corpus import MALFORMED, Malformed
 from tests.controlplane.harness import OperatorProcess, wait_for
@@ -78,10 +79,13 @@ def test_a_deleted_trainer_pod_restarts_the_run_uncounted(world: World) -> None:
         p["metadata"]["uid"] for p in world.pods("a") if p["metadata"]["labels"]["rlrun.io/role"] == "inference"
     }, "the engines stay warm"
     world.wait_pods_ready("a", 2)
-    world.renew("a", 6, attempt=2, resumed_from_step=5, checkpoint_step=5)
+    world.renew("a", 6, attempt=2, resumed_from_step=5, checkpoint_step=5, start_seconds='{"imports":0.1,"step":0.1}')
     status = world.wait_phase("a", "Running", attempt=2)
     assert status["checkpoint"]["resumedFromStep"] == 5
     assert status["checkpoint"]["stepsLostTotal"] == 2
+    took = status["lastRestart"]
+    assert sorted(took["seconds"]) == sorted((*OBSERVED, "imports", "step", OTHER))
+    assert (took["attempt"], took["totalSeconds"]) == (2, sum(took["seconds"].values()))
 
 
 def test_more_failures_than_allowed_end_the_run(world: World, cluster: Cluster) -> None:

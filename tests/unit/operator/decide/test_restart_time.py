@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rlrun.api.status import COUNT_MAX, RestartStatus
 from rlrun.protocol.messages.start_times import RESTART_PHASES, start_text
-from rlrun_operator.status.restart_time import Look, after
+from rlrun_operator.status.restart_time import BUDGETS, Look, after
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import Kube
 
@@ -147,3 +149,9 @@ def test_a_suspension_is_no_restart() -> None:
     kube.report(8, resumed=7)
     kube.tick()
     assert "lastRestart" not in kube.status
+
+
+def test_the_page_has_every_phase_in_order_with_its_budget() -> None:
+    page = (Path(__file__).parents[4] / "docs/failures.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (none|\d+ s) \|$", page, re.MULTILINE)
+    assert rows == [(name, f"{BUDGETS[name][0]} s" if name in BUDGETS else "none") for name in RESTART_PHASES]
