@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -112,3 +113,17 @@ def test_what_keeps_a_run_from_beginning_is_said(tmp_path: Path, monkeypatch: py
     assert str(run.why()) == str(caught.value)
     with pytest.raises(RunError, match="NotBegun"):
         run.wait(step=1)
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import rlrun", ("pydantic", "yaml", "rlrun.runs")),
+        ("from rlrun import Run", ("torch", "vllm", "kubernetes", "transformers", "numpy", "rich")),
+    ],
+)
+def test_an_import_brings_nothing_heavy(code: str, heavy: tuple[str, ...]) -> None:
+    script = f"{code}\nimport sys\nprint(*[name for name in {heavy!r} if name in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split() == []
+    )
