@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from rlrun.ui import models, overview, rollout_views
 from rlrun.ui.confine import OutsideError
 from rlrun.ui.live import Feed
-from rlrun.ui.registry import UnknownRunError
+from rlrun.ui.reasons import reasons
+from rlrun.ui.registry import OpenRun, UnknownRunError
 from rlrun.ui.rollout_views import Source
 from rlrun.ui.secrets import Redactor
 from rlrun.ui.shown import ForbiddenError, Run, Runs
@@ -204,14 +205,23 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
         row, whole = rollout_views.whole(run.files(), Source(step, evaluation), number)
         return rollout_views.view(row, whole, redactor.text)
 
+    def place(run: OpenRun, step: int, number: int) -> tuple[int, int, int]:
+        """Attempt, group and rollout of a row of a trace."""
+        row, _ = rollout_views.whole(run, Source(step, None), number)
+        attempt, group, member = (
+            value if isinstance(value := row[name], int) else 0 for name in ("attempt", "group", "rollout")
+        )
+        return attempt, group, member
+
     @app.get("/api/runs/{run}/rollouts/{number}/tokens")
     def coloured(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Tokens:
         found = run.files()
-        row, _ = rollout_views.whole(found, Source(step, None), number)
-        attempt, group, member = (
-            row[name] if isinstance(row[name], int) else 0 for name in ("attempt", "group", "rollout")
-        )
-        return tokens(found, step, int(attempt), int(group), int(member), redactor.spans)  # type: ignore[call-overload]
+        return tokens(found, step, *place(found, step, number), redactor.spans)
+
+    @app.get("/api/runs/{run}/rollouts/{number}/reasons")
+    def told(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Reasons:
+        found = run.files()
+        return reasons(found, step, *place(found, step, number), redactor.text)
 
     @app.get("/api/runs/{run}/rollouts/{number}/diff/{other}")
     def diff(run: One, number: int, other: int, step: Step = None, evaluation: Step = None) -> models.DiffView:

@@ -338,6 +338,16 @@ class Tokens(Answer):
     why: str | None
 
 
+class Reasons(Answer):
+    """Why a rollout is worth what it is; `why` says why nothing is told."""
+
+    samples: list[list[str]]
+    """Lines on each of its sequences."""
+    commands: list[str]
+    """Commands that compute the loss of it, the step again, and a fork."""
+    why: str | None
+
+
 class Piece(Answer):
     """Part of a text that two rollouts share, or that one of them has."""
 

@@ -31,21 +31,19 @@ def tokens(run: OpenRun, step: int, attempt: int, group: int, rollout: int, secr
     Raises:
         OutsideError: a file of the batch is a link that leads out.
     """
-    folder = run.paths.batch(step, attempt)
-    try:
-        for name in ("batch.json", "samples.safetensors"):
-            with run.fence.open(folder / name) as file:
-                large = file.seek(0, 2) > _BATCH_BYTES_MAX
-    except FileNotFoundError:
-        return _none(f"the batch of step {step} is not on the volume any more: it is kept until a checkpoint covers it")
-    if large:
-        return _none(f"the batch of step {step} has more than {_BATCH_BYTES_MAX >> 30} GiB")
+    refused = readable_batch(run, step, attempt)
+    if refused is not None:
+        return _none(refused)
     try:
         from rlrun.protocol.files.batch import BatchError, read_batch
     except ImportError as error:
         return _none(explain(error) or str(error))
     try:
-        samples = [one for one in read_batch(folder).samples if (one.group, one.rollout) == (group, rollout)]
+        samples = [
+            one
+            for one in read_batch(run.paths.batch(step, attempt)).samples
+            if (one.group, one.rollout) == (group, rollout)
+        ]
     except BatchError as error:
         return _none(str(error))
     decode = decoder(run)
@@ -53,6 +51,22 @@ def tokens(run: OpenRun, step: int, attempt: int, group: int, rollout: int, secr
     return models.Tokens(
         sequences=found, decoded=decode is not None, why=None if found else "the batch does not hold this rollout"
     )
+
+
+def readable_batch(run: OpenRun, step: int, attempt: int) -> str | None:
+    """Reason why the batch of a step cannot be read; None: it can.
+
+    Raises:
+        OutsideError: a file of it is a link that leads out.
+    """
+    folder = run.paths.batch(step, attempt)
+    try:
+        for name in ("batch.json", "samples.safetensors"):
+            with run.fence.open(folder / name) as file:
+                large = file.seek(0, 2) > _BATCH_BYTES_MAX
+    except FileNotFoundError:
+        return f"the batch of step {step} is not on the volume any more: it is kept until a checkpoint covers it"
+    return f"the batch of step {step} has more than {_BATCH_BYTES_MAX >> 30} GiB" if large else None
 
 
 def _none(why: str) -> models.Tokens:

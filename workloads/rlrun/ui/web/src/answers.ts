@@ -246,6 +246,12 @@ export interface Tokens {
   why: string | null;
 }
 
+export interface Reasons {
+  samples: string[][];
+  commands: string[];
+  why: string | null;
+}
+
 export interface Piece {
   side: "both" | "first" | "second";
   text: string;

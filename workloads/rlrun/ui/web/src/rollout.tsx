@@ -1,6 +1,6 @@
 // One rollout: turns, tokens with colours, and another rollout of its group beside it.
 import { useState } from "preact/hooks";
-import type { DiffView, RolloutPage as Page, RolloutView, Tokens, TurnView } from "./answers";
+import type { DiffView, RolloutPage as Page, Reasons, RolloutView, Tokens, TurnView } from "./answers";
 import { address, useAnswer } from "./api";
 import { number } from "./format";
 import { Answered, Choice, Facts, Section, Title } from "./parts";
@@ -29,6 +29,7 @@ export function RolloutPage({ id, number: at, query }: { id: string; number: num
               {found.turns.length === 0 ? <p class="note">{found.row.error ? `It ended in an error: ${found.row.error}` : "The trace has no turns of it."}</p> : null}
               <Turns turns={found.turns} />
             </Section>
+            {where.evaluation ? null : <ReasonsSection id={id} at={at} step={where.step} />}
             {where.evaluation ? null : <TokensSection id={id} at={at} step={where.step} query={query} />}
             {found.row.group === null ? null : <Beside id={id} at={at} group={found.row.group} where={where} query={query} />}
           </>
@@ -97,6 +98,33 @@ function Turns({ turns }: { turns: TurnView[] }) {
         </li>
       ))}
     </ol>
+  );
+}
+
+/** Why it is worth that: the arithmetic of the advantage, versions and tokens, and the commands that go further. */
+function ReasonsSection({ id, at, step }: { id: string; at: number; step: string | null }) {
+  const asked = useAnswer<Reasons>(step ? address(`/runs/${id}/rollouts/${at}/reasons`, { step }) : null);
+  return (
+    <Section title="Why" id="why">
+      <Answered asked={asked}>
+        {(found) => (
+          <>
+            {found.why ? <p class="note">Nothing is explained: {found.why}.</p> : null}
+            {found.samples.map((lines, number) => (
+              <div key={`${at}-${number}`} class="text">
+                <code>{lines.join("\n")}</code>
+              </div>
+            ))}
+            <p class="hint">
+              With its loss, token by token: <code>{found.commands[0]}</code>
+            </p>
+            <p class="hint">
+              The step again: <code>{found.commands[1]}</code>. A new run from a checkpoint: <code>{found.commands[2]}</code>
+            </p>
+          </>
+        )}
+      </Answered>
+    </Section>
   );
 }
 

@@ -1,0 +1,90 @@
+"""Why a rollout is worth what it is, from the batch of its step, without a model and without anyone's code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
+from rlrun.protocol.files.batch import Batch, Outcome, write_batch
+from rlrun.ui.static_files import StaticFiles
+from tests.support.made_runs import SHAPED, Client, Folder, client, made, sample
+
+REWARDS = (1.0, 0.0, 0.0, 0.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Folder:
+    """The group 1 of step 3 has four rollouts, of which the first was right."""
+    folder = made(tmp_path / "runs" / "demo")
+    configured(folder, AdvantageConfig(name="rloo"))
+    samples = []
+    for number, reward in enumerate(REWARDS):
+        one = sample(1, number, [1, 2, 3, 4])
+        value = 1.0 if reward else -1 / 3
+        samples.append(replace(one, reward=reward, advantages=np.where(one.loss_mask, value, 0).astype(np.float32)))
+    outcomes = tuple(Outcome(1, number, "math", reward, 2, 1) for number, reward in enumerate(REWARDS))
+    folder.paths.rollouts.mkdir()
+    write_batch(folder.paths.batch(3, 1), Batch(3, 1, tuple(samples), outcomes=outcomes))
+    return folder
+
+
+def configured(folder: Folder, advantage: AdvantageConfig) -> None:
+    config = OrchestratorConfig(
+        name="demo",
+        uid="u",
+        output_dir=str(folder.root),
+        model=ModelConfig(path="tiny"),
+        max_steps=20,
+        seq_len=64,
+        seed=0,
+        algorithm=AlgorithmConfig(advantage=advantage),
+        environments=[EnvironmentConfig(id="math")],
+        sampling=SamplingConfig(),
+        evaluation=None,
+        checkpoint=CheckpointConfig(),
+        weight_sync=WeightSyncConfig(),
+    )
+    folder.write("run.json", {"orchestrator": config.model_dump(mode="json")})
+
+
+def reasons(run: Folder, static: StaticFiles, number: int = 4) -> dict[str, Any]:
+    asked: Client = client(run.root, static=static)[0]
+    found: dict[str, Any] = asked.json(f"/api/runs/{run.id}/rollouts/{number}/reasons", step=3)
+    return found
+
+
+def test_the_arithmetic_and_the_commands(run: Folder, static: StaticFiles) -> None:
+    found = reasons(run, static)
+    (lines,) = found["samples"]
+    assert lines[2] == "  rewards of its group: 1, 0, 0, 0"
+    assert lines[4] == "    rloo: 1 - mean of the 3 others 0 -> 1"
+    assert lines[5] == "  advantage 1 in the batch; estimated again: equal"
+    assert found["why"] is None
+    assert found["commands"][0] == f"rlrun replay {run.root} --step 3 --sample 1/0"
+
+
+def test_no_function_of_a_run_is_called(run: Folder, static: StaticFiles) -> None:
+    configured(run, AdvantageConfig(name="no_such_package.of_anyone:worth"))
+    (lines,) = reasons(run, static)["samples"]
+    assert lines[-1].endswith("is the run's own estimator: rlrun replay calls it, this page does not")
+
+
+def test_what_cannot_be_explained_is_said(run: Folder, static: StaticFiles) -> None:
+    run.write("run.json", {"orchestrator": {"name": SHAPED}})
+    (lines,) = reasons(run, static)["samples"]
+    assert "run.json cannot be read, so that the estimator is not known" in lines[-1]
+    assert SHAPED not in str(lines)
+    assert "does not hold this rollout" in reasons(run, static, number=0)["why"]
+    run.write("rollouts/step_00000003.a0001/batch.json", "{torn")
+    assert "cannot read the batch" in reasons(run, static)["why"]
+    (run.paths.batch(3, 1) / "batch.json").unlink()
+    assert "not on the volume any more" in reasons(run, static)["why"]

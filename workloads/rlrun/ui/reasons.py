@@ -1,0 +1,79 @@
+"""Explanation of a rollout's advantage, versions and tokens from the batch of its step, and the commands that go further."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+from rlrun.runtime.extras import explain
+from rlrun.ui import models
+from rlrun.ui.registry import OpenRun
+from rlrun.ui.tokens import readable_batch
+
+
+def reasons(
+    run: OpenRun, step: int, attempt: int, group: int, rollout: int, clean: Callable[[str], str]
+) -> models.Reasons:
+    """Lines on a rollout that was trained, one block for each of its samples, as long as the batch of its step is on the volume.
+
+    Raises:
+        OutsideError: a file is a link that leads out.
+    """
+    folder = shlex.quote(str(run.paths.root))
+    replayed = f"rlrun replay {folder} --step {step}"
+    commands = [f"{replayed} --sample {group}/{rollout}", replayed, f"rlrun fork {folder}"]
+    refused = readable_batch(run, step, attempt)
+    if refused is not None:
+        return models.Reasons(samples=[], commands=commands, why=refused)
+    try:
+        samples = _explained(run, step, attempt, group, rollout)
+    except ImportError as error:
+        return models.Reasons(samples=[], commands=commands, why=explain(error) or str(error))
+    except ValueError as error:
+        return models.Reasons(samples=[], commands=commands, why=clean(str(error)))
+    if len(samples) > 1:  # GROUP/ROLLOUT names all of them
+        commands[0] = f"{replayed} --sample {samples[0][0]}"
+    shown = [[clean(line) for line in lines] for _, lines in samples]
+    return models.Reasons(
+        samples=shown, commands=commands, why=None if shown else "the batch does not hold this rollout"
+    )
+
+
+def _explained(run: OpenRun, step: int, attempt: int, group: int, rollout: int) -> list[tuple[int, list[str]]]:
+    """Index and lines of each sample of a rollout.
+
+    Raises:
+        ImportError: a package is missing.
+        ValueError: batch or configuration cannot be read.
+    """
+    from rlrun.config.algorithm.names import is_import_path
+    from rlrun.config.loading.loader import load_file
+    from rlrun.config.loading.problems import ConfigError
+    from rlrun.config.models.roles import OrchestratorConfig
+    from rlrun.protocol.files.batch import read_batch
+    from rlrun.protocol.files.failures import RoleError
+    from rlrun.replay.advantage import advantage_settings
+    from rlrun.replay.sample import report, text
+
+    batch = read_batch(run.paths.batch(step, attempt))
+    settings, note = {}, None
+    try:
+        with run.fence.open(run.paths.run_json):
+            config = load_file(OrchestratorConfig, run.paths.run_json, section="orchestrator")
+        settings = advantage_settings(config) if config.task == "RL" else {}
+    except (OSError, ConfigError) as error:
+        note = f"run.json cannot be read, so that the estimator is not known: {str(error).splitlines()[0]}"
+    own = {name: one.name for name, one in settings.items() if is_import_path(one.name)}
+    settings = {name: one for name, one in settings.items() if name not in own}  # a page calls nobody's function
+    found = []
+    for index, sample in enumerate(batch.samples):
+        if (sample.group, sample.rollout) != (group, rollout):
+            continue
+        try:
+            lines = text(report(batch, index, settings), None).splitlines()
+        except RoleError as error:
+            raise ValueError(str(error)) from None
+        if (function := own.get(sample.environment)) is not None:
+            lines.append(f"  {function} is the run's own estimator: rlrun replay calls it, this page does not")
+        found.append((index, [*lines, *([f"  {note}"] if note else [])]))
+    return found
