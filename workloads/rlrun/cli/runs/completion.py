@@ -17,6 +17,8 @@ ON_RUNS = (
     "compare",
     "plot",
     "cost",
+    "replay",
+    "fork",
     "debug",
     "pull",
     "suspend",
