@@ -18,6 +18,7 @@ from rlrun.inspect import logs
 from rlrun.inspect.folder import read_folder
 from rlrun.inspect.screen import words
 from rlrun.inspect.why import explain
+from rlrun.protocol.files.forked import ForkedFrom, fork_document
 from rlrun.protocol.files.launcher import LauncherRecord, new_record, read_record, write_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
@@ -188,6 +189,17 @@ def test_the_cause_of_a_failed_run_is_told(folder: Folder, reason: str) -> None:
     assert reason in text
     assert [part for part in expected if part not in text] == []
     assert f"go on with `{AGAIN}`" in text
+
+
+def test_a_fork_says_where_it_began_and_what_starts_it(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.write("fork.json", fork_document(ForkedFrom("other", "u", 4, 1, "/runs/other")))
+    seen = read_folder(folder.root, time.time())
+    assert (seen.phase, seen.reason, seen.forked_from) == ("Suspended", "NotRunning", "step 4 of other (/runs/other)")
+    assert f"--output-dir {seen.where} --resume` starts it" in str(seen.message)
+    folder.begin(2)
+    assert read_folder(folder.root, time.time()).restarts == 0, "the first attempt is the other run's"
+    assert main(["status", str(folder.root)]) == exit_codes.OK
+    assert "from step 4 of other (/runs/other)" in capsys.readouterr().out
 
 
 def test_a_process_that_left_no_word_is_explained_by_its_log(folder: Folder) -> None:

@@ -61,7 +61,9 @@ def read_folder(root: Path, now: float) -> Snapshot:
     record, lines = read_record(paths.launcher), tail_lines(paths.metrics)
     numbers = _attempts(paths, record)
     role = read_config(paths, numbers)
-    alive = record.alive(now) if record is not None else _touched(paths, numbers, now)
+    forked = _forked(paths)
+    waits = forked is not None and record is None and len(numbers) < 2  # its one attempt is the other run's
+    alive = record.alive(now) if record is not None else not waits and _touched(paths, numbers, now)
     progress = _progress(paths, role, record if alive else None, lines, numbers[-1] if numbers else 0)
     failures = tuple(f for n in numbers[-_FAILURES:] if (f := _failure(paths, n, record)) is not None)
     base = Snapshot(
@@ -73,14 +75,14 @@ def read_folder(root: Path, now: float) -> Snapshot:
         reason=None,
         message=None,
         attempt=numbers[-1] if numbers else 0,
-        restarts=max(0, len(numbers) - 1),
+        restarts=max(0, len(numbers) - 1 - (forked is not None)),
         restarts_counted=0,
         max_restarts=None,
         progress=progress,
         failures=failures,
         host=_text(role.get("shared_with")),
         start=_start(lines),
-        forked_from=_forked(paths),
+        forked_from=forked,
         go_on=printable(record.command) if record is not None else None,
         started=_started(paths, numbers, record),
         results=tuple(printable(str(line)) for line in ((record.progress if record else {}).get("results") or ())),
@@ -89,6 +91,9 @@ def read_folder(root: Path, now: float) -> Snapshot:
         _newest_line(lines).get("attempt") == base.attempt or _has_saved(paths, base.attempt)
     )
     judged = _judge(base, record, alive=alive, trained=trained, now=now)
+    if waits:
+        again = f"rlrun local {base.where}/{paths.manifest.name} --output-dir {base.where} --resume"
+        judged = replace(judged, message=f"it is a fork that was not started yet; `{again}` starts it", go_on=again)
     return _with_conditions(judged, paths, role, record if alive else None, now)
 
 
