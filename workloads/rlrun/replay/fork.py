@@ -14,7 +14,6 @@ from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation
 from rlrun.config.loading.files import read_text
-from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import snake
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.protocol.files.attempts import Attempt, next_attempt, read_attempt
@@ -161,7 +160,7 @@ Changes = dict[str, tuple[object, object]]
 def _changed(before: RLRunSpec, after: RLRunSpec) -> Changes:
     """Fields of the fork that differ, by their path in YAML, with both values."""
     one, other = (spec.model_dump(mode="json", by_alias=True) for spec in (before, after))
-    return {path: values for path, *values in _differing("", one, other) if not path.startswith(_RESUME)}  # type: ignore[misc]
+    return {path: (old, new) for path, old, new in _differing("", one, other) if not path.startswith(_RESUME)}
 
 
 def _differing(path: str, one: object, other: object) -> Iterator[tuple[str, object, object]]:
@@ -238,6 +237,3 @@ def _lines(path: Path, through: int) -> Iterator[str]:
                 yield line + "\n"
         except (ValueError, KeyError, TypeError):
             continue
-
-
-__all__ = ["FIXED", "ConfigError", "Forked", "fork"]

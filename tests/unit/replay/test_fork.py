@@ -1,0 +1,146 @@
+"""A fork: the manifest that a run keeps, changes that a state can follow, and those that it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlrun.api.manifest import manifest_text, parse_manifest
+from rlrun.api.resource import RLRunSpec
+from rlrun.api.variation import Variation
+from rlrun.cli.main import main
+from rlrun.protocol.files.attempts import first_attempt
+from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
+from rlrun.protocol.files.forked import ForkedFrom, fork_document, read_fork
+from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.replay import fork
+from rlrun.replay.find import Recorded, ReplayError
+from rlrun.runtime import exit_codes
+from tests.unit.replay.test_find import config
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+QUICKSTART = ROOT / "examples" / "quickstart.yaml"
+
+
+def manifests() -> list[Path]:
+    return [path for path in EXAMPLES if "\nkind: RLRun" in f"\n{path.read_text()}"]
+
+
+@pytest.mark.parametrize("path", manifests(), ids=lambda path: path.stem)
+def test_what_a_run_keeps_is_what_its_user_has_set(path: Path) -> None:
+    run = parse_manifest(path.read_text(), str(path))[0]
+    again = parse_manifest(manifest_text(run.spec, "other"), "kept")[0]
+    pods = {role: {"env", "env_from"} for role in ("trainer", "inference", "orchestrator")}
+    assert again.spec.model_dump(exclude=pods) == run.spec.model_dump(exclude=pods)
+    assert again.metadata.name == "other"
+
+
+def test_variables_of_pods_are_not_kept() -> None:
+    document = yaml.safe_load(QUICKSTART.read_text())
+    document["spec"]["trainer"]["env"] = [{"name": "TOKEN", "value": "hunter2"}]
+    run = parse_manifest(yaml.safe_dump(document), "x")[0]
+    assert "hunter2" not in manifest_text(run.spec, "a")
+
+
+def changed(*changes: str) -> tuple[dict[str, Any], RLRunSpec]:
+    text = QUICKSTART.read_text()
+    before = parse_manifest(text, "x")[0].spec
+    after = parse_manifest(text, "x", Variation(fork._options(changes)))[0].spec
+    return fork._changed(before, after), after
+
+
+def test_changes_are_named_with_both_values() -> None:
+    found, after = changed("trainer.optimizer.lr=1e-3", "spec.maxSteps=200", "checkpoint.resume.policy=Never")
+    assert found == {"maxSteps": (120, 200), "trainer.optimizer.lr": (1.5e-4, 1e-3)}
+    fork._refuse(found, after, 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("model.dtype=bfloat16", "model.dtype"),
+        ("trainer.lora.rank=4", "trainer.lora"),
+        ("trainer.optimizer.name=sgd", "trainer.optimizer.name"),
+        ("trainer.optimizer.moments=int8", "trainer.optimizer.moments"),
+    ],
+)
+def test_what_a_state_cannot_follow_is_refused(change: str, field: str) -> None:
+    found, after = changed(change)
+    with pytest.raises(ReplayError, match=f"{field} cannot be changed: the state") as error:
+        fork._refuse(found, after, 20)
+    assert error.value.code == exit_codes.CONFIGURATION
+
+
+def test_every_fixed_field_is_one_of_a_manifest() -> None:
+    known = parse_manifest(QUICKSTART.read_text(), "x")[0].spec.model_dump(by_alias=True)
+    for path in fork.FIXED:
+        value: Any = known
+        for part in path.split("."):
+            assert part in value, path
+            value = value[part]
+
+
+def test_nothing_left_to_train_and_a_change_that_is_none() -> None:
+    found, after = changed("maxSteps=20")
+    with pytest.raises(ReplayError, match="maxSteps is 20, and the checkpoint is of step 20"):
+        fork._refuse(found, after, 20)
+    with pytest.raises(ReplayError, match="write FIELD=VALUE"):
+        fork._options(["maxSteps"])
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    """A run with checkpoints of steps 4 and 8, of which the second has no orchestrator's part."""
+    paths = RunPaths(tmp_path)
+    parts = {4: ("trainer", "orchestrator"), 8: ("trainer",)}
+    for step, names in parts.items():
+        folder = paths.checkpoint(step, 1)
+        for name in names:
+            (folder / name).mkdir(parents=True)
+            (folder / name / "file").write_text("x")
+        entries = [entry for name in names for entry in describe(folder, folder / name)]
+        write_manifest(folder, Manifest(step, 1, 1, "h", tuple(entries), 0.0))
+    found = tuple(Artifact(step, 1, paths.checkpoint(step, 1)) for step in parts)
+    return Recorded(paths, config(tmp_path), None, first_attempt(world_size=1, config_hash="h"), found, {})
+
+
+def test_a_checkpoint_is_chosen_or_the_nearest_is_offered(recorded: Recorded) -> None:
+    assert fork._checkpoint(recorded, 4).step == 4
+    with pytest.raises(ReplayError, match=r"of steps 4, 8; the nearest before it is --step 4;") as error:
+        fork._checkpoint(recorded, 6)
+    assert error.value.code == exit_codes.USAGE
+    with pytest.raises(ReplayError, match=r"step_00000008.a0001 has no orchestrator part"):
+        fork._checkpoint(recorded, None)
+    (recorded.paths.checkpoint(4, 1) / "trainer" / "file").write_text("y")
+    with pytest.raises(ReplayError, match=r"cannot be used: .*another checksum"):
+        fork._checkpoint(recorded, 4)
+
+
+def test_a_folder_without_a_manifest_says_what_to_do(recorded: Recorded) -> None:
+    with pytest.raises(ReplayError, match=r"a run keeps its manifest from this release on; .* --manifest FILE"):
+        fork._specs(recorded.paths, "a", (), None)
+
+
+def test_names_fit(recorded: Recorded) -> None:
+    assert fork._default_name("run", 20) == "run-20"
+    assert len(fork._default_name("r" * 40, 12345)) == 40
+
+
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "fork.json"
+    assert read_fork(file) is None
+    origin = ForkedFrom("a", "u", 3, 1, "/runs/a", ("maxSteps 1 -> 2",))
+    file.write_text(fork_document(origin))
+    assert read_fork(file) == origin
+    file.write_text('{"forkedFrom": {"run": 3}}')
+    assert read_fork(file) is None
+
+
+@pytest.mark.parametrize("words", [["fork", "no-such-run"], ["replay", "no-such-run", "--step", "3"]])
+def test_of_a_run_in_a_cluster_the_way_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == exit_codes.USAGE
+    assert "`rlrun pull no-such-run run --to DIR`" in capsys.readouterr().err
