@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import pairwise
 
 from rlrun.inspect import compare
-from rlrun.inspect.cost.account import Spent, of_steps
+from rlrun.inspect.cost.account import Spent, of_steps, sums
 from rlrun.inspect.curves import Line
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.why import explain
@@ -97,13 +97,16 @@ def run_view(run: Run) -> models.RunView:
         first_step=bounds[0] if bounds else None,
         last_step=bounds[1] if bounds else None,
         results=list(seen.results),
-        cost=_cost(run, index, now),
+        cost=_cost(run, seen, index, now),
     )
 
 
-def _cost(run: OpenRun, index: StepIndex, now: float) -> models.CostView | None:
-    """What the run has cost, by the columns of its metrics; None: nothing is known."""
-    uses, gpus = of_steps(run.paths, now, {attempt: _spent(index, attempt) for attempt in index.attempts})
+def _cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> models.CostView | None:
+    """What the run has cost: as its status counts it, or by the columns of its metrics; None: nothing is known."""
+    if seen.place == "cluster":
+        uses, gpus = sums(seen.cost), True
+    else:
+        uses, gpus = of_steps(run.files().paths, now, {attempt: _spent(index, attempt) for attempt in index.attempts})
     views = [models.UseView(use=use, seconds=seconds) for use, seconds in uses.items()]
     return models.CostView(gpus=gpus, hours=sum(uses.values()) / 3600, uses=views) if views else None
 
