@@ -266,6 +266,17 @@ def test_a_loss_that_has_diverged_is_shown_and_is_json(folder: Folder, capsys: p
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["progress"]["loss"] == "nan"
 
 
+def test_the_newest_start_is_told_by_its_phases(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers that no float holds, in the same file, are of no interest."""
+    first = {"step": 1, "attempt": 1, "time/start_imports": 99.0, "time/step": 1.0}
+    again = {"step": 2, "attempt": 2, "time/start_imports": 9.0, "time/start_model": 3.0, "time/step": 6.0}
+    lines = [first, again | {"time/wait_for_batch": 4.0, "loss": 10**400}, {"step": 3, "attempt": 2, "time/step": 2.0}]
+    folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["status", "runs/a"]) == 0
+    told = "attempt 2 took 18 s to its first new step: imports 9 s, batch 4 s, model 3 s, step 2 s"
+    assert f"start       {told}\n" in capsys.readouterr().out
+
+
 def test_logs_of_roles_ranks_and_attempts(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.begin(2)
     folder.write("logs/attempt_0002/trainer/trainer.log", "start\n[rank0]: zero\n[default1]:one\n[rank1]: \x1b[2Jone\n")
