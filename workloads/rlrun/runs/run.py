@@ -212,15 +212,10 @@ class Run:
         document = dict(manifest.document)
         if namespace is not None:
             document["metadata"] = document["metadata"] | {"namespace": namespace}
-        api = self._cluster(flags)
+        api = Kubectl(flags)
         acts.apply(api, document)
         self._api, self._place = api, ClusterRun(manifest.name)
         return self
-
-    @staticmethod
-    def _cluster(flags: Sequence[str]) -> Kubectl:
-        """The cluster; tests give recorded answers."""
-        return Kubectl(flags)
 
     @translated
     def status(self) -> Snapshot:
