@@ -49,7 +49,8 @@ def rollout(reward: float, number: int) -> Rollout:
     return Rollout(tuple(sequences), reward, truncated=number == 1)
 
 
-def batch(advantage: AdvantageConfig, **filters: object) -> Batch:
+def batch(advantage: AdvantageConfig, *, finished: int = 1, **filters: object) -> Batch:
+    """The batch of three groups, which finished in the order of their numbers, or in the other (-1)."""
     own = Rules(advantage, FilterConfig.model_validate(filters), 100, 1000)
     other = Rules(AdvantageConfig(name="reward"), FilterConfig(), 100, 1000)
     groups = [
@@ -58,7 +59,7 @@ def batch(advantage: AdvantageConfig, **filters: object) -> Batch:
         )
         for n, rewards in enumerate(REWARDS)
     ]
-    return assemble(groups, step=4, attempt=1, rules={"a": own, "b": other})
+    return assemble(groups[::finished], step=4, attempt=1, rules={"a": own, "b": other})
 
 
 def settings(advantage: AdvantageConfig) -> dict[str, AdvantageConfig]:
@@ -90,6 +91,14 @@ def test_the_numbers_are_those_of_the_batch_and_the_stages_end_there(advantage: 
         if sample.environment == "a" and advantage.name != "gae":
             assert why.stages[-1].value == why.stored[0]
         assert why.rewards == REWARDS[sample.group - 10]
+
+
+def test_a_batch_does_not_depend_on_what_finished_first() -> None:
+    one, other = (batch(AdvantageConfig(name="reinforce_pp"), finished=order) for order in (1, -1))
+    assert one.outcomes == other.outcomes
+    for first, second in zip(one.samples, other.samples, strict=True):
+        assert (first.group, first.rollout) == (second.group, second.rollout)
+        assert (first.advantages == second.advantages).all()
 
 
 def test_every_estimator_has_words() -> None:

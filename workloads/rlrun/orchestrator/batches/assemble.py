@@ -73,13 +73,15 @@ def _at_least(groups: Sequence[FinishedGroup], batch_size: int) -> list[Finished
 
 
 def assemble(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules: Mapping[str, Rules]) -> Batch:
-    """The batch of `step`: one advantage per token that the policy sampled.
+    """The batch of `step`, group by group in order of their numbers: one advantage per token that the policy sampled.
 
     A rollout that a filter masks keeps its part in its group's baseline, but none of its tokens carries loss.
 
     Raises:
         ValueError: the advantage function refuses the rewards or its options.
     """
+    # Not by when each finished: where all groups of a step are in its batch, its bits are then the same each time.
+    groups = sorted(groups, key=lambda group: group.number)
     outcomes = _outcomes(groups, rules)
     values = batch_advantages(outcomes, [rules[outcome.environment].advantage for outcome in outcomes])
     rollouts = [(group, number, rollout) for group in groups for number, rollout in enumerate(group.rollouts)]

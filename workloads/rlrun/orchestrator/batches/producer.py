@@ -92,8 +92,6 @@ class BatchProducer:
 
     async def _make(self, groups: list[FinishedGroup]) -> None:
         began = time.monotonic()
-        # By number, not by when each finished: where all groups of a step are in its batch, its bits are the same each time.
-        groups = sorted(groups, key=lambda group: group.number)
         batched = self._groups.batch(groups)
         batch = await in_thread(partial(self._assemble, groups, batched))
         await self._write(batch)
