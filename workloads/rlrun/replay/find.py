@@ -21,7 +21,7 @@ from rlrun.protocol.files.checkpoint_manifest import (
 )
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.metrics_line import MetricsLine
-from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.protocol.files.paths import Artifact, Role, RunPaths
 from rlrun.runtime import exit_codes
 
 ConfigT = TypeVar("ConfigT", TrainerConfig, OrchestratorConfig)
@@ -205,7 +205,7 @@ def _check(checkpoint: Path, step: int) -> None:
 
 
 def _config(model: type[ConfigT], paths: RunPaths, attempt: int) -> ConfigT:
-    role = "trainer" if model is TrainerConfig else "orchestrator"
+    role: Role = "trainer" if model is TrainerConfig else "orchestrator"
     files = [paths.run_json, paths.logs(attempt, role) / "config.json"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:

@@ -75,7 +75,7 @@ class Recomputation:
 
     def run(self) -> dict[str, Any]:
         """All steps; the answer."""
-        lines: list[dict[str, float | str]] = []
+        lines: list[dict[str, float]] = []
         explained: Explained | None = None
         for step, path in self._job.batches:
             batch = self._steps.read(Path(path), step, written_by=None)
@@ -83,7 +83,7 @@ class Recomputation:
             metrics = self._step(step, batch)
             lines.append({"step": step} | metrics)
             if self._group.leads:
-                logger.info(f"step {step}: loss {metrics['loss']:.6g}, grad_norm {metrics['grad_norm']:.6g}")
+                logger.info(f"step {step}: loss {metrics.get('loss', math.nan):.6g}")
             if step == self._job.batches[-1][0] and self._job.sample is not None:
                 explained = self._explained(step, batch)
         answer: dict[str, Any] = {
