@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from rlrun.api.lifecycle import CleanupPolicySpec, FailurePolicySpec, NetworkPolicySpec, NodeLossSpec, ProgressSpec
+from rlrun.api.lifecycle import (
+    BudgetSpec,
+    CleanupPolicySpec,
+    FailurePolicySpec,
+    NetworkPolicySpec,
+    NodeLossSpec,
+    ProgressSpec,
+)
 from rlrun.api.placement import PlacementSpec
 from rlrun.api.pods import InferenceBlock, OrchestratorBlock, TrainerBlock
 from rlrun.api.storage import StorageSpec
@@ -50,5 +57,6 @@ class SpecFields(TypedDict, total=False):
     suspend: bool | None
     managed_by: str | None
     active_deadline_seconds: int | None
+    budget: BudgetSpec | Mapping[str, Any] | None
     ttl_seconds_after_finished: int | None
     cleanup_policy: CleanupPolicySpec | Mapping[str, Any] | None
