@@ -59,6 +59,8 @@ class Admission:
     """Place in the queue, from 1; None: it does not wait there."""
     waiting: int = 0
     """Number of runs that wait."""
+    room: int | None = None
+    """Number of trainer pods that an elastic run may have now; None: the queue does not know."""
     placed: Mapping[Role, Placed] = field(default_factory=dict)
     """Additions to the pods of each role, while the run is admitted."""
     conflict: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import Condition, QueueStatus
+from rlrun.api.status import Condition, QueueStatus, RLRunStatus
 from rlrun_operator import render
 from rlrun_operator.decide.cost import budget
 from rlrun_operator.decide.snapshot import Case
@@ -102,6 +102,24 @@ def place(case: Case, conditions: Sequence[Condition]) -> QueueStatus | None:
     return QueueStatus(
         since=since, position=answer.position if waits else None, waiting=answer.waiting if waits else None
     )
+
+
+def sized(case: Case, new: RLRunStatus) -> RLRunStatus:
+    """`new` with the size of an elastic trainer that the queue has room for, where it has just admitted the run."""
+    answer, spec = case.observed.admission, case.spec
+    block = spec.trainer.elastic if spec is not None else None
+    if answer is None or answer.room is None or block is None or spec is None:
+        return new
+    whole, is_new = spec.trainer.replicas, not is_true(case.past.conditions, reasons.ADMITTED)
+    if not (is_new and answer.admitted and is_true(new.conditions, reasons.ADMITTED) and answer.room < whole):
+        return new
+    update = {
+        "size": answer.room,
+        "reason": f"{answer.room} of {whole} pods: the queue has room for these",
+        "changed": rfc3339(case.now),
+        "grow_time": rfc3339(case.now + block.grow_seconds),
+    }
+    return new.model_copy(update={"trainer": new.trainer.model_copy(update=update)})
 
 
 def _answer(case: Case) -> Say:

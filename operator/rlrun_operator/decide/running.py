@@ -12,6 +12,7 @@ from rlrun_operator.decide.engines import scaling
 from rlrun_operator.decide.objects import parts, volumes
 from rlrun_operator.decide.snapshot import Case, is_ending, replicas, uid_of
 from rlrun_operator.decide.status_builder import finish
+from rlrun_operator.decide.trainers import look
 from rlrun_operator.failures import node_exclusion, policy
 from rlrun_operator.names import ACCESS_ANNOTATION, REPLICA_FAILURE
 from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Delete, Manifest, Scale
@@ -59,7 +60,7 @@ def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: 
         look_up=again.look_up,
     )
     fields = _reached(case, attempt, heard)
-    fields |= scaling.chosen(case, heard, fields) | change
+    fields |= combined(scaling.chosen(case, heard, fields), look.noted(case, heard, fields), change)
     return finish(case, {**said, **beside.said}, fields, todo, training=progress.is_training(heard))
 
 

@@ -32,8 +32,9 @@ from rlrun_operator.restrictions import refusals, refused_claim
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.sharing import holds_slot, host_name
 from rlrun_operator.state import Manifest, Observed
+from rlrun_operator.status import reasons
 from rlrun_operator.status.change import StatusChange
-from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.conditions import Say, is_true
 from rlrun_operator.status.diagnose import Wanted
 from rlrun_operator.status.words import ASKING, TRAINING, Words
 from rlrun_operator.team_defaults import Applied, applied
@@ -162,6 +163,10 @@ class Case:
 
     def context(self, spec: RLRunSpec, attempt: int) -> RunContext:
         """Input of the builders."""
+        known = self.judgement.spec_hash if spec is self.judgement.spec else None
+        size = self.trainers_of(spec, attempt)
+        if size != spec.trainer.replicas:  # every reader of `replicas` reads the attempt's
+            spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"replicas": size})})
         return RunContext(
             name=self.names.run,
             namespace=str(self.metadata.get("namespace", "default")),
@@ -171,7 +176,7 @@ class Case:
             settings=self.settings,
             host=self.host,
             key_attempt=self.key_attempt,
-            known_hash=self.judgement.spec_hash if spec is self.judgement.spec else None,
+            known_hash=known,
             engine_count=self.wanted.engines if self.autoscales else None,
             excluded=tuple(node.name for node in node_exclusion.active(self.past, self.now)),
             placed=self.observed.admission.placed if self.observed.admission is not None else {},
@@ -293,7 +298,7 @@ class Case:
             running = self.past.launched_attempt == self.past.attempt > 0 and not self.beginning
             edited = running and self.spec_hash != self.past.spec_hash
             return Wanted(
-                trainers=((self.past.trainer.desired if edited else 0) or spec.trainer.replicas) if self.trains else 0,
+                trainers=((self.past.trainer.desired if edited else 0) or self._trainers(spec)) if self.trains else 0,
                 engines=self._engines(spec) if self.serves else 0,
                 engines_needed=min(spec.inference.min_available, spec.inference.least) if self.serves else 0,
                 claim=spec.storage.claim_name or self.names.claim,
@@ -307,6 +312,21 @@ class Case:
             claim=storage.claim_name if storage else self.names.claim,
             own_claim=storage is None or storage.claim_name == self.names.claim,
         )
+
+    def _trainers(self, spec: RLRunSpec) -> int:
+        """Pods of the trainer: of the attempt that is under way, or of the next one."""
+        past = self.past
+        over = any(is_true(past.conditions, kind) for kind in (reasons.RESTARTING, reasons.SUSPENDED))
+        under_way = not over and self.attempt == past.attempt
+        return self.trainers_of(spec, past.attempt if under_way else past.attempt + 1)
+
+    def trainers_of(self, spec: RLRunSpec, attempt: int) -> int:
+        """Pods of the trainer of `attempt`: what is on record, while an elastic one has fewer than `replicas`."""
+        size, whole = self.past.trainer.size, spec.trainer.replicas
+        if size is None or attempt <= self.past.attempt:
+            return size or whole
+        found = spec.trainer.sizes  # the specification may have been edited
+        return found.at_most(size) or min(found.allowed)
 
     def _engines(self, spec: RLRunSpec) -> int:
         """Number of engines: as specified, or what autoscaling has chosen within its present bounds."""

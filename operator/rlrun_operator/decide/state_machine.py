@@ -24,6 +24,7 @@ from rlrun_operator.decide.objects import growth, keys
 from rlrun_operator.decide.restart import restart
 from rlrun_operator.decide.running import follow
 from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.trainers import look, resizing
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Decision, Observed
 from rlrun_operator.status import reasons
@@ -45,7 +46,14 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
     decision = manual_restart.told_of_nonsense(case, _decide(case))
     decision = replace(decision, grow=growth.wanted(case), ask=decision.ask or keys.in_doubt(case))
-    clocks = [decision.wake_in, lifetime.seconds_left(case), lifetime.seconds_to_live(case), budget.look_in(case)]
+    decision = replace(decision, look_up=decision.look_up | look.facts(case))
+    clocks = [
+        decision.wake_in,
+        lifetime.seconds_left(case),
+        lifetime.seconds_to_live(case),
+        budget.look_in(case),
+        look.wake_in(case),
+    ]
     return replace(decision, wake_in=min((s for s in clocks if s is not None and s >= 0), default=None))
 
 
@@ -154,6 +162,10 @@ def _end_hanging(it: Situation) -> Decision | None:
     return give_up(it.case, hangs) if stall.ends_run(it.case) else record(it.case, hangs)
 
 
+def _resize_trainer(it: Situation) -> Decision | None:
+    return resizing.resized(it.case)
+
+
 RULES: tuple[Rule, ...] = (
     _stay_over,
     _train_more_steps,
@@ -166,6 +178,7 @@ RULES: tuple[Rule, ...] = (
     _launch,
     _end_attempt,
     _end_hanging,
+    _resize_trainer,
 )
 """Rules in the order of their precedence."""
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlrun.api.status import Condition, InferenceStatus, RestartStatus, RLRunStatus, RoleStatus, SharedWithStatus
+from rlrun.api.status import (
+    Condition,
+    InferenceStatus,
+    RestartStatus,
+    RLRunStatus,
+    RoleStatus,
+    SharedWithStatus,
+    TrainerStatus,
+)
 from rlrun.runtime.printable import printable
 from rlrun_operator.decide import lifetime, queueing
 from rlrun_operator.decide.cost import budget, split
@@ -83,6 +91,7 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
         results=_results(case, attempt),
     )
     new = combined(follows, lifetime.active(past, conditions, attempt, case.now), change).applied_to(past)
+    new = queueing.sized(case, new)
     columns = StatusChange(
         last_restart=_restart(case, conditions, attempt),
         storage=growth.sized(case, new.storage),
@@ -176,13 +185,15 @@ def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False
         hosts = read_status((case.observed.host or {}).get("status") or {})
         engines = InferenceStatus() if over else hosts.inference
         return StatusChange(
-            trainer=RoleStatus() if over else hosts.trainer,
+            trainer=TrainerStatus()
+            if over
+            else TrainerStatus(desired=hosts.trainer.desired, ready=hosts.trainer.ready),
             inference=InferenceStatus(desired=engines.desired, ready=engines.ready, weight_version=version),
             orchestrator=orchestrator,
             shared_with=shared_with(case),
         )
     return StatusChange(
-        trainer=RoleStatus(desired=0 if over else wanted.trainers, ready=ready["trainer"]),
+        trainer=_trainer(case, ready["trainer"], over=over),
         inference=InferenceStatus(
             desired=0 if over else wanted.engines,
             ready=ready["inference"],
@@ -192,6 +203,22 @@ def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False
         ),
         orchestrator=orchestrator,
     )
+
+
+def _trainer(case: Case, ready: int, *, over: bool) -> TrainerStatus:
+    """The trainer's pods, and why they are fewer than `replicas`: on record until another attempt has all of them."""
+    past, size, spec = case.past.trainer, case.wanted.trainers, case.spec
+    if over or not case.trains:
+        return TrainerStatus(desired=0, ready=ready)
+    update: dict[str, object] = {"desired": size, "ready": ready}
+    if case.beginning and past.size is not None and spec is not None:
+        whole = size == spec.trainer.replicas  # by an edit: a growth has taken the size off the record before
+        update |= (
+            dict.fromkeys(("size", "reason", "changed", "grow_time", "grown_from", "growths"))
+            if whole
+            else {"size": size}
+        )
+    return past.model_copy(update=update | ({"waiting_on": None} if case.beginning else {}))
 
 
 def shared_with(case: Case) -> SharedWithStatus | None:

@@ -7,7 +7,7 @@ preempt, or, after it has waited long enough, room that is kept for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rlrun_operator.queue import holding as holds
@@ -65,6 +65,7 @@ def admit(
     it.hold()
     it.release()
     it.admit()
+    it.grow()
     return it.plan()
 
 
@@ -91,6 +92,7 @@ class _Pass:
         state, now = self.state, self.now
         void = {uid for uid, at in state.granted.items() if now - at >= GRANT_SECONDS}
         self.granted = {uid: at for uid, at in state.granted.items() if uid in waiting and uid not in void}
+        self.sized = {uid: size for uid, size in state.sized.items() if uid in self.granted}
         self.tries = {uid: tries for uid, tries in state.tries.items() if uid in known}
         for uid in void & set(waiting):  # something else keeps it from its beginning
             self.tries[uid] = holds.backed_off(self.tries, uid, now)
@@ -100,7 +102,8 @@ class _Pass:
         """Divide the runs into those that wait, hold and leave; one whose admission is not on record yet holds."""
         self.waiting = [run for run in runs if run.stage == "waiting" and run.uid not in self.granted]
         self.holding = [run for run in runs if run.stage == "holding" and run.uid not in self.stopping]
-        self.holding += [replace(run, started=self.granted[run.uid]) for run in runs if run.uid in self.granted]
+        begin = [replace(run, started=self.granted[run.uid]) for run in runs if run.uid in self.granted]
+        self.holding += [run.sized(self.sized[run.uid]) if run.uid in self.sized else run for run in begin]
         self.leaving = [run for run in runs if run.stage == "leaving" or run.uid in self.stopping]
 
     def hold(self) -> None:
@@ -109,7 +112,7 @@ class _Pass:
         for run in (*self.holding, *self.leaving):
             self.quotas.know(run)
         for run in self.holding:
-            self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD)
+            self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD, room=self.sized.get(run.uid))
             self.quotas.charge(run.namespace, unmade(run))
             if run.uid not in self.held.lacking and run.uid not in self.granted:
                 self.tries.pop(run.uid, None)
@@ -129,7 +132,7 @@ class _Pass:
     def admit(self) -> None:
         """Try the waiting runs in their order."""
         kept = self.reservation
-        if kept is not None and any(run.uid == kept.uid and self.quotas.lack(run) for run in self.waiting):
+        if kept is not None and any(run.uid == kept.uid and self.quotas.lack(run.smallest) for run in self.waiting):
             self.reservation = None
         ready = [run for run in self.waiting if self.tries.get(run.uid, (0, 0.0))[1] <= self.now]
         pending = sorted(ready, key=self._order, reverse=True)
@@ -137,15 +140,31 @@ class _Pass:
         self.blocked: list[Applicant] = []
         while pending:
             run = pending.pop()
-            placed = self._room_for(run)
+            fitting = ((one, self._room_for(one)) for one in _by_size(run))
+            one, placed = next(((one, placed) for one, placed in fitting if placed is not None), (run, None))
             if placed is not None:
-                self._grant(run, placed)
+                self._grant(one, placed, fewer=one.trainers < run.trainers)
                 pending.sort(key=self._order, reverse=True)  # its namespace has more now
                 continue
             self.blocked.append(run)
-            if first is None and self._may_fit(run):
+            if first is None and self._may_fit(run.smallest):
                 first = run
-                self._help(run)
+                self._help(run.smallest)
+
+    def grow(self) -> None:
+        """Say which elastic runs have room for more trainer pods: none while another run waits, and one after the other."""
+        rooms = self.rooms.copy() if self.rooms is not None else None
+        waits = (
+            any(run.uid not in self.granted for run in self.waiting) or bool(self.held.homeless) or bool(self.leaving)
+        )
+        for run in self._recorded():
+            larger = [size for size in reversed(run.sizes) if size > run.trainers]
+            more = [size for size in larger if self.quotas.allows(run, run.sized(size))]
+            if not larger or (more and rooms is None and not waits):
+                continue
+            held = self.held.charges.get(run.uid, {})
+            found = _grown(rooms, run, more, held) if rooms is not None and not waits else 0
+            self.verdicts[run.uid] = replace(self.verdicts[run.uid], room=found or run.trainers)
 
     def plan(self) -> Plan:
         """The outcome."""
@@ -157,6 +176,7 @@ class _Pass:
             lacking=self.held.lacking,
             stopping=self.stopping,
             tries=self.tries,
+            sized=self.sized,
             reservation=self.reservation,
             rests=self.rests,
         )
@@ -222,16 +242,18 @@ class _Pass:
     def _holder_priority(self, kept: Reservation) -> int:
         return next((run.priority for run in self.waiting if run.uid == kept.uid), 0)
 
-    def _grant(self, run: Applicant, placed: Placed) -> None:
+    def _grant(self, run: Applicant, placed: Placed, *, fewer: bool) -> None:
         if self.rooms is not None:
             self.rooms.charge_all(placed)
             self.held.charges[run.uid], self._open = placed, None
         self.quotas.charge(run.namespace, run.gang)
         self.held.lacking[run.uid] = self.now
         self.granted[run.uid] = self.now
+        if fewer:
+            self.sized[run.uid] = run.trainers
         self.holding.append(replace(run, started=self.now))
         self.shares.add(run)
-        self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD)
+        self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD, room=self.sized.get(run.uid))
         if self.reservation is not None and self.reservation.uid == run.uid:
             self.reservation = None
 
@@ -330,6 +352,7 @@ class _Pass:
         )
 
     def _wait_of(self, run: Applicant) -> tuple[Reason, str]:
+        run = run.smallest
         if words := self.quotas.lack(run, empty=True):
             return "NeverFits", f"{words}, even if nothing else ran; ask for less, or have the quota raised"
         if words := self.quotas.lack(run):
@@ -351,3 +374,20 @@ class _Pass:
         if place(empty, run.gang) is None:
             return "NeverFits", f"{missing(empty, run.gang)}, even if nothing else ran"
         return "WaitingForResources", missing(self.rooms, run.gang)
+
+
+def _by_size(run: Applicant) -> Iterator[Applicant]:
+    """A waiting run, with all of its trainer pods first, then with the fewer ones that an elastic one may have."""
+    yield run
+    yield from (run.sized(size) for size in reversed(run.sizes) if size < run.trainers)
+
+
+def _grown(rooms: Rooms, run: Applicant, sizes: Sequence[int], held: Placed) -> int:
+    """First of the sizes that there is room for, which is charged; 0: none."""
+    rooms.charge_all(held, -1.0)
+    for size in sizes:
+        if (placed := place(rooms, run.sized(size).gang)) is not None:
+            rooms.charge_all(placed)
+            return size
+    rooms.charge_all(held)
+    return 0

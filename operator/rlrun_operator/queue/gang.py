@@ -13,14 +13,18 @@ _ROLES: dict[str, Role] = {"StatefulSet": "trainer", "Deployment": "inference", 
 _ENDED = ("Succeeded", "Failed")
 
 
-def gang_of(workloads: Iterable[Manifest], *, engines_needed: int | None = None) -> tuple[PodSet, ...]:
+def gang_of(
+    workloads: Iterable[Manifest], *, engines_needed: int | None = None, trainers_needed: int | None = None
+) -> tuple[PodSet, ...]:
     """Pod sets of a run's workloads, as they are rendered.
 
     Args:
         workloads: StatefulSet, Deployment and Pod.
         engines_needed: number of engines with which the run goes on; None: all.
+        trainers_needed: number of trainer pods with which an elastic run can go on; None: all.
     """
     result = []
+    needed: dict[Role, int | None] = {"inference": engines_needed, "trainer": trainers_needed}
     for child in workloads:
         spec = child["spec"]
         single = child["kind"] == "Pod"
@@ -30,8 +34,7 @@ def gang_of(workloads: Iterable[Manifest], *, engines_needed: int | None = None)
             own = _affinity_keys(pod, "podAntiAffinity")
             together = tuple(_affinity_keys(pod, "podAffinity"))
             role = _ROLES[child["kind"]]
-            least = engines_needed if role == "inference" else None
-            result.append(PodSet(role, count, requests_of(pod), pod, together, bool(own), least))
+            result.append(PodSet(role, count, requests_of(pod), pod, together, bool(own), needed.get(role)))
     return tuple(result)
 
 

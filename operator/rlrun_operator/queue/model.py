@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -71,6 +71,23 @@ class Applicant:
     started: float = 0.0
     """Time of the last admission."""
     pods: tuple[HeldPod, ...] = ()
+    sizes: tuple[int, ...] = ()
+    """Numbers of trainer pods that an elastic run may have, ascending; empty: that of the gang alone."""
+
+    def sized(self, trainers: int) -> Applicant:
+        """The run with another number of trainer pods."""
+        gang = tuple(replace(pods, count=trainers) if pods.role == "trainer" else pods for pods in self.gang)
+        return replace(self, gang=gang)
+
+    @property
+    def trainers(self) -> int:
+        """Number of trainer pods of the gang."""
+        return sum(pods.count for pods in self.gang if pods.role == "trainer")
+
+    @property
+    def smallest(self) -> Applicant:
+        """The run with the fewest trainer pods that it may have."""
+        return self.sized(min(self.sizes[0], self.trainers)) if self.sizes else self
 
     @cached_property
     def total(self) -> dict[str, float]:
@@ -166,6 +183,8 @@ class QueueState:
     tries: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Runs that were released: how often, and until when they wait."""
     reservation: Reservation | None = None
+    sized: Mapping[str, int] = field(default_factory=dict)
+    """Runs of `granted` that were given fewer trainer pods than they asked for, with the number."""
     rests: Mapping[str, float] = field(default_factory=dict)
     """Runs whose reservation ran out, and until when they get no other one."""
 
@@ -181,6 +200,8 @@ class Verdict:
     """Place in the queue, from 1; None: it does not wait."""
     waiting: int = 0
     """Number of runs that wait."""
+    room: int | None = None
+    """Number of trainer pods that an elastic run has room for; None: it has one size, or nobody knows."""
 
     @property
     def stops(self) -> bool:

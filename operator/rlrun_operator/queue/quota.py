@@ -78,6 +78,12 @@ class Quotas:
         asked = asked_of(run.gang)
         return next((words for quota in quotas if (words := quota.lacks(asked, empty=empty))), "")
 
+    def allows(self, run: Applicant, larger: Applicant) -> bool:
+        """True if a run that has its pods may have those of a larger size instead."""
+        had = asked_of(run.gang)
+        more = {name: amount - had.get(name, 0.0) for name, amount in asked_of(larger.gang).items()}
+        return not any(quota.lacks(more) for quota in self._quotas.get(run.namespace) or ())
+
 
 def unmade(run: Applicant) -> tuple[PodSet, ...]:
     """Pods of an admitted run that do not exist yet, which no quota counts."""

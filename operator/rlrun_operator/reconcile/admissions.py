@@ -115,7 +115,7 @@ class Admissions:
         self._next_at = began + max(PLAN_SECONDS, (self._clock() - began) / PLAN_SHARE)
         for uid, answer in self._answers.items():
             known = before.get(uid, OUT)
-            if (answer.admitted, answer.stops) != (known.admitted, known.stops):
+            if (answer.admitted, answer.stops, answer.room) != (known.admitted, known.stops, known.room):
                 self._again(by_uid[uid], 0.0)
 
     async def _capacity(self) -> Callable[[set[Key]], Capacity | None]:
@@ -162,6 +162,9 @@ class Admissions:
             priority=self._priority(case.applied.run),
             started=((seconds_of(admitted.last_transition_time) if admitted is not None else None) or 0.0) - epoch,
             pods=held_pods(found.pods),
+            sizes=case.spec.trainer.sizes.allowed
+            if case.spec is not None and case.spec.trainer.elastic is not None
+            else (),
         )
         return _Entry(key, applicant)
 
@@ -174,12 +177,15 @@ class Admissions:
             case.generation,
             case.spec_hash,
             case.wanted.engines,
+            case.wanted.trainers,
             case.past.excluded_nodes and tuple(node.name for node in case.past.excluded_nodes),
         )
         known = self._gangs.get(uid)
         if known is None or known[0] != mark:
             made = workloads(case.context(spec, max(case.attempt, 1))).made
-            known = self._gangs[uid] = (mark, gang_of(made, engines_needed=case.wanted.engines_needed))
+            trainers = spec.trainer.elastic.min if spec.trainer.elastic is not None else None
+            gang = gang_of(made, engines_needed=case.wanted.engines_needed, trainers_needed=trainers)
+            known = self._gangs[uid] = (mark, gang)
         return known[1]
 
     def _priority(self, run: Manifest) -> int:
@@ -242,6 +248,7 @@ def _answer(verdict: Verdict) -> Admission:
         stops=verdict.stops,
         position=verdict.position,
         waiting=verdict.waiting,
+        room=verdict.room,
     )
 
 

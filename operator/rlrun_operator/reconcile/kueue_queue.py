@@ -300,9 +300,10 @@ def subject_of(case: Case, queue: str, sets: tuple[Json, ...]) -> Subject:
 def sets_of(case: Case, spec: RLRunSpec) -> tuple[Json, ...]:
     """Pod sets of a run's next attempt, without what an admission adds and without the nodes that it avoids for a while.
 
-    Where the number of engines follows the load, all that there may be: more than were admitted would stop the run.
+    Where the number of engines follows the load, and of an elastic trainer, all that there may be: more than were admitted would stop
+    the run.
     """
-    sets = pod_sets(workloads(replace(case.context(spec, 1), placed={}, excluded=())).made)
+    sets = pod_sets(workloads(replace(case.context(spec, 1), spec=spec, placed={}, excluded=())).made)
     block = spec.inference.autoscale
     if block is None:
         return sets

@@ -23,6 +23,7 @@ from rlrun.api.status import (
     RoleStatus,
     SharedWithStatus,
     StorageStatus,
+    TrainerStatus,
 )
 from rlrun_operator.state import Json, Manifest
 
@@ -65,7 +66,7 @@ class StatusChange:
     spec_hash: str | Unset | None = UNSET
     steps: str | Unset | None = UNSET
     results: list[str] | Unset | None = UNSET
-    trainer: RoleStatus | Unset = UNSET
+    trainer: TrainerStatus | Unset = UNSET
     inference: InferenceStatus | Unset = UNSET
     orchestrator: RoleStatus | Unset = UNSET
     trainer_ready: str | Unset | None = UNSET

@@ -31,6 +31,7 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
     yield from _of_beginning(old, new, trains)
     yield from _of_nodes(old, new)
     yield from _of_configuration(old, new)
+    yield from _of_trainer(old, new)
     yield from _of_inference(old, new)
     yield from _of_resumption(old, new, trains)
     yield from _of_problems(old, new)
@@ -121,6 +122,13 @@ def _of_configuration(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecor
         yield EventRecord("Normal", reason, message)
     elif reason in (reasons.INVALID_CONFIGURATION, reasons.FORBIDDEN) and new.phase != "Failed":
         yield EventRecord("Warning", reason, message)
+
+
+def _of_trainer(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    if new.trainer.changed is not None and new.trainer.changed != old.trainer.changed:
+        ends = is_true(new.conditions, reasons.RESTARTING) and not is_true(old.conditions, reasons.RESTARTING)
+        then = f"; attempt {new.attempt} saves and ends for it" if ends else ""
+        yield EventRecord("Normal", reasons.TRAINER_RESIZED, f"{new.trainer.reason}{then}")
 
 
 def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:

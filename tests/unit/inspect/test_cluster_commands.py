@@ -84,6 +84,21 @@ def test_status_and_why_say_the_same_as_documents(use: Use, capsys: pytest.Captu
     assert "OOMKilled of a-trainer-0 on node-7" in text
 
 
+def test_status_says_why_a_role_has_as_many_pods(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    size = {
+        "reason": "4 to 3 pods: 1 of 4 pods found no node within 300 s",
+        "waitingOn": "the next complete checkpoint",
+    }
+    use(of_run(run("Running", trainer={"desired": 3, "ready": 3, "size": 3} | size)))
+    assert main(["status", "a"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "trainer 3/3" in text
+    assert (
+        "trainer 4 to 3 pods: 1 of 4 pods found no node within 300 s; to grow it waits: the next complete checkpoint"
+        in text
+    )
+
+
 def test_what_may_not_be_read_is_said_and_the_rest_is_told(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     forbidden = Answer(
         1, "", 'Error from server (Forbidden): events is forbidden: User "u" cannot list resource "events"'

@@ -14,6 +14,12 @@ RULES = (
         "trained; set maxAsyncLevel: 0",
         ".algorithm.maxAsyncLevel",
     ),
+    Rule(
+        "!self.placement.colocate || !has(self.trainer.elastic)",
+        "trainer.elastic (min {self.trainer.elastic.min}) leaves engines alone, and with placement.colocate they are in the trainer's "
+        "pods; remove one of them",
+        ".trainer.elastic",
+    ),
 )
 """Rules of the whole specification, for the API server."""
 
@@ -43,6 +49,11 @@ def check(spec: RunFields) -> None:
         raise ValueError(
             f"algorithm.maxAsyncLevel ({level}) must be 0 with placement.colocate: engines sleep while a step is trained; "
             "set maxAsyncLevel: 0"
+        )
+    if trainer.elastic is not None:
+        raise ValueError(
+            f"trainer.elastic (min {trainer.elastic.min}) leaves engines alone, and with placement.colocate they are in the trainer's "
+            "pods; remove one of them"
         )
     if spec.weight_sync.transport != "Filesystem":
         raise ValueError(

@@ -22,6 +22,7 @@ from rlrun.config.base import Config
 from rlrun.config.formats import Distinct, GuestPattern, ImageReference, ObjectName
 from rlrun.config.free import FreeMapping
 from rlrun.config.models.engine_arguments import EXTRA_ARGUMENTS_RULES
+from rlrun.config.models.parallel import Sizes, sizes
 from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 from rlrun.config.rule import Rule
 
@@ -66,14 +67,31 @@ class PodFields(Config):
     """PodTemplateSpec merged as `kubectl patch` does, within the policy of the operator; the container has the role's name."""
 
 
-_RANKS = "(self.replicas * (has(self.processesPerReplica) ? self.processesPerReplica : self.gpusPerReplica > 0 ? self.gpusPerReplica : 1))"
+_PER_POD = (
+    "(has(self.processesPerReplica) ? self.processesPerReplica : self.gpusPerReplica > 0 ? self.gpusPerReplica : 1)"
+)
+_RANKS = f"(self.replicas * {_PER_POD})"
+_LEAST_RANKS = f"(self.elastic.min * {_PER_POD})"
 _DIVIDED = "(self.parallelism.pp * self.parallelism.dpReplicate * self.parallelism.cp * self.parallelism.tp)"
 _REPLICATED = "(self.parallelism.pp * self.parallelism.dpReplicate * self.parallelism.tp)"
+
+
+class ElasticSpec(Config):
+    """Fewer pods than `trainer.replicas`, while there are not enough nodes for all of them."""
+
+    min: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Fewest pods."""
+    wait_seconds: Annotated[int, Field(ge=1, le=86400)] = 300
+    """Time that pods wait for nodes before the run goes on with fewer."""
+    grow_seconds: Annotated[int, Field(ge=1, le=604800)] = 1800
+    """Shortest time from there until it grows again."""
 
 
 class TrainerBlock(TrainerSpec, PodFields):
     """The torchrun group that steps the optimizer (FSDP2), and its pods."""
 
+    elastic: ElasticSpec | None = None
+    """Go on with fewer pods where nodes are missing."""
     guests: Annotated[list[GuestPattern], Field(max_length=64), Distinct()] = Field(default_factory=list)
     """Runs that may use this trainer (`sharedWith`), by name or by its beginning (`ann-*`); default: none."""
 
@@ -161,7 +179,60 @@ class TrainerBlock(TrainerSpec, PodFields):
             "gradientAccumulation",
             ".sharedWith",
         ),
+        Rule(
+            "!has(self.elastic) || self.elastic.min <= self.replicas",
+            "elastic.min ({self.elastic.min}) must be at most replicas ({self.replicas}); lower it or raise replicas",
+            ".elastic",
+        ),
+        Rule(
+            "!has(self.elastic) || !has(self.parallelism.dpShard)",
+            "elastic changes the number of ranks, which parallelism.dpShard ({self.parallelism.dpShard}) fixes; remove one of them",
+            ".elastic",
+        ),
+        Rule(
+            f"!has(self.elastic) || has(self.parallelism.dpShard) || ({_LEAST_RANKS} % {_DIVIDED} == 0 && "
+            f"{_LEAST_RANKS} / {_REPLICATED} % self.parallelism.ep == 0)",
+            f"elastic.min ({{self.elastic.min}}) makes {{{_LEAST_RANKS}}} ranks, which pp * dpReplicate * cp * tp ({{{_DIVIDED}}}) must "
+            "divide, and ep ({self.parallelism.ep}) their dpShard * cp; change elastic.min or parallelism",
+            ".elastic",
+        ),
+        Rule(
+            "!has(self.elastic) || !has(self.lora) || self.lora.slots == 1",
+            "elastic begins new attempts, and lora.slots ({self.lora.slots}) lets other runs use this trainer; remove one of them",
+            ".elastic",
+        ),
     )
+
+    @property
+    def sizes(self) -> Sizes:
+        """Numbers of pods that the run may have: `replicas` alone, unless it is elastic."""
+        least = self.replicas if self.elastic is None else self.elastic.min
+        return sizes(self.parallelism, self.ranks_per_replica, least, self.replicas)
+
+    @model_validator(mode="after")
+    def _fits_all_sizes(self) -> Self:
+        if self.elastic is None:
+            return self
+        least, layout = self.elastic.min, self.parallelism
+        if least > self.replicas:
+            raise ValueError(
+                f"elastic.min ({least}) must be at most replicas ({self.replicas}); lower it or raise replicas"
+            )
+        if layout.dp_shard is not None:
+            raise ValueError(
+                f"elastic changes the number of ranks, which parallelism.dpShard ({layout.dp_shard}) fixes; remove one of them"
+            )
+        if least not in self.sizes.allowed:
+            divided = layout.pp * layout.dp_replicate * layout.cp * layout.tp
+            raise ValueError(
+                f"elastic.min ({least}) makes {least * self.ranks_per_replica} ranks, which pp * dpReplicate * cp * tp ({divided}) must "
+                f"divide, and ep ({layout.ep}) their dpShard * cp; change elastic.min or parallelism"
+            )
+        if self.lora is not None and self.lora.slots > 1:
+            raise ValueError(
+                f"elastic begins new attempts, and lora.slots ({self.lora.slots}) lets other runs use this trainer; remove one of them"
+            )
+        return self
 
 
 class AutoscaleSpec(Config):

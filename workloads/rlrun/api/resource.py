@@ -31,6 +31,7 @@ LIVE_FIELDS = (
     "inference.minAvailable",
     "inference.autoscale",
     "trainer.guests",
+    "trainer.elastic",
     CLAIM_SIZE,
     "activeDeadlineSeconds",
     "budget",
@@ -67,6 +68,11 @@ class RLRunSpec(RunFields):
         ),
         *task_parts.RULES,
         Rule(
+            "!has(self.trainer.elastic) || self.checkpoint.enabled",
+            "trainer.elastic goes on from checkpoints, and checkpoint.enabled is false; remove one of them",
+            ".trainer.elastic",
+        ),
+        Rule(
             "!has(self.inference.autoscale) || !has(self.trainer.lora) || self.trainer.lora.slots == 1",
             "inference.autoscale sees the load of this run alone, and trainer.lora.slots ({self.trainer.lora.slots}) lets others use its "
             "engines; remove one of them",
@@ -102,7 +108,7 @@ class RLRunSpec(RunFields):
             return self
         blocks: tuple[tuple[str, Config, Iterable[str]], ...] = (
             ("inference", self.inference, InferenceBlock.model_fields),
-            ("trainer", self.trainer, PodFields.model_fields),
+            ("trainer", self.trainer, (*PodFields.model_fields, "elastic")),
         )
         for block, given, names in blocks:
             for name in names:
@@ -146,6 +152,14 @@ class RLRunSpec(RunFields):
             raise ValueError(
                 f"inference.autoscale sees the load of this run alone, and trainer.lora.slots ({lora.slots}) lets others use its "
                 "engines; remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _resumes(self) -> Self:
+        if self.trainer.elastic is not None and not self.checkpoint.enabled:
+            raise ValueError(
+                "trainer.elastic goes on from checkpoints, and checkpoint.enabled is false; remove one of them"
             )
         return self
 

@@ -87,6 +87,25 @@ class RoleStatus(Config):
     """Number of ready pods."""
 
 
+class TrainerStatus(RoleStatus):
+    """The trainer's pods, and the size of an elastic one."""
+
+    size: PodCount | None = None
+    """Pods of this attempt, or of the next one, while fewer than `replicas`."""
+    reason: str | None = None
+    """Why the size has changed last."""
+    changed: str | None = None
+    """When (RFC 3339)."""
+    grow_time: str | None = None
+    """It does not grow before (RFC 3339)."""
+    grown_from: PodCount | None = None
+    """Size before a growth, until that has trained a step."""
+    growths: Count | None = None
+    """Growths in a row that found no node."""
+    waiting_on: str | None = None
+    """What it waits for to grow."""
+
+
 class InferenceStatus(RoleStatus):
     """Engines."""
 
@@ -310,7 +329,7 @@ class RLRunStatus(Config):
     """`412/1000`, for the printer column; of Eval: answers."""
     results: list[str] | None = None
     """Results of Eval: `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
-    trainer: RoleStatus = RoleStatus()
+    trainer: TrainerStatus = TrainerStatus()
     """The trainer's pods."""
     inference: InferenceStatus = InferenceStatus()
     """The engines; a guest's are its host's, as its trainer is."""

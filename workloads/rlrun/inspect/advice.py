@@ -40,6 +40,7 @@ _FINE = [
     "Repaired",
     "EnginesAvailable",
     "InferenceScaled",
+    "TrainerResized",
     "HeartbeatResumed",
     "AttemptStarted",
     "ResumedFromCheckpoint",

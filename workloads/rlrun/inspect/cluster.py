@@ -198,7 +198,9 @@ def _roles(status: Manifest) -> tuple[tuple[str, Role], ...]:
     """Roles that should have pods, with the numbers of them."""
     found = [(name, _map(status, name)) for name in _ROLES]
     return tuple(
-        (name, Role(_count(one.get("desired")), _count(one.get("ready")))) for name, one in found if one.get("desired")
+        (name, Role(_count(one.get("desired")), _count(one.get("ready")), _why(one)))
+        for name, one in found
+        if one.get("desired")
     )
 
 
@@ -222,6 +224,12 @@ def _start(one: Manifest, attempt: int) -> Start | None:
         total=_number(one.get("totalSeconds")),
         slow=_text(one.get("slow")),
     )
+
+
+def _why(one: Manifest) -> str | None:
+    """Reason for the number of a role's pods, and what a smaller trainer waits for."""
+    waits = f"to grow it waits: {one['waitingOn']}" if one.get("waitingOn") else ""
+    return printable("; ".join(filter(None, (str(one.get("reason") or ""), waits)))) or None
 
 
 def _excluded_nodes(status: Manifest) -> tuple[str, ...]:

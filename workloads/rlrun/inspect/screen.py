@@ -143,6 +143,9 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
         yield "heard", f"{span(run.heard_seconds)} ago{old}"
     if run.roles:
         yield "pods", ", ".join(f"{name} {role.ready}/{role.desired}" for name, role in run.roles)
+    for name, role in run.roles:
+        if role.why is not None:
+            yield name, cut(role.why, _MESSAGE_MAX)
     saved = "none is complete" if progress.checkpoint_step is None else f"step {progress.checkpoint_step} is complete"
     resumed = f", this attempt began from step {progress.resumed_from_step}" if progress.resumed_from_step else ""
     lost = f", {progress.steps_lost} steps were trained twice" if progress.steps_lost else ""

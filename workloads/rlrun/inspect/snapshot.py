@@ -71,6 +71,8 @@ class Role:
 
     desired: int
     ready: int
+    why: str | None = None
+    """Reason for the number, where the operator has chosen it."""
 
 
 @dataclass(frozen=True)

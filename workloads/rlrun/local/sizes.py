@@ -60,6 +60,22 @@ def autoscale(spec: RLRunSpec) -> Iterator[Finding]:
         yield Finding(("inference", "autoscale"), words, notice=True)
 
 
+def elastic(spec: RLRunSpec) -> Iterator[Finding]:
+    """A notice that the trainer keeps its size on one machine, or the sizes that it may have in a cluster."""
+    trainer = spec.trainer
+    if trainer.elastic is None:
+        return
+    found = trainer.sizes
+    skipped = (
+        f", not {', '.join(map(str, found.left_out))}: {next(iter(found.left_out.values()))}" if found.left_out else ""
+    )
+    words = (
+        f"is for a cluster, where the trainer may have {', '.join(map(str, found.allowed))} pods{skipped}; on one machine it has replicas "
+        f"({trainer.replicas})"
+    )
+    yield Finding(("trainer", "elastic"), words, notice=True)
+
+
 def _memory(spec: RLRunSpec, model: Architecture, reference: Architecture | None) -> Iterator[Finding]:
     """Notices, not problems: the sum is an estimate."""
     known = {role: memory_of(product) for role, product in gpu_products(spec).items() if product is not None}

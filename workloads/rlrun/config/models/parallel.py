@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -53,3 +55,36 @@ class ParallelismConfig(Config):
         if sharing % self.ep:
             return f"parallelism.ep ({self.ep}) must divide dpShard * cp ({sharing}); lower ep or raise dpShard"
         return None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of pods that a layout can divide its ranks among.
+
+    Attributes:
+        allowed: ascending.
+        left_out: the others of the range, each with the reason.
+    """
+
+    allowed: tuple[int, ...]
+    left_out: Mapping[int, str]
+
+    def at_most(self, pods: int) -> int | None:
+        """Largest allowed number that is no larger than `pods`; None: there is none."""
+        return max((size for size in self.allowed if size <= pods), default=None)
+
+
+def sizes(layout: ParallelismConfig, ranks: int, least: int, most: int) -> Sizes:
+    """Sizes of a trainer from `least` to `most` pods.
+
+    Any batch is dealt to any number of ranks, so that the layout alone decides.
+
+    Args:
+        layout: of all sizes; data-parallel shards take what is left.
+        ranks: in each pod.
+        least: fewest pods.
+        most: most pods.
+    """
+    problems = {pods: layout.problem(pods * ranks) for pods in range(least, most + 1)}
+    left_out = {pods: problem for pods, problem in problems.items() if problem is not None}
+    return Sizes(tuple(pods for pods, problem in problems.items() if problem is None), left_out)

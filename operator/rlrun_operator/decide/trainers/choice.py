@@ -1,0 +1,121 @@
+"""Size of an elastic trainer by what it lacks. Pure.
+
+A trainer has one size for each attempt, so that a change ends one and begins another. Fewer pods are chosen when some have waited for nodes
+too long: as many as have one, if the layout divides them. More are chosen at a checkpoint alone, when there is room, and not before a time
+that doubles with each growth that found no node after all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlrun.config.models.parallel import Sizes
+
+MOST_DOUBLINGS = 4
+"""The time until the next growth is at most so often doubled."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Settings of a run.
+
+    Attributes:
+        sizes: numbers of pods that it may have.
+        wait_seconds: time that pods wait for nodes.
+        grow_seconds: shortest time until it grows again.
+    """
+
+    sizes: Sizes
+    wait_seconds: float
+    grow_seconds: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """An attempt that is under way.
+
+    Attributes:
+        size: pods that it was made with.
+        placed: those of them that have a node.
+        waited: seconds for which some have none; 0: all have one.
+        grows_in: seconds until it may grow.
+        at_checkpoint: whether it trains and a checkpoint has just been completed.
+        room: pods that there is room for; None: nobody knows.
+    """
+
+    size: int
+    placed: int
+    waited: float = 0.0
+    grows_in: float = 0.0
+    at_checkpoint: bool = False
+    room: int | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Size of the next attempt, and the reason for a change.
+
+    Attributes:
+        size: as before where nothing changes.
+        why: empty where nothing changes.
+        waiting_on: cause of a growth's wait; None: the size is the largest one.
+    """
+
+    size: int
+    why: str = ""
+    waiting_on: str | None = None
+
+
+def choose(look: Look, rules: Rules) -> Choice:
+    """The size that the trainer has from now on; another one than `look.size` ends the attempt."""
+    largest = max(rules.sizes.allowed, default=look.size)
+    if look.placed < look.size:
+        return _fewer(look, rules)
+    if look.size >= largest:
+        return Choice(look.size)
+    if look.grows_in > 0:
+        return Choice(
+            look.size, waiting_on=f"it does not grow before growTime; then to {_pods(largest)} if there is room"
+        )
+    if look.room is not None and not _within(look, rules, look.room):
+        return Choice(
+            look.size,
+            waiting_on=f"there is room for {_pods(max(look.room, look.size))} and not for {_next(look, rules)}",
+        )
+    if not look.at_checkpoint:
+        return Choice(look.size, waiting_on="the next complete checkpoint")
+    if look.room is None:
+        told = "the operator cannot see what is free, and tries it"
+        return Choice(largest, f"{look.size} to {_pods(largest)}: {told}")
+    size = _within(look, rules, look.room)
+    return Choice(size, f"{look.size} to {_pods(size)}: there is room for {look.room}")
+
+
+def grow_delay(rules: Rules, growths: int) -> float:
+    """Seconds from a change to fewer pods until the trainer may grow; `growths`: those in a row that found no node."""
+    return rules.grow_seconds * 2.0 ** min(growths, MOST_DOUBLINGS)
+
+
+def _fewer(look: Look, rules: Rules) -> Choice:
+    lacks = f"{look.size - look.placed} of {_pods(look.size)}"
+    size = rules.sizes.at_most(min(look.placed, look.size - 1))
+    if size is None or look.waited < rules.wait_seconds:
+        return Choice(look.size)
+    found = f"{lacks} found no node within {rules.wait_seconds:g} s"
+    skipped = rules.sizes.left_out.get(look.placed)
+    reason = f", and {_pods(look.placed)} do not divide: {skipped}".replace(";", ",") if skipped else ""
+    return Choice(size, f"{look.size} to {_pods(size)}: {found}{reason}")
+
+
+def _within(look: Look, rules: Rules, room: int) -> int:
+    """Largest size beyond the present one that there is room for; 0: none."""
+    size = rules.sizes.at_most(room) or 0
+    return size if size > look.size else 0
+
+
+def _next(look: Look, rules: Rules) -> int:
+    return min(size for size in rules.sizes.allowed if size > look.size)
+
+
+def _pods(count: int) -> str:
+    return f"{count} pod{'s' if count != 1 else ''}"

@@ -1,0 +1,110 @@
+"""Facts about an attempt that decide on its trainer's size, as far as they are on record or observed."""
+
+from __future__ import annotations
+
+from rlrun_operator.decide import stall
+from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.trainers.choice import Look, Rules, choose
+from rlrun_operator.decide.trainers.room import room
+from rlrun_operator.state import Fact
+from rlrun_operator.status import progress, reasons
+from rlrun_operator.status.change import NO_CHANGE, StatusChange
+from rlrun_operator.status.conditions import since
+from rlrun_operator.times import seconds_of
+
+LOOK_SECONDS = 60.0
+"""Time in which nodes are asked for before a growth is tried without knowing what is free."""
+CLOSE_SHARE = 4
+"""A checkpoint is close while no more than this part of an interval was trained after it."""
+
+
+def noted(case: Case, heard: progress.Report | None, change: StatusChange) -> StatusChange:
+    """`status.trainer` of `change`, with what a growth waits for, and without growths that were tried in vain once it trains."""
+    trainer, look, rules = change.values().get("trainer"), look_at(case), rules_of(case)
+    if trainer is None or look is None or rules is None or case.beginning:
+        return NO_CHANGE
+    update: dict[str, object] = {"waiting_on": choose(look, rules).waiting_on}
+    if trainer.grown_from is not None and progress.is_training(heard):
+        update |= {"grown_from": None, "growths": None}
+    return StatusChange(trainer=trainer.model_copy(update=update))
+
+
+def wake_in(case: Case) -> float | None:
+    """Seconds until pods have waited long enough for nodes, or the trainer may grow."""
+    look, rules = look_at(case, asks_room=False), rules_of(case)
+    if look is None or rules is None:
+        return None
+    left = rules.wait_seconds - look.waited if look.placed < look.size else look.grows_in
+    return left if left > 0 else None
+
+
+def facts(case: Case) -> frozenset[Fact]:
+    """Facts that the next look needs: nodes, where a trainer may grow."""
+    look, rules = look_at(case, asks_room=False), rules_of(case)
+    due = look is not None and rules is not None and look.placed == look.size < max(rules.sizes.allowed, default=0)
+    return frozenset(("nodes",)) if due and look is not None and look.grows_in <= LOOK_SECONDS else frozenset()
+
+
+def rules_of(case: Case) -> Rules | None:
+    """Settings of an elastic run; None: it has one size, or no attempt of it may begin."""
+    spec = case.spec
+    if spec is None or spec.trainer.elastic is None or case.forbidden or not case.trains:
+        return None
+    block = spec.trainer.elastic
+    return Rules(spec.trainer.sizes, block.wait_seconds, block.grow_seconds)
+
+
+def look_at(case: Case, *, asks_room: bool = True) -> Look | None:
+    """The attempt that is under way; None: there is none whose workloads were all seen.
+
+    Args:
+        case: the run.
+        asks_room: whether to work out what there is room for; it takes as long as a pass.
+    """
+    past, spec = case.past, case.spec
+    if spec is None or spec.trainer.elastic is None or case.statefulset is None:
+        return None
+    if not past.launched_attempt == past.attempt == case.attempt > 0:
+        return None
+    size = case.wanted.trainers
+    pods = [pod for pod in case.pods_of_attempt(past.attempt) if pod.role == "trainer"]
+    placed = min(size, sum(pod.node is not None for pod in pods))
+    if placed < size:
+        return Look(size, placed, waited=_waited(case))
+    if past.trainer.size is None:
+        return Look(size, placed)
+    waits = _grows_in(case, known=True)
+    if waits or not asks_room:
+        return Look(size, placed, grows_in=waits)
+    heard, found = stall.hear(case, past.attempt), room(case, size)
+    return Look(size, placed, 0.0, _grows_in(case, known=found is not None), _at_checkpoint(case, heard), found)
+
+
+def _grows_in(case: Case, *, known: bool) -> float:
+    """Seconds until the trainer may grow; `known`: whether what is free is."""
+    times = [seconds_of(case.past.trainer.grow_time) or 0.0]
+    if not known:  # nodes are asked for only now, by an operator that has just begun
+        times.append((case.observed.watching_since or 0.0) + LOOK_SECONDS)
+    return max(0.0, max(times) - case.now)
+
+
+def _waited(case: Case) -> float:
+    """Seconds for which the attempt's pods have lacked nodes, by the record of conditions."""
+    waits = since(case.past.conditions, reasons.SCHEDULED, true=False)
+    begun = since(case.past.conditions, reasons.RESTARTING, true=False)
+    return max(0.0, case.now - max(waits, begun)) if waits is not None and begun is not None else 0.0
+
+
+def _at_checkpoint(case: Case, heard: progress.Report | None) -> bool:
+    """True if a checkpoint of this attempt was completed since the last look, or a moment ago: little is lost even where the trainer is
+    killed instead of asked."""
+    spec = case.spec
+    if spec is None or heard is None or heard.step is None or heard.checkpoint_step is None:
+        return False
+    silent = progress.silent_for(stall.silent_since(case, heard), case.now)
+    if not progress.is_training(heard) or silent >= progress.HEARTBEAT_SECONDS or heard.storage is not None:
+        return False
+    if heard.checkpoint_step <= (heard.resumed_from_step or 0):
+        return False
+    is_new = heard.checkpoint_step != case.past.checkpoint.latest_complete_step
+    return is_new or heard.step - heard.checkpoint_step <= spec.checkpoint.interval // CLOSE_SHARE

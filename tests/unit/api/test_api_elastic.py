@@ -1,0 +1,56 @@
+"""`trainer.elastic`: the sizes that a run may have, and where it can have one alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.local.sizes import elastic
+
+
+def spec(trainer: dict[str, Any], **blocks: Any) -> RLRunSpec:
+    base: dict[str, Any] = {"model": {"path": "m"}, "environments": [{"id": "reverse-text"}]}
+    return RLRunSpec.model_validate(base | {"trainer": {"replicas": 4} | trainer} | blocks)
+
+
+def test_one_machine_has_all_pods_and_says_which_sizes_a_cluster_may_use() -> None:
+    run = spec({"elastic": {"min": 2}, "parallelism": {"tp": 2}})
+    (notice,) = elastic(run)
+    assert (notice.key, notice.notice) == (("trainer", "elastic"), True)
+    assert (
+        "the trainer may have 2, 4 pods, not 3: parallelism: pp * dpReplicate * cp * tp (2) must divide"
+        in notice.message
+    )
+    assert "on one machine it has replicas (4)" in notice.message
+    assert list(elastic(spec({}))) == []
+    assert resolve(run, name="run", uid="uid", output_dir="/out").trainer.replicas == 4
+
+
+@pytest.mark.parametrize(
+    ("trainer", "blocks", "words"),
+    [
+        ({"elastic": {"min": 5}}, {}, "must be at most replicas"),
+        ({"elastic": {"min": 3}, "parallelism": {"tp": 2}}, {}, "makes 3 ranks"),
+        ({"elastic": {"min": 2}, "parallelism": {"ep": 4}}, {}, "makes 2 ranks"),
+        ({"elastic": {}, "parallelism": {"dpShard": 4}}, {}, "fixes; remove one of them"),
+        ({"elastic": {}, "lora": {"slots": 2}}, {}, "lets other runs use this trainer"),
+        ({"elastic": {}}, {"checkpoint": {"enabled": False}}, "checkpoint.enabled is false"),
+        (
+            {"elastic": {}},
+            {"placement": {"colocate": True}, "algorithm": {"maxAsyncLevel": 0}},
+            "in the trainer's pods",
+        ),
+        ({"replicas": 1, "elastic": {}, "sharedWith": "host", "lora": {}}, {}, "is the host's"),
+        ({"replicas": 1, "elastic": {}}, {"task": "Eval"}, "is for tasks that train; remove it"),
+    ],
+)
+def test_where_the_size_cannot_change_it_is_refused(
+    trainer: dict[str, Any], blocks: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=words) as caught:
+        spec(trainer, **blocks)
+    assert "elastic" in str(caught.value)

@@ -1,0 +1,113 @@
+"""Elastic trainers in the operator's own queue: as many pods as fit, fewer without a release, and more when nobody waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlrun_operator.names import Role
+from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.model import (
+    Applicant,
+    Capacity,
+    HeldPod,
+    PodSet,
+    QueueRules,
+    QueueState,
+    Room,
+    Stage,
+    Verdict,
+)
+from rlrun_operator.queue.quota import Quota
+
+GPU = "nvidia.com/gpu"
+RULES = QueueRules(displaced_seconds=60.0, start_seconds=600.0)
+
+
+def nodes(count: int, gpus: float = 8.0) -> Capacity:
+    return Capacity(
+        tuple(Room(f"node-{i}", {GPU: gpus}, node={"metadata": {"name": f"node-{i}"}}) for i in range(count))
+    )
+
+
+def run(uid: str = "a", stage: Stage = "waiting", trainers: int = 4, placed: int = 0, **fields: Any) -> Applicant:
+    role: Role = "trainer"
+    gang = (PodSet(role, trainers, {GPU: 8.0}, least=2),)
+    pods = tuple(HeldPod(role, f"node-{i}" if i < placed else None, {GPU: 8.0}) for i in range(trainers))
+    return Applicant(
+        uid, "team", uid, gang, stage, 0.0, pods=pods if stage == "holding" else (), sizes=(2, 3, 4), **fields
+    )
+
+
+def verdicts(*runs: Applicant, on: int, state: QueueState | None = None, now: float = 0.0) -> dict[str, Verdict]:
+    return dict(admit(runs, nodes(on), RULES, state or QueueState(), now).verdicts)
+
+
+def test_it_is_admitted_with_all_pods_where_they_fit_and_else_with_as_many_as_do() -> None:
+    assert [verdicts(run(), on=count)["a"].room for count in (4, 3, 2)] == [None, 3, 2]
+    assert all(verdicts(run(), on=count)["a"].admitted for count in (4, 3, 2))
+    none = verdicts(run(), on=1)["a"]
+    assert (none.admitted, none.reason) == (False, "NeverFits")
+    assert "trainer needs 2 nodes" in none.message
+
+
+def test_what_it_was_given_is_remembered_until_it_is_on_record() -> None:
+    first = admit([run()], nodes(3), RULES, QueueState(), 0.0)
+    again = admit([run(), run("b")], nodes(5), RULES, first.state, 1.0)
+    assert (again.verdicts["a"].room, again.verdicts["b"].room) == (3, 2)
+    recorded = admit([run(stage="holding", trainers=3, placed=3)], nodes(5), RULES, again.state, 2.0)
+    assert recorded.state.sized == {}
+
+
+def test_it_is_not_released_while_enough_of_its_pods_have_nodes() -> None:
+    state, holds = QueueState(), run(stage="holding", placed=3)
+    for now in (0.0, 100.0, 1000.0):
+        plan = admit([holds], nodes(3), RULES, state, now)
+        state = plan.state
+        assert plan.verdicts["a"].admitted
+    fixed = replace(holds, gang=(PodSet("trainer", 4, {GPU: 8.0}),), sizes=())
+    state = admit([fixed], nodes(3), RULES, QueueState(), 0.0).state
+    assert admit([fixed], nodes(3), RULES, state, 100.0).verdicts["a"].reason == "Released"
+
+
+def test_more_room_is_told_only_while_nobody_waits_for_it_and_to_one_run_alone() -> None:
+    small = run(stage="holding", trainers=2, placed=2)
+    assert verdicts(small, on=3)["a"].room == 3
+    assert verdicts(small, on=9)["a"].room == 4
+    assert verdicts(small, on=2)["a"].room == 2
+    larger = replace(run("b"), gang=(PodSet("trainer", 8, {GPU: 8.0}),), sizes=())
+    assert verdicts(small, larger, on=9)["a"].room == 2
+    other = replace(
+        run("b", stage="holding", trainers=2), pods=tuple(HeldPod("trainer", f"node-{i}", {GPU: 8.0}) for i in (2, 3))
+    )
+    told = verdicts(small, other, on=6)
+    assert sorted((told["a"].room, told["b"].room)) == [2, 4]
+
+
+def test_where_nothing_is_known_nothing_is_told_but_that_another_run_waits() -> None:
+    small = run(stage="holding", trainers=2, placed=2)
+    alone = admit([small], None, RULES, QueueState(), 0.0).verdicts["a"]
+    beside = admit([small, run("b", placed=0), run("c")], None, RULES, QueueState(), 0.0).verdicts["a"]
+    assert (alone.room, beside.room) == (None, 2)
+
+
+def test_a_waiting_run_is_helped_to_its_fewest_pods() -> None:
+    low = [
+        replace(
+            run(f"low-{i}", stage="holding", trainers=1),
+            gang=(PodSet("trainer", 1, {GPU: 8.0}),),
+            sizes=(),
+            pods=(HeldPod("trainer", f"node-{i}", {GPU: 8.0}),),
+        )
+        for i in range(4)
+    ]
+    told = verdicts(*low, run("high", priority=10), on=4)
+    assert sorted(told[one.uid].reason for one in low) == ["Preempted", "Preempted", "RoomFound", "RoomFound"]
+
+
+def test_it_does_not_grow_into_room_that_its_quota_does_not_give() -> None:
+    small = run(stage="holding", trainers=2, placed=2)
+    for hard, room in ((32.0, 4), (31.0, 3), (23.0, 2)):
+        quota = Quota("team", {f"requests.{GPU}": hard}, {f"requests.{GPU}": 16.0})
+        plan = admit([small], nodes(4), RULES, QueueState(), 0.0, quotas={"team": [quota]})
+        assert plan.verdicts["a"].room == room, hard
