@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from tests.sim.actions import ACTIONS, EVERY, QUEUE
+from tests.sim.actions import ACTIONS, EVERY, QUEUE, RESIZED
 from tests.sim.world import World
 
 LENGTH = (25, 55)
@@ -22,29 +22,30 @@ class Failure(NamedTuple):
     problem: str
     steps: list[Step]
     queued: bool = False
+    elastic: bool = False
 
     def __str__(self) -> str:
         lines = ",\n".join(f"    {step!r}" for step in self.steps)
-        queue = "\n  queued=True," if self.queued else ""
+        queue = "\n  queued=True," if self.queued else "\n  elastic=True," if self.elastic else ""
         return f"seed {self.seed}: {self.problem}\nreplay(\n  [\n{lines},\n  ],\n  seed={self.seed},{queue}\n)"
 
 
-def generate(seed: int, *, queued: bool = False) -> list[Step]:
+def generate(seed: int, *, queued: bool = False, elastic: bool = False) -> list[Step]:
     """A history. Each has kinds of faults of its own: where all are possible, those that need quiet between them never meet."""
     random = Random(seed)
-    actions = ACTIONS | QUEUE if queued else ACTIONS
+    actions = RESIZED if elastic else ACTIONS | QUEUE if queued else ACTIONS
     chosen = {name: action.weight for name, action in actions.items() if action.always or random.random() < 0.5}
     names = random.choices(list(chosen), list(chosen.values()), k=random.randint(*LENGTH))
     return [(name, random.randrange(12), random.randrange(12)) for name in names]
 
 
-def replay(steps: Sequence[Step], seed: int, *, queued: bool = False) -> World:
+def replay(steps: Sequence[Step], seed: int, *, queued: bool = False, elastic: bool = False) -> World:
     """Live a history, then let the run come to rest.
 
     Raises:
         Exception: something that must hold did not.
     """
-    world = World(seed=seed, queued=queued)
+    world = World(seed=seed, queued=queued, elastic=elastic)
     for name, a, b in steps:
         world.memory.actions += 1
         EVERY[name].do(world, a, b)
@@ -53,10 +54,10 @@ def replay(steps: Sequence[Step], seed: int, *, queued: bool = False) -> World:
     return world
 
 
-def problem_of(steps: Sequence[Step], seed: int, *, queued: bool = False) -> str | None:
+def problem_of(steps: Sequence[Step], seed: int, *, queued: bool = False, elastic: bool = False) -> str | None:
     """What goes wrong in a history; None: nothing."""
     try:
-        replay(steps, seed, queued=queued)
+        replay(steps, seed, queued=queued, elastic=elastic)
     except AssertionError as error:
         return str(error)
     except Exception as error:
@@ -64,17 +65,19 @@ def problem_of(steps: Sequence[Step], seed: int, *, queued: bool = False) -> str
     return None
 
 
-def live(seed: int, *, shrink: bool = True, queued: bool = False) -> Failure | None:
+def live(seed: int, *, shrink: bool = True, queued: bool = False, elastic: bool = False) -> Failure | None:
     """One random history; None: all held."""
-    steps = generate(seed, queued=queued)
-    problem = problem_of(steps, seed, queued=queued)
+    steps = generate(seed, queued=queued, elastic=elastic)
+    problem = problem_of(steps, seed, queued=queued, elastic=elastic)
     if problem is None:
         return None
     if shrink:
         kind = problem.split(":")[0]
-        steps = smallest(steps, lambda some: (problem_of(some, seed, queued=queued) or "").split(":")[0] == kind)
-        problem = problem_of(steps, seed, queued=queued) or problem
-    return Failure(seed, problem, steps, queued)
+        steps = smallest(
+            steps, lambda some: (problem_of(some, seed, queued=queued, elastic=elastic) or "").split(":")[0] == kind
+        )
+        problem = problem_of(steps, seed, queued=queued, elastic=elastic) or problem
+    return Failure(seed, problem, steps, queued, elastic)
 
 
 def smallest(steps: list[Step], fails: Callable[[list[Step]], bool]) -> list[Step]:

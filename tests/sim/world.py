@@ -13,6 +13,7 @@ from tests.sim import invariants
 from tests.sim.cluster.admission import FOR_GOOD
 from tests.sim.cluster.api import Json
 from tests.sim.cluster.nodes import NODES
+from tests.sim.cluster.volume import CHECKPOINT_EVERY
 from tests.sim.operator.process import Process, Request
 from tests.sim.operator.queued import Others
 from tests.sim.surroundings import NAME, Surroundings
@@ -33,6 +34,12 @@ WITH_GPUS: Json = {
     "inference": {"replicas": 1, "gpusPerReplica": 1},
 }
 """Of one history in eight: time of GPUs makes more statuses, and other histories of the rest."""
+ELASTIC: Json = {"min": 2, "waitSeconds": 20, "growSeconds": 60}
+OF_ELASTIC: Json = {
+    "trainer": {"replicas": 3, "elastic": ELASTIC},
+    "maxSteps": 2000,
+    "checkpoint": {"interval": CHECKPOINT_EVERY},
+}
 REST_ROUNDS = 160
 REST_SECONDS = 3 * PRUNE_SECONDS
 """Within this time after the last fault the run is where it should be: the second comparison finds whatever event was lost."""
@@ -63,10 +70,17 @@ class World(Surroundings):
         seed: of the operator's jitter, and of how pods end.
         document: the run as its author wrote it, whatever that is; then only what holds of any is checked.
         queued: the operator has a queue.
+        elastic: the trainer has fewer pods while nodes are missing.
     """
 
     def __init__(
-        self, spec: Json | None = None, seed: int = 0, *, document: Json | None = None, queued: bool = False
+        self,
+        spec: Json | None = None,
+        seed: int = 0,
+        *,
+        document: Json | None = None,
+        queued: bool = False,
+        elastic: bool = False,
     ) -> None:
         super().__init__()
         self.cluster.ends_in_view = seed % 6 == 5
@@ -89,7 +103,9 @@ class World(Surroundings):
         self._past: list[tuple[str, Json]] = []
         """What has happened last, told or not: a watch that begins again earlier brings all of it."""
         self._seed = seed
-        self._spec = (WITH_GPUS if seed % 16 in (11, 14) else SPEC) | (spec or {})
+        base = WITH_GPUS if seed % 16 in (11, 14) and not elastic else SPEC
+        self.spec = base | (OF_ELASTIC if elastic else {}) | (spec or {})
+        self.elastic = ELASTIC if elastic else None
         self._document = document
         self.others = Others() if queued else None
         """The queue's other runs."""
@@ -104,7 +120,7 @@ class World(Surroundings):
         return (self.run or {}).get("status") or {}
 
     def _create(self) -> None:
-        document = {"apiVersion": RLRUN.api_version, "kind": RLRUN.kind, "metadata": {"name": NAME}, "spec": self._spec}
+        document = {"apiVersion": RLRUN.api_version, "kind": RLRUN.kind, "metadata": {"name": NAME}, "spec": self.spec}
         self.api.add(document | (self._document or {}))
         self.memory = invariants.Memory(failures_before=self.cluster.failures, made_late=self.memory.made_late)
         self.memory.refused_for_good = any(refusal.sort == FOR_GOOD for refusal in self.api.refusals)
@@ -345,7 +361,7 @@ class World(Surroundings):
     def trainers(self) -> int:
         """Pods that the current attempt was made with."""
         found = self.api.get("StatefulSet", f"{NAME}-trainer")
-        return int(self._spec["trainer"]["replicas"]) if found is not None else 0
+        return int(self.spec["trainer"]["replicas"]) if found is not None else 0
 
     @property
     def total_steps(self) -> int:
@@ -370,6 +386,7 @@ class World(Surroundings):
         self.faults.clear()
         self.deaf = 0
         self.cluster.lingering.clear()
+        self.cluster.room = None
         for node in NODES:
             if node in self.cluster.down:
                 self.cluster.start_node(node)
@@ -384,7 +401,7 @@ class World(Surroundings):
         self.others_want(hold=False, take=False)
         run = self.run
         if run is not None:
-            self.edit(trainer=self._spec["trainer"])
+            self.edit(trainer=self.spec["trainer"])
             if self.memory.refused_for_good:
                 self.edit(seed=100)
 
@@ -415,7 +432,7 @@ class World(Surroundings):
             written = self.api.writes
             self.operate()
             moved = self.cluster.round()
-            if self.status.get("phase") != "Running":
+            if self.status.get("phase") != "Running" or (self.status.get("trainer") or {}).get("size"):
                 self.cluster.train(1, self.total_steps)
             self.check()
             settled = not (self.api.writes > written or moved or self.news or self.api.news)
@@ -431,7 +448,7 @@ class World(Surroundings):
     def _wait(self, waits: int) -> None:
         """Time passes: a moment while something moves, else until the operator wakes up, and now and then until it compares."""
         due = self.operator.queue.next_due()
-        pause = 1.0
+        pause = 20.0 if (self.status.get("trainer") or {}).get("size") else 1.0
         if waits:
             until = min(self._relist_at, due if due is not None and waits % WAITS else float("inf"))
             pause = max(1.0, until - self.clock.steady())

@@ -5,10 +5,13 @@ from __future__ import annotations
 from tests.sim.actions.action import Action
 from tests.sim.actions.basics import BASICS
 from tests.sim.actions.children import CHILDREN
+from tests.sim.actions.elastic import ELASTIC, LEFT_OUT
 from tests.sim.actions.operators import OPERATORS
 from tests.sim.actions.queue import QUEUE
 from tests.sim.actions.refusals import REFUSALS
 
 ACTIONS: dict[str, Action] = {**BASICS, **CHILDREN, **REFUSALS, **OPERATORS}
-EVERY: dict[str, Action] = {**ACTIONS, **QUEUE}
-"""Actions of every history, those of an operator with a queue included."""
+RESIZED: dict[str, Action] = {name: one for name, one in (ACTIONS | ELASTIC).items() if name not in LEFT_OUT}
+"""Actions of histories of an elastic trainer."""
+EVERY: dict[str, Action] = {**ACTIONS, **QUEUE, **ELASTIC}
+"""Actions of every history, those of an operator with a queue and of an elastic trainer included."""

@@ -129,6 +129,7 @@ def _scaled(world: World, a: int, b: int) -> None:
     kind, name = WORKLOADS[a % 2]
     found = world.own(kind, name)
     if found is not None:
+        world.memory.scaled = True
         world.api.put(found, spec=found["spec"] | {"replicas": b % 4})
 
 

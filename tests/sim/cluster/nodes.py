@@ -27,6 +27,8 @@ class Nodes(Roles):
         """Nodes whose kubelet is silent."""
         self.lingering: set[str] = set()
         """Roles whose deleted pods take their time to end."""
+        self.room: int | None = None
+        """Trainer pods that there are nodes for; None: for all."""
         self.schedules = self.binds = self.starts = True
         self.ends_in_view = False
         """Whether it takes deleted pods more than a moment to go."""
@@ -67,6 +69,9 @@ class Nodes(Roles):
     def _schedule(self, pod: Json) -> None:
         nodes = [node for node in NODES if node not in self.down]
         lacks = "" if self.schedules and nodes else "no node is free"
+        if self.room is not None and pod["metadata"]["labels"].get(ROLE_LABEL) == "trainer":
+            placed = sum("nodeName" in other["spec"] for other in self.pods("trainer"))
+            lacks = lacks or ("no node has as many GPUs" if placed >= self.room else "")
         if (name := claim_of(pod)) is not None:
             claim = self.api.get("PersistentVolumeClaim", name)
             if claim is None:

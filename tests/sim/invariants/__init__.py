@@ -8,6 +8,7 @@ from tests.sim.invariants.common import derived
 from tests.sim.invariants.memory import Memory
 from tests.sim.invariants.requests import makes_workload, of_request
 from tests.sim.invariants.rest import at_rest, of_writes
+from tests.sim.invariants.sizes import SIZES
 from tests.sim.invariants.states import STATES
 from tests.sim.invariants.statuses import STEPS
 from tests.sim.invariants.truth import told_truly
@@ -42,7 +43,7 @@ def of_state(world: World) -> str | None:
             memory.status = old
             return None
         memory.edited = False
-    for step in STEPS:
+    for step in (*STEPS, *SIZES):
         if (problem := step(world, old, status)) is not None:
             return f"{step.__name__}: {problem}"
     return None

@@ -29,5 +29,11 @@ class Memory:
     """Somebody had edited the specification into one that cannot be run."""
     decided_on: Json = field(default_factory=dict)
     """The run as the sender of the last request knew it."""
+    resized_at: float | None = None
+    """Time of the last change of an elastic trainer's size, by the steady clock."""
+    began_at: dict[int, float] = field(default_factory=dict)
+    """Time at which each attempt was put on record, by the steady clock."""
+    scaled: bool = False
+    """Somebody has scaled a workload."""
     made_late: set[str] = field(default_factory=set)
     """UIDs of pods that a process made which led no more, or leads beside another one: no precondition keeps one from being created."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 NOTHING_FAILED = (
+    "ends for another size of the trainer",
     "made again",
     "asks (",
     "maxSteps has grown",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlrun_operator.names import ROLE_LABEL, attempt_of
 from tests.sim.cluster.pods import owners
 from tests.sim.invariants.common import Json, is_group
+from tests.sim.invariants.sizes import the_size_is_within_its_bounds
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -43,4 +44,5 @@ STATES: tuple[Callable[[World], str | None], ...] = (
     never_two_attempts_at_once,
     the_operator_never_takes_back_what_it_has_seen,
     nothing_of_others_is_touched,
+    the_size_is_within_its_bounds,
 )

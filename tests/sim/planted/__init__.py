@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tests.sim.history import Failure, live
 from tests.sim.planted.core import CORE
 from tests.sim.planted.cost import COST
+from tests.sim.planted.elastic import ELASTIC
 from tests.sim.planted.plant import Plant
 from tests.sim.planted.queued import QUEUED
 from tests.sim.planted.wider import WIDER
@@ -15,7 +16,7 @@ from tests.sim.planted.wider import WIDER
 WITHIN = 1000
 """Histories."""
 PLANTED: tuple[Plant, ...] = (*CORE, *WIDER, *COST)
-__all__ = ["PLANTED", "QUEUED", "WITHIN", "hunt", "planted"]
+__all__ = ["ELASTIC", "PLANTED", "QUEUED", "WITHIN", "hunt", "planted"]
 
 
 @contextlib.contextmanager
@@ -26,11 +27,21 @@ def planted(bug: Plant) -> Iterator[None]:
         yield
 
 
-def hunt(bug: Plant, seed: int, histories: int = WITHIN, *, queued: bool = False) -> tuple[int, Failure] | None:
-    """How many histories it takes to find a bug (`queued`: of an operator with a queue), and the one that did; None: too many."""
+def hunt(
+    bug: Plant, seed: int, histories: int = WITHIN, *, queued: bool = False, elastic: bool = False
+) -> tuple[int, Failure] | None:
+    """How many histories it takes to find a bug, and the one that did; None: too many.
+
+    Args:
+        bug: planted.
+        seed: of the first history.
+        histories: most that are lived.
+        queued: whether the operator has a queue.
+        elastic: whether the trainer is elastic.
+    """
     with planted(bug):
         for count in range(1, histories + 1):
-            failure = live(seed + count - 1, shrink=False, queued=queued)
+            failure = live(seed + count - 1, shrink=False, queued=queued, elastic=elastic)
             if failure is not None:
                 return count, failure
     return None

@@ -1,0 +1,34 @@
+"""Events of an elastic trainer: nodes with GPUs go, and come."""
+
+from __future__ import annotations
+
+from tests.sim.actions.action import Action
+from tests.sim.world import World
+
+
+def _nodes_go(world: World, a: int, b: int) -> None:
+    """Nodes for so many trainer pods are left; pods of the others are taken away with them."""
+    cluster = world.cluster
+    cluster.room = a % 4
+    for pod in [pod for pod in cluster.pods("trainer") if pod["spec"].get("nodeName")][cluster.room :]:
+        cluster.evict(pod, "DeletionByTaintManager")
+
+
+def _nodes_come(world: World, a: int, b: int) -> None:
+    world.cluster.room = None
+
+
+def _long_calm(world: World, a: int, b: int) -> None:
+    """Enough to wait for nodes, to train some steps, and to grow."""
+    for _ in range(4 + a):
+        world.calm(3, 1)
+        world.pass_time(4.0 + b)
+
+
+ELASTIC: dict[str, Action] = {
+    "nodes go": Action(_nodes_go, 5, always=True),
+    "nodes come": Action(_nodes_come, 2, always=True),
+    "long calm": Action(_long_calm, 8, always=True),
+}
+LEFT_OUT = ("wall clock set", "spec edited", "spec mended", "status edited")
+"""Events that the rules of sizes do not reckon with: they count by a steady clock, and of one specification."""

@@ -1,0 +1,38 @@
+"""Histories of an elastic trainer, always the same ones, and bugs of its size, each of which one of them finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.history import live
+from tests.sim.planted import ELASTIC, hunt
+from tests.sim.planted.plant import Plant
+
+HISTORIES = 16
+WITHIN = 40
+FOUND_AT: dict[str, int] = {
+    "a_smaller_group_waits_for_all_of_its_ranks": 0,
+    "a_growth_that_found_no_node_is_tried_again_at_once": 0,
+    "nodes_are_not_waited_for": 0,
+    "it_never_grows": 0,
+    "it_grows_wherever_it_is": 1,
+    "the_fewest_pods_are_forgotten": 15,
+}
+"""Seeds that find a bug at once; where the actions have changed since, the hunt begins anew."""
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_the_size_of_an_elastic_trainer_is_right_whatever_happens(seed: int) -> None:
+    failure = live(seed, elastic=True)
+    assert failure is None, str(failure)
+
+
+def test_each_is_looked_for() -> None:
+    assert FOUND_AT.keys() == {bug.__name__ for bug in ELASTIC}
+
+
+@pytest.mark.parametrize("bug", ELASTIC, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_of_the_size_is_found(bug: Plant) -> None:
+    found = hunt(bug, FOUND_AT[bug.__name__], 1, elastic=True) or hunt(bug, 0, WITHIN, elastic=True)
+    assert found is not None
+    assert not found[1].problem.startswith("the simulation itself")
