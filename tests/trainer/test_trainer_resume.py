@@ -64,3 +64,17 @@ def test_damage_falls_back_and_one_rank_continues_what_two_began(
     for one, other in zip(expected[4:], found[4:], strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-5)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
+def test_a_run_of_four_ranks_goes_on_with_two_and_with_four_again(
+    make_run: Callable[[str], Any], recorded: Path
+) -> None:
+    """As an elastic trainer does (`trainer.elastic`): the tolerance is that of the parallelism page."""
+    expected = make_run("uninterrupted").train(ranks=1, replay=recorded)
+    run = make_run("run")
+    for attempt, (ranks, last) in enumerate(((4, 2), (2, 4), (4, 6)), 1):
+        found = run.train(attempt=attempt, ranks=ranks, max_steps=last, replay=recorded)
+    assert [(line["attempt"], line["step"]) for line in found] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
+    for one, other in zip(expected, found, strict=True):
+        for metric in ("loss", "grad_norm"):
+            assert other[metric] == pytest.approx(one[metric], rel=1e-4, abs=1e-5), (one["step"], metric)
