@@ -94,7 +94,7 @@ def test_status_says_why_a_role_has_as_many_pods(use: Use, capsys: pytest.Captur
     text = " ".join(capsys.readouterr().out.split())
     assert "trainer 3/3" in text
     assert (
-        "trainer 4 to 3 pods: 1 of 4 pods found no node within 300 s; to grow it waits: the next complete checkpoint"
+        "trainer 4 to 3 pods: 1 of 4 pods found no node within 300 s; another number waits for: the next complete checkpoint"
         in text
     )
 

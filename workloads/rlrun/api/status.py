@@ -103,7 +103,7 @@ class TrainerStatus(RoleStatus):
     growths: Count | None = None
     """Growths in a row that found no node."""
     waiting_on: str | None = None
-    """What it waits for to grow."""
+    """What another size waits for."""
 
 
 class InferenceStatus(RoleStatus):

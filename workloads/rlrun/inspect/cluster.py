@@ -227,8 +227,8 @@ def _start(one: Manifest, attempt: int) -> Start | None:
 
 
 def _why(one: Manifest) -> str | None:
-    """Reason for the number of a role's pods, and what a smaller trainer waits for."""
-    waits = f"to grow it waits: {one['waitingOn']}" if one.get("waitingOn") else ""
+    """Reason for the number of a role's pods, and what another number waits for."""
+    waits = f"another number waits for: {one['waitingOn']}" if one.get("waitingOn") else ""
     return printable("; ".join(filter(None, (str(one.get("reason") or ""), waits)))) or None
 
 

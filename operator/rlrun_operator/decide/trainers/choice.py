@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from rlrun.config.models.parallel import Sizes
 
+PATIENCE_SECONDS = 2.0
+"""A healthy start finds nodes faster than an explanation would help."""
 MOST_DOUBLINGS = 4
 """The time until the next growth is at most so often doubled."""
 
@@ -58,7 +60,7 @@ class Choice:
     Attributes:
         size: as before where nothing changes.
         why: empty where nothing changes.
-        waiting_on: cause of a growth's wait; None: the size is the largest one.
+        waiting_on: cause of the wait for another size; None: the size is the largest one.
     """
 
     size: int
@@ -100,7 +102,10 @@ def _fewer(look: Look, rules: Rules) -> Choice:
     lacks = f"{look.size - look.placed} of {_pods(look.size)}"
     size = rules.sizes.at_most(min(look.placed, look.size - 1))
     if size is None or look.waited < rules.wait_seconds:
-        return Choice(look.size)
+        goes_on = f"it goes on with {_pods(size)} after {rules.wait_seconds:g} s" if size else "fewer are not enough"
+        return Choice(
+            look.size, waiting_on=f"nodes for {lacks}; {goes_on}" if look.waited >= PATIENCE_SECONDS else None
+        )
     found = f"{lacks} found no node within {rules.wait_seconds:g} s"
     skipped = rules.sizes.left_out.get(look.placed)
     reason = f", and {_pods(look.placed)} do not divide: {skipped}".replace(";", ",") if skipped else ""

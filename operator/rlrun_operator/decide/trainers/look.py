@@ -19,11 +19,13 @@ CLOSE_SHARE = 4
 
 
 def noted(case: Case, heard: progress.Report | None, change: StatusChange) -> StatusChange:
-    """`status.trainer` of `change`, with what a growth waits for, and without growths that were tried in vain once it trains."""
-    trainer, look, rules = change.values().get("trainer"), look_at(case), rules_of(case)
-    if trainer is None or look is None or rules is None or case.beginning:
+    """`status.trainer` of `change`, with what another size waits for, and without growths that were tried in vain once it trains."""
+    trainer = change.values().get("trainer")
+    if trainer is None or case.beginning or case.host_name is not None:
         return NO_CHANGE
-    update: dict[str, object] = {"waiting_on": choose(look, rules).waiting_on}
+    look, rules = look_at(case), rules_of(case)
+    waits = choose(look, rules).waiting_on if look is not None and rules is not None else None
+    update: dict[str, object] = {"waiting_on": waits}
     if trainer.grown_from is not None and progress.is_training(heard):
         update |= {"grown_from": None, "growths": None}
     return StatusChange(trainer=trainer.model_copy(update=update))
@@ -55,7 +57,7 @@ def rules_of(case: Case) -> Rules | None:
 
 
 def look_at(case: Case, *, asks_room: bool = True) -> Look | None:
-    """The attempt that is under way; None: there is none whose workloads were all seen.
+    """The attempt that is under way; None: there is none whose workloads were all seen, or it has all pods, and each has a node.
 
     Args:
         case: the run.
@@ -71,8 +73,8 @@ def look_at(case: Case, *, asks_room: bool = True) -> Look | None:
     placed = min(size, sum(pod.node is not None for pod in pods))
     if placed < size:
         return Look(size, placed, waited=_waited(case))
-    if past.trainer.size is None:
-        return Look(size, placed)
+    if past.trainer.size is None:  # it has all of its pods, though an edit that is pending may ask for more
+        return None
     waits = _grows_in(case, known=True)
     if waits or not asks_room:
         return Look(size, placed, grows_in=waits)

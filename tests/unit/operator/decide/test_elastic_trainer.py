@@ -145,6 +145,7 @@ def test_a_lost_node_is_waited_for_and_then_done_without() -> None:
     kube.tick(5)
     assert (kube.status["attempt"], size(kube)) == (2, (4, None, "4")), "a node may come"
     kube.tick(90)
+    assert kube.status["trainer"]["waitingOn"] == "nodes for 1 of 4 pods; it goes on with 3 pods after 100 s"
     assert kube.status["attempt"] == 2
     kube.tick(10)
     kube.tick(5)
@@ -302,3 +303,13 @@ def test_a_queue_gives_fewer_pods_and_says_when_there_are_more() -> None:
     trains(kube, 60, 0, 60)
     kube.tick(5)
     assert size(kube) == (4, None, "4")
+
+
+def test_more_replicas_in_an_edit_that_is_pending_are_no_growth() -> None:
+    kube, _ = began(8)
+    kube.start(step=30)
+    kube.edit(trainer=SPEC["trainer"] | {"replicas": 8})
+    kube.tick(2000)
+    trains(kube, 41, 30, 40)
+    assert (size(kube), kube.status["attempt"]) == ((4, None, "4"), 1)
+    assert "waitingOn" not in kube.status["trainer"]
