@@ -177,3 +177,12 @@ def test_a_run_that_does_not_fit_is_a_notice_where_its_gpus_are_known() -> None:
     assert found.notice
     assert found.key == ("trainer",)
     assert "`rlrun fit`" in found.message
+
+
+def test_the_fewest_pods_of_an_elastic_trainer_have_to_fit_too() -> None:
+    pods = {"replicas": 32, "gpusPerReplica": 1, "activationCheckpointing": "full"}
+    base = {"model": {"name": "Qwen/Qwen3-8B"}, "placement": {"gpuProduct": "NVIDIA-L4"}}
+    assert not [*sizes(spec(**base, trainer=pods | {"elastic": {"min": 32}}), ())]
+    (found,) = sizes(spec(**base, trainer=pods | {"elastic": {"min": 2}}), ())
+    assert (found.key, found.notice) == (("trainer", "elastic"), True)
+    assert found.message.startswith("does not fit with min (2) pods: each GPU needs about")

@@ -82,13 +82,20 @@ def _memory(spec: RLRunSpec, model: Architecture, reference: Architecture | None
     memory = {role: size for role, size in known.items() if size is not None}
     if len(memory) < len(gpu_products(spec)):
         return
-    for one in needs_of(spec, Surroundings(model, reference, memory, gpu_products(spec).get("trainer"))):
+    surroundings = Surroundings(model, reference, memory, gpu_products(spec).get("trainer"))
+    words = "each GPU needs about {} and has {}; `rlrun fit` names what to change"
+    needs = needs_of(spec, surroundings)
+    for one in needs:
         if not one.fits:
-            yield Finding(
-                (one.role,),
-                f"does not fit: each GPU needs about {gib(one.total)} and has {gib(one.limit)}; `rlrun fit` names what to change",
-                notice=True,
-            )
+            yield Finding((one.role,), f"does not fit: {words.format(gib(one.total), gib(one.limit))}", notice=True)
+    block = spec.trainer.elastic
+    if block is None or not all(one.fits for one in needs):
+        return
+    smallest = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"replicas": block.min})})
+    for one in needs_of(smallest, surroundings):
+        if one.role == "trainer" and not one.fits:
+            found = f"does not fit with min ({block.min}) pods: {words.format(gib(one.total), gib(one.limit))}"
+            yield Finding(("trainer", "elastic"), found, notice=True)
 
 
 def _shape(model: ModelConfig) -> Architecture | None:
