@@ -1,0 +1,68 @@
+"""An elastic trainer on a real control plane: a node goes, the run goes on with fewer pods, the node comes back, and it has all again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import wait_for
+from tests.controlplane.world import APPS, World
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Two, each for one pod of the trainer."""
+    names = cluster.add_fake_nodes(2, gpus=8, prefix="elastic-trainer")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+def wait_size(world: World, pods: int, attempt: int) -> dict[str, Any]:
+    """The status, once so many pods of the trainer are ready in this attempt."""
+    status = wait_for(
+        lambda: world.status("a"),
+        lambda s: (s.get("attempt"), s.get("trainerReady")) == (attempt, f"{pods}/{pods}"),
+        f"{pods} trainer pods in attempt {attempt}",
+        timeout=120,
+    )
+    child = world.kube("GET", world.path(APPS, "statefulsets", "a-trainer"))["spec"]
+    (container,) = child["template"]["spec"]["containers"]
+    told = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert (child["replicas"], told["RLRUN_NNODES"]) == (pods, str(pods))
+    return status
+
+
+def test_a_run_goes_on_with_fewer_nodes_and_has_all_again(
+    world: World, cluster: Cluster, nodes: tuple[str, ...]
+) -> None:
+    trainer = {"replicas": 2, "gpusPerReplica": 8, "elastic": {"min": 1, "waitSeconds": 3600, "growSeconds": 5}}
+    world.create("a", trainer=trainer, checkpoint={"interval": 10})
+    wait_size(world, 2, 1)
+    world.renew("a", 12, checkpoint_step=10)
+    world.wait_phase("a", "Running", attempt=1)
+
+    lost = next(pod["spec"]["nodeName"] for pod in world.pods("a") if pod["metadata"]["name"] == "a-trainer-1")
+    cluster.kubectl("drain", lost, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
+    world.wait_phase("a", "Starting", attempt=2, timeout=120)
+    world.edit("a", {"trainer": {"elastic": {"waitSeconds": 5}}})
+    status = wait_size(world, 1, 3)
+    world.edit("a", {"trainer": {"elastic": {"waitSeconds": 3600}}})  # however slow this machine is
+    assert status["trainer"]["size"] == 1
+    assert status["trainer"]["reason"] == "2 to 1 pod: 1 of 2 pods found no node within 5 s"
+    assert status["restartsCountedTowardsMax"] == 0
+    world.renew("a", 21, attempt=3, resumed_from_step=10, checkpoint_step=10)
+    world.wait_phase("a", "Running", attempt=3)
+
+    cluster.kubectl("uncordon", lost)
+
+    def trains() -> dict[str, Any]:
+        world.renew("a", 22, attempt=3, resumed_from_step=10, checkpoint_step=20)
+        return world.status("a")
+
+    wait_for(trains, lambda s: s.get("attempt") == 4 or s.get("phase") == "Restarting", "it grows", timeout=120)
+    status = wait_size(world, 2, 4)
+    assert "size" not in status["trainer"]
+    assert world.events("a").count("TrainerResized") >= 1
