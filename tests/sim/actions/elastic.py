@@ -30,5 +30,5 @@ ELASTIC: dict[str, Action] = {
     "nodes come": Action(_nodes_come, 2, always=True),
     "long calm": Action(_long_calm, 8, always=True),
 }
-LEFT_OUT = ("wall clock set", "spec edited", "spec mended", "status edited")
+LEFT_OUT = ("wall clock set", "clock far off", "spec edited", "spec mended", "status edited")
 """Events that the rules of sizes do not reckon with: they count by a steady clock, and of one specification."""

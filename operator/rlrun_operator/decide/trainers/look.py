@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlrun_operator.decide import stall
 from rlrun_operator.decide.snapshot import Case
-from rlrun_operator.decide.trainers.choice import Look, Rules, choose
+from rlrun_operator.decide.trainers.choice import MOST_DOUBLINGS, Look, Rules, choose, grow_delay
 from rlrun_operator.decide.trainers.room import room
 from rlrun_operator.state import Fact
 from rlrun_operator.status import progress, reasons
@@ -84,7 +84,9 @@ def look_at(case: Case, *, asks_room: bool = True) -> Look | None:
 
 def _grows_in(case: Case, *, known: bool) -> float:
     """Seconds until the trainer may grow; `known`: whether what is free is."""
-    times = [seconds_of(case.past.trainer.grow_time) or 0.0]
+    rules, promised = rules_of(case), seconds_of(case.past.trainer.grow_time) or 0.0
+    longest = grow_delay(rules, MOST_DOUBLINGS) if rules is not None else 0.0
+    times = [promised if promised <= case.now + longest else 0.0]  # later than that: the clock was set
     if not known:  # nodes are asked for only now, by an operator that has just begun
         times.append((case.observed.watching_since or 0.0) + LOOK_SECONDS)
     return max(0.0, max(times) - case.now)

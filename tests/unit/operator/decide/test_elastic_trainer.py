@@ -227,6 +227,17 @@ def test_it_grows_at_a_checkpoint_when_nodes_have_room_and_loses_no_step() -> No
     assert "grownFrom" not in kube.status["trainer"]
 
 
+def test_a_time_far_in_the_future_is_not_believed_as_the_clock_was_set() -> None:
+    kube, room = shrunk(2)
+    room.pods = 4
+    trains(kube, 41, 30, 40)
+    kube.run["status"]["trainer"]["growTime"] = "2099-01-01T00:00:00Z"
+    kube.tick(61)
+    trains(kube, 60, 30, 60)
+    kube.tick(5)
+    assert size(kube) == (4, None, "4")
+
+
 def test_what_a_cordoned_or_full_node_has_is_no_room() -> None:
     kube, _ = shrunk(2)
     kube.nodes = [node("node-1"), node("node-2"), node("node-3", unschedulable=True), node("node-4", gpus=4)]
