@@ -34,7 +34,8 @@ def generate(seed: int, *, queued: bool = False, elastic: bool = False) -> list[
     """A history. Each has kinds of faults of its own: where all are possible, those that need quiet between them never meet."""
     random = Random(seed)
     actions = RESIZED if elastic else ACTIONS | QUEUE if queued else ACTIONS
-    chosen = {name: action.weight for name, action in actions.items() if action.always or random.random() < 0.5}
+    share = 0.2 if elastic else 0.5  # most others keep the run from having a size at all
+    chosen = {name: action.weight for name, action in actions.items() if action.always or random.random() < share}
     names = random.choices(list(chosen), list(chosen.values()), k=random.randint(*LENGTH))
     return [(name, random.randrange(12), random.randrange(12)) for name in names]
 

@@ -50,7 +50,9 @@ def a_size_does_not_flap(world: World, old: Json, new: Json) -> str | None:
         return f"it grows {at - last:.0f} s after the last change; growSeconds is {world.elastic['growSeconds']}"
     volume = world.cluster.volume
     attempt = new["attempt"]
-    if volume.step.get(attempt, 0) - volume.complete >= CHECKPOINT_EVERY or volume.complete <= volume.begun_at[attempt]:
+    if volume.step.get(attempt, 0) - volume.complete >= CHECKPOINT_EVERY or volume.complete <= volume.begun_at.get(
+        attempt, volume.complete
+    ):
         return f"it grows at step {volume.step.get(attempt)} of attempt {attempt}, and the newest checkpoint is of {volume.complete}"
     return None
 

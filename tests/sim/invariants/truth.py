@@ -39,6 +39,7 @@ def unnamed(world: World, said: Sequence[str] = ()) -> str | None:
     quiet = (
         cluster.schedules
         and cluster.starts
+        and cluster.room is None
         and not (
             cluster.down
             or cluster.lingering
