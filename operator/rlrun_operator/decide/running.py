@@ -18,7 +18,7 @@ from rlrun_operator.names import ACCESS_ANNOTATION, REPLICA_FAILURE
 from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Delete, Manifest, Scale
 from rlrun_operator.status import diagnose, progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange, combined
-from rlrun_operator.status.conditions import Say, find, is_true, not_failed, since
+from rlrun_operator.status.conditions import Say, begun, find, is_true, not_failed, since
 from rlrun_operator.status.diagnose import Scene
 
 PATIENCE_SECONDS = 2.0
@@ -187,10 +187,10 @@ class _Waits:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        begun = [since(case.past.conditions, kind, true=False) for kind in (reasons.RESTARTING, reasons.SUSPENDED)]
         # Events are there before an attempt is on record only where it is due and not let in: nothing is asked for at a healthy start.
         kept_out = since(case.past.conditions, reasons.RESTARTING, true=True) if case.observed.events else None
-        self._begun = max((when for when in begun if when is not None), default=kept_out)
+        began = begun(case.past.conditions)
+        self._begun = kept_out if began is None else began
 
     def seconds(self, kind: str) -> float:
         waiting = since(self._case.past.conditions, kind, true=False)

@@ -14,7 +14,7 @@ from rlrun_operator.failures.detect import Cause
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import Say, since
+from rlrun_operator.status.conditions import Say, begun, since
 from rlrun_operator.times import rfc3339, seconds_of
 
 WINDOW_SECONDS = 3600.0
@@ -83,10 +83,7 @@ def lifted(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
         now: seconds since the epoch.
     """
     held = {node.name for node in active(past, now)}
-    waiting, begun = (
-        since(past.conditions, reasons.SCHEDULED, true=False),
-        since(past.conditions, reasons.RESTARTING, true=False),
-    )
+    waiting, began = since(past.conditions, reasons.SCHEDULED, true=False), begun(past.conditions)
     for pod in pods:
         names = avoided(pod.manifest) if pod.node is None and pod.unscheduled is not None else set()
         if not names:
@@ -96,7 +93,7 @@ def lifted(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
         if free:
             told = f"node {', '.join(sorted(free))} is no longer excluded, and the pod has no other"
             return _cause(pod, reasons.NODE_ALLOWED, told)
-        if waiting is not None and begun is not None and now - max(waiting, begun) >= NEEDED_AFTER_SECONDS:
+        if waiting is not None and began is not None and now - max(waiting, began) >= NEEDED_AFTER_SECONDS:
             told = (
                 f"no node but the excluded one takes the pod within {NEEDED_AFTER_SECONDS:g} s; {shown} is used again"
             )

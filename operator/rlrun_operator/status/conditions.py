@@ -50,6 +50,12 @@ def since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | 
     return seconds_of(found.last_transition_time)
 
 
+def begun(conditions: Sequence[Condition]) -> float | None:
+    """Time since which the present attempt is on record: after a restart, or after a suspension; None: no attempt is."""
+    times = [since(conditions, kind, true=False) for kind in (reasons.RESTARTING, reasons.SUSPENDED)]
+    return max((time for time in times if time is not None), default=None)
+
+
 def not_failed(past: Sequence[Condition]) -> dict[str, Say]:
     """Failed of a run that goes on: its specification alone was wrong and is corrected, or it was asked to begin again."""
     return (

@@ -9,7 +9,7 @@ from rlrun_operator.decide.trainers.room import room
 from rlrun_operator.state import Fact
 from rlrun_operator.status import progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
-from rlrun_operator.status.conditions import since
+from rlrun_operator.status.conditions import begun, since
 from rlrun_operator.times import seconds_of
 
 LOOK_SECONDS = 60.0
@@ -95,8 +95,8 @@ def _grows_in(case: Case, *, known: bool) -> float:
 def _waited(case: Case) -> float:
     """Seconds for which the attempt's pods have lacked nodes, by the record of conditions."""
     waits = since(case.past.conditions, reasons.SCHEDULED, true=False)
-    begun = since(case.past.conditions, reasons.RESTARTING, true=False)
-    return max(0.0, case.now - max(waits, begun)) if waits is not None and begun is not None else 0.0
+    began = begun(case.past.conditions)
+    return max(0.0, case.now - max(waits, began)) if waits is not None and began is not None else 0.0
 
 
 def _at_checkpoint(case: Case, heard: progress.Report | None) -> bool:

@@ -168,6 +168,22 @@ def test_a_node_that_comes_in_time_is_used() -> None:
     assert (size(kube), kube.status["attempt"], kube.status["trainerReady"]) == ((4, None, "4"), 2, "4/4")
 
 
+def test_the_time_before_a_suspension_is_no_wait_for_nodes() -> None:
+    kube, room = began()
+    kube.start(step=30)
+    kube.edit(suspend=True)
+    kube.tick(5)
+    kube.tick(500)
+    room.pods = 3
+    kube.edit(suspend=False)
+    kube.tick(5)
+    kube.tick(5)
+    assert (size(kube), kube.status["attempt"]) == ((4, None, "4"), 2)
+    kube.tick(100)
+    kube.tick(5)
+    assert size(kube) == (3, 3, "3")
+
+
 def test_never_fewer_than_min() -> None:
     kube, _ = shrunk(1, SPEC | {"trainer": SPEC["trainer"] | {"elastic": ELASTIC | {"min": 2}}})
     kube.tick(1000)
