@@ -110,7 +110,7 @@ def test_layers_with_and_without_a_window_are_two_kinds(
 ) -> None:
     """Also where a row's sequences are shorter than the window, which then ends nothing."""
     kinds = ["sliding_attention", "full_attention"]
-    config = Gemma3TextConfig(**SHAPE, sliding_window=8, layer_types=kinds)
+    config = Gemma3TextConfig(**SHAPE, sliding_window=18, layer_types=kinds)
     model = Gemma3ForCausalLM._from_config(config, attn_implementation=packed_attention.implementation("fa3")).train()
     shard(model, solo, memory=Memory(compile=True, activations="selective"))
     assert graphs_of_rows(model, make_sample, counted) == 2
