@@ -82,6 +82,19 @@ def test_a_volume_that_stops_the_run_is_said_once(tmp_path: Path, monkeypatch: p
     ]
 
 
+def test_a_wait_is_one_line_without_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = ["trainer: loading since 03:30:13Z", "trainer: loading since 03:30:13Z; 2 of 4 files, a long line"]
+    answers = iter([None, *({"waiting_on": text} for text in waits)])
+    monkeypatch.setattr(view_module, "read_progress", lambda *_: next(answers))
+    console = Console(file=io.StringIO(), width=30)
+    view = View(console, name="a", max_steps=9, metrics=tmp_path / "m", url="", api_key="k", plain=True)
+    with view:
+        for _ in range(3):
+            view.update("the roles to start since 0s")
+    lines = [line.partition("] ")[2] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert lines == ["the roles to start", "trainer: loading"]
+
+
 def test_a_tiny_negative_number_has_no_sign() -> None:
     assert step_line({"step": 3, "loss": -1e-9}, 9) == "step 3/9  loss 0.0000"
     assert step_line({"step": 3, "loss": -0.25}, 9) == "step 3/9  loss -0.2500"

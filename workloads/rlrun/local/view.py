@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +23,8 @@ from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
 
 _SPARKS = "▁▂▃▄▅▆▇█"
+_SINCE = re.compile(r" since [^\s;]+")
+"""Beginning of a wait, which the time before its line says too."""
 _POLL_TIMEOUT_SECONDS = 2.0
 
 
@@ -224,12 +227,8 @@ class View:
                 self._console.print(text, highlight=False, soft_wrap=True, markup=False)
             if not self._tail.lines and waiting.split(" since")[0] != self._waiting:
                 self._waiting = waiting.split(" since")[0]
-                self._console.print(
-                    f"[{duration(time.monotonic() - self._began)}] {waiting}",
-                    highlight=False,
-                    markup=False,
-                    soft_wrap=True,
-                )
+                text = f"[{duration(time.monotonic() - self._began)}] {_SINCE.sub('', waiting)}"
+                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
         elif self._live is not None:
             draw = self._panel if self._max_steps is not None else self._counts
             self._live.update(draw(progress or {}, waiting))
