@@ -37,9 +37,8 @@ class Keeping(Mixture):
         return cls(loss.own, loss.environments, loss.gae)
 
     def __call__(self, logprobs: Tensor, **arguments: Any) -> LossOutput:
-        if list(arguments["sequence_lengths"]) != [
-            1
-        ]:  # not `Mixture.merged`, which asks for the names of metrics with one token
+        # `Mixture.merged` asks for the names of metrics with a sequence of one token; no row has such a one.
+        if list(arguments["sequence_lengths"]) != [1]:
             self.kept.append(_Call(logprobs.detach(), arguments))
         return super().__call__(logprobs, **arguments)
 
