@@ -27,6 +27,7 @@ _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 ANY_API_SERVER: tuple[Json, ...] = ({"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]},)
 """Ports where the API server's addresses are not known: a policy sees its own port, not that of its Service, and these two are in use
 almost everywhere."""
+_FLAGS = ("RLRUN_READ_NODES", "RLRUN_ASSIGNED_USERS")
 _LEVELS = ("debug", "info", "warning", "error")
 _IMAGES: dict[str, Role] = {
     "RLRUN_TRAINER_IMAGE": "trainer",
@@ -207,18 +208,14 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     defaults = OperatorSettings()
     namespaces = _namespaces(environ, wrong)
     images = _images(environ, wrong)
-    domain = environ.get("RLRUN_CLUSTER_DOMAIN") or defaults.render.cluster_domain
-    if not _DOMAIN.fullmatch(domain):
-        wrong("RLRUN_CLUSTER_DOMAIN", "set the cluster's DNS domain, such as cluster.local")
+    domain = _domain(environ, wrong, defaults.render.cluster_domain)
     if (policy := environ.get("RLRUN_IMAGE_PULL_POLICY") or None) is not None:
         choice("RLRUN_IMAGE_PULL_POLICY", get_args(PullPolicy), "")
     level = choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
     log_format = choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
-    read_nodes = choice("RLRUN_READ_NODES", ("true", "false"), "false")
-    assigned = choice("RLRUN_ASSIGNED_USERS", ("true", "false"), "false")
+    read_nodes, assigned = (choice(name, ("true", "false"), "false") == "true" for name in _FLAGS)
     name, lease = label("RLRUN_OPERATOR_NAME", ""), label("RLRUN_LEASE_NAME", MANAGER)
-    installation = _installation(environ, problems)
-    network = _network(environ, problems)
+    installation, network = _installation(environ, problems), _network(environ, problems)
     queue, port = _queue(environ, problems), _port(environ, problems)
     if problems:
         raise SettingsError("; ".join(problems))
@@ -229,12 +226,12 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
             cluster_domain=domain,
             network=network,
             installation=installation,
-            assigned_users=assigned == "true",
+            assigned_users=assigned,
             kueue=queue.kind == "kueue",
         ),
         name=name,
         namespaces=namespaces,
-        read_nodes=read_nodes == "true",
+        read_nodes=read_nodes,
         log_level=level,
         log_format="json" if log_format == "json" else "plain",
         http_port=port,
@@ -245,6 +242,13 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         defaults_folder=Path(folder) if (folder := environ.get("RLRUN_DEFAULTS_FOLDER")) else None,
         defaults_name=environ.get("RLRUN_DEFAULTS_NAME", ""),
     )
+
+
+def _domain(environ: Mapping[str, str], wrong: Callable[[str, str], None], default: str) -> str:
+    domain = environ.get("RLRUN_CLUSTER_DOMAIN") or default
+    if not _DOMAIN.fullmatch(domain):
+        wrong("RLRUN_CLUSTER_DOMAIN", "set the cluster's DNS domain, such as cluster.local")
+    return domain
 
 
 def _namespaces(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ FOUND_AT: dict[str, int] = {
     "a_name_that_was_taken_stays_so": 2,
     "what_admission_refuses_fails_the_run": 4,
     "a_webhook_that_is_away_is_told_to_nobody": 434,
-    "what_was_refused_is_told_for_ever": 3,
+    "what_was_refused_is_told_for_ever": 140,
     "a_rejection_outlives_the_edit_that_mends_it": 13,
     "a_refused_resumption_is_taken_for_begun": 2513,
     "what_has_no_number_is_called_starting": 18,

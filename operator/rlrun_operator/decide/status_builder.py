@@ -104,7 +104,7 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
 
 
 def _restart(case: Case, conditions: Sequence[Condition], attempt: int) -> RestartStatus | None:
-    """Where the time of the last restart goes, or went."""
+    """Time of the last restart, by phase."""
     was, restarting = is_true(case.past.conditions, reasons.RESTARTING), find(conditions, reasons.RESTARTING)
     now = restarting is not None and restarting.status == "True"
     past = case.past.last_restart

@@ -92,7 +92,7 @@ def _rest(case: Case, waits_for: str = "") -> Decision:
 
 
 def _awaited(case: Case) -> str:
-    """What a suspended run waits for, as the end of a sentence."""
+    """Condition that a suspended run waits for, as the end of a sentence."""
     waits = ["spec.suspend is false"] if queueing.is_suspended_by_user(case) or not budget.is_spent(case) else []
     if budget.is_spent(case):
         waits.append(f"budget.gpuHours is more than the {budget.gpu_hours(case):g} that are spent")

@@ -399,7 +399,7 @@ def merge_patch(old: Mapping[str, object], new: Mapping[str, object]) -> dict[st
 
 
 def _edition(metadata: Manifest, defaults: TeamDefaults | None) -> tuple[object, ...]:
-    """What children are rendered from: the run's specification, and its namespace's defaults."""
+    """Sources that children are rendered from: the run's specification, and its namespace's defaults."""
     return metadata["uid"], metadata.get("generation", 0), defaults.mark if defaults is not None else None
 
 

@@ -1,4 +1,4 @@
-"""Where a restart's time goes: seconds by phase, from the end of an attempt that was seen to the first new step of the next one.
+"""Time of a restart: seconds by phase, from the end of an attempt that was seen to the first new step of the next one.
 
 Each phase ends when this operator first sees what ends it, by its own clock; those inside of the trainer are its own measurements. What
 is left between the two is `other`, so that the phases add up to the whole. Pure.

@@ -103,7 +103,7 @@ class TrainerStatus(RoleStatus):
     growths: Count | None = None
     """Growths in a row that found no node."""
     waiting_on: str | None = None
-    """What another size waits for."""
+    """Condition that another size waits for."""
 
 
 class InferenceStatus(RoleStatus):
@@ -264,7 +264,7 @@ class CostStatus(Config):
 
 
 class RestartStatus(Config):
-    """Where the time of the last restart went."""
+    """Time of the last restart, by phase."""
 
     since: str
     """When the end of the attempt before was seen (RFC 3339)."""
@@ -348,7 +348,7 @@ class RLRunStatus(Config):
     failures: list[FailureRecord] = Field(default_factory=list, max_length=5)
     """The last five, newest last."""
     last_restart: RestartStatus | None = None
-    """Where the time of the last restart went."""
+    """Time of the last restart, by phase."""
     excluded_nodes: Annotated[list[ExcludedNode], Field(max_length=16)] | None = None
     """Left out by the next attempts."""
     storage: StorageStatus | None = None
@@ -356,7 +356,7 @@ class RLRunStatus(Config):
     queue: QueueStatus | None = None
     """Place in the queue, if the operator has one."""
     cost: CostStatus | None = None
-    """What the run has cost, if it had GPUs."""
+    """Cost of the run, if it had GPUs."""
     shared_with: SharedWithStatus | None = None
     """The host of a guest (`trainer.sharedWith`)."""
     guests: list[str] | None = None

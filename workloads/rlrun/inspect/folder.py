@@ -65,7 +65,6 @@ def read_folder(root: Path, now: float) -> Snapshot:
     waits = forked is not None and record is None and len(numbers) < 2  # its one attempt is the other run's
     alive = record.alive(now) if record is not None else not waits and _touched(paths, numbers, now)
     progress = _progress(paths, role, record if alive else None, lines, numbers[-1] if numbers else 0)
-    failures = tuple(f for n in numbers[-_FAILURES:] if (f := _failure(paths, n, record)) is not None)
     base = Snapshot(
         place="folder",
         name=printable(str(role.get("name") or _json(paths.identity).get("name") or root.name)),
@@ -79,7 +78,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
         restarts_counted=0,
         max_restarts=None,
         progress=progress,
-        failures=failures,
+        failures=_failures(paths, numbers, record),
         host=_text(role.get("shared_with")),
         start=_start(lines),
         forked_from=forked,
@@ -95,6 +94,11 @@ def read_folder(root: Path, now: float) -> Snapshot:
         again = f"rlrun local {base.where}/{paths.manifest.name} --output-dir {base.where} --resume"
         judged = replace(judged, message=f"it is a fork that was not started yet; `{again}` starts it", go_on=again)
     return _with_conditions(judged, paths, role, record if alive else None, now)
+
+
+def _failures(paths: RunPaths, numbers: Sequence[int], record: LauncherRecord | None) -> tuple[Failure, ...]:
+    """Failures of the last attempts, as far as they left a trace."""
+    return tuple(found for n in numbers[-_FAILURES:] if (found := _failure(paths, n, record)) is not None)
 
 
 def _forked(paths: RunPaths) -> str | None:

@@ -80,7 +80,7 @@ def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
 
 
 class Parts(Protocol):
-    """What belongs to a run in a cluster. Each raises `ClusterError` where it cannot be read."""
+    """Objects of a run in a cluster. Each raises `ClusterError` where it cannot be read."""
 
     def pods(self, namespace: str, run: str) -> Json:
         """List of its pods."""

@@ -213,7 +213,7 @@ class _Call:
         return f"{self.command} --output-dir {shlex.quote(self.folder)} --resume"
 
     def farewell(self, *, failed: bool) -> list[str]:
-        """What is saved, where things are, and how to go on."""
+        """Lines on the last checkpoint, the places of things, and the way to go on."""
         told = Farewell(self.paths, shlex.quote(self.folder), self.again, trains=self.trains, failed=failed)
         return list(told.lines())
 

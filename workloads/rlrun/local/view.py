@@ -8,6 +8,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -217,21 +218,26 @@ class View:
         results = [printable(str(line)) for line in (progress or {}).get("results") or ()]
         known, self._results = self._results, results or self._results
         if self._plain:
-            for line in new:
-                self._console.print(step_line(line, self._max_steps or 0), highlight=False, soft_wrap=True)
-            for result in self._results[len(known) :]:
-                self._console.print(result, highlight=False, soft_wrap=True, markup=False)
-            if progress is not None and (trouble := _trouble_of(progress)) != self._trouble:
-                self._trouble = trouble
-                text = trouble or "the volume can be written again"
-                self._console.print(text, highlight=False, soft_wrap=True, markup=False)
-            if not self._tail.lines and waiting.split(" since")[0] != self._waiting:
-                self._waiting = waiting.split(" since")[0]
-                text = f"[{duration(time.monotonic() - self._began)}] {_SINCE.sub('', waiting)}"
-                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._print(new, self._results[len(known) :], waiting)
         elif self._live is not None:
             draw = self._panel if self._max_steps is not None else self._counts
             self._live.update(draw(progress or {}, waiting))
+
+    def _print(self, new: Sequence[MetricsLine], results: Sequence[str], waiting: str) -> None:
+        """Print news since the last look: steps, results, a full volume, and what is waited for before the first step."""
+        progress = self.progress
+        for line in new:
+            self._console.print(step_line(line, self._max_steps or 0), highlight=False, soft_wrap=True)
+        for result in results:
+            self._console.print(result, highlight=False, soft_wrap=True, markup=False)
+        if progress is not None and (trouble := _trouble_of(progress)) != self._trouble:
+            self._trouble = trouble
+            text = trouble or "the volume can be written again"
+            self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        if not self._tail.lines and waiting.split(" since")[0] != self._waiting:
+            self._waiting = waiting.split(" since")[0]
+            text = f"[{duration(time.monotonic() - self._began)}] {_SINCE.sub('', waiting)}"
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _counts(self, progress: Json, waiting: str) -> Group:
         """Panel of a run that trains nothing."""

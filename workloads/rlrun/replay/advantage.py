@@ -48,7 +48,7 @@ class Advantage:
     name: str
     """The estimator."""
     options: Mapping[str, object]
-    """Those that are not the default."""
+    """Options that are not the default."""
     rewards: tuple[float, ...]
     """Of the group, in the order of the rollouts, as the estimator got them."""
     stages: tuple[Stage, ...]
@@ -57,7 +57,7 @@ class Advantage:
     stored: tuple[float, ...]
     """Per loss token, of the batch."""
     note: str | None = None
-    """What the numbers do not say."""
+    """Remark that the numbers do not make."""
 
     @property
     def equal(self) -> bool:

@@ -85,7 +85,7 @@ class Plan:
     attempt: Attempt
     """The attempt that trained the step."""
     lines: dict[int, MetricsLine] = field(default_factory=dict)
-    """What `metrics.jsonl` says of the steps."""
+    """Lines of `metrics.jsonl` by step."""
 
     @property
     def reconfigured(self) -> bool:
@@ -94,7 +94,7 @@ class Plan:
 
 
 def read_run(root: Path) -> Recorded:
-    """What a folder has of a run.
+    """Parts of a run that a folder holds.
 
     Raises:
         ReplayError: it holds no run, one that trains nothing, or a guest of another run's trainer.

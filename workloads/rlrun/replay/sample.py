@@ -89,7 +89,7 @@ def index_of(batch: Batch, wanted: str) -> int:
 
 
 def report(batch: Batch, index: int, settings: Mapping[str, AdvantageConfig]) -> SampleReport:
-    """What a batch says of a sample.
+    """Report on a sample from its batch.
 
     Args:
         batch: of the step.

@@ -32,7 +32,7 @@ class Launched:
 
     process: subprocess.Popen[bytes]
     log: Path
-    """What it prints."""
+    """Its output."""
     begin: int
     """Place in the log at which it began."""
 

@@ -170,7 +170,7 @@ class RunView(Answer):
     files: bool
     """True if curves and rollouts can be read."""
     unread: list[str]
-    """What cannot be read, each with the cause and another way."""
+    """Parts that cannot be read, each with the cause and another way."""
     conditions: list[ConditionView]
     events: list[EventView]
     """Newest first."""
@@ -392,7 +392,7 @@ class Comparison(Answer):
 
 
 class Me(Answer):
-    """Who asks."""
+    """The user of the page."""
 
     user: str | None
     """None: this server asks nobody who they are."""

@@ -102,7 +102,7 @@ def run_view(run: Run) -> models.RunView:
 
 
 def _cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> models.CostView | None:
-    """What the run has cost: as its status counts it, or by the columns of its metrics; None: nothing is known."""
+    """Cost of the run: as its status counts it, or by the columns of its metrics; None: nothing is known."""
     if seen.place == "cluster":
         uses, gpus = sums(seen.cost), True
     else:

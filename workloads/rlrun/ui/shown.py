@@ -39,7 +39,7 @@ class Run(Protocol):
         """A look with all parts."""
 
     def manifest(self) -> dict[str, object]:
-        """What was asked for, with secrets."""
+        """The manifest as it was given, with secrets."""
 
     def files(self) -> OpenRun:
         """Its files.
@@ -56,11 +56,11 @@ class Runs(Protocol):
 
     @property
     def nothing(self) -> str:
-        """What to say where there is none."""
+        """Sentence for a page without runs."""
 
     @property
     def user(self) -> str | None:
-        """Who asks; None: nobody has to say so."""
+        """Name of the user; None: nobody has to log in."""
 
     def all(self) -> Iterable[Run]:
         """All of them, in the order in which they are shown."""
@@ -73,7 +73,7 @@ class Runs(Protocol):
         """
 
     def seen(self, fingerprints: Mapping[str, str]) -> Mapping[str, str] | None:
-        """Those of the fingerprints of all runs that may be told now; None: nothing may be told any more."""
+        """Fingerprints of the runs that may be told now; None: nothing may be told any more."""
 
 
 class FolderRun:

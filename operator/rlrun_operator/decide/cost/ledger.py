@@ -12,7 +12,7 @@ seldom somebody looks. What nobody can know is bounded:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,31 +83,41 @@ def look(case: Case) -> Ledger:
     to = int(recorded) if recorded is not None else now
     upto = now if now >= to or to - now > SKEW_SECONDS else to
     known = _known(past.pods) if past is not None and recorded is not None else {}
-    named, spans, listed, holds = resource_of(case.observed.run), [], [], 0
-    there: set[str] = set()
+    held = list(_holders(case))
+    spans = [span for pod, gpus in held if (span := _held(pod, gpus, known.get(pod.uid), to, upto)) is not None]
+    there = {pod.uid for pod, _ in held}
+    spans += [_vanished(gone, to, upto) for uid, gone in known.items() if uid not in there and gone.gpus]
+    living = [(pod, 0 if pod.phase in _ENDED else gpus) for pod, gpus in held]
+    return Ledger(
+        tuple(span for span in spans if span.end > span.start),
+        upto,
+        tuple(sorted(_entry(pod, gpus) for pod, gpus in living)),
+        sum(gpus for _, gpus in living),
+    )
+
+
+def _holders(case: Case) -> Iterator[tuple[Pod, int]]:
+    """Pods that have got a node, and their GPUs."""
+    named = resource_of(case.observed.run)
     for pod in case.pods:
         gpus = gpus_of(pod.manifest.get("spec") or {}, named) if pod.node is not None else 0
-        if not gpus:
-            continue
-        there.add(pod.uid)
-        before, ended = known.get(pod.uid), pod.phase in _ENDED
-        end = min(upto, ended_at(pod)) if ended else upto
-        start = bound_at(pod) if before is None else to
-        if before is None or before.gpus:
-            spans.append(Span(pod.role, gpus, start, max(start, end), pod))
-        left = 0 if ended or (before is not None and not before.gpus) else gpus  # what has ended once stays so
-        holds += left
-        listed.append(_entry(pod, left))
-    past_pods = [(uid, pod) for uid, pod in known.items() if uid not in there]
-    for _, gone in past_pods:
-        if gone.gpus:
-            # One that was there after its grace period, on a node that is lost, may have been there until now.
-            end = upto if gone.deadline is None or gone.deadline <= to else min(upto, gone.deadline)
-            spans.append(Span(gone.role, gone.gpus, to, max(to, end), None))
-    ended_before = [f"{uid}/{pod.role}/0" for uid, pod in past_pods if not pod.gpus]
-    ended_now = sorted(f"{uid}/{pod.role}/0" for uid, pod in past_pods if pod.gpus)
-    pods = (*sorted(listed), *[*ended_before, *ended_now][-GONE_KEPT:])
-    return Ledger(tuple(span for span in spans if span.end > span.start), upto, pods, holds)
+        if gpus:
+            yield pod, gpus
+
+
+def _held(pod: Pod, gpus: int, before: Known | None, to: int, upto: int) -> Span | None:
+    """Time of a pod that is there; None: it is counted to its end already."""
+    if before is not None and not before.gpus:
+        return None
+    end = min(upto, ended_at(pod)) if pod.phase in _ENDED else upto
+    start = bound_at(pod) if before is None else to
+    return Span(pod.role, gpus, start, max(start, end), pod)
+
+
+def _vanished(gone: Known, to: int, upto: int) -> Span:
+    """Time of a pod that is gone. One that was there after its grace period, on a node that is lost, may have been there until now."""
+    end = upto if gone.deadline is None or gone.deadline <= to else min(upto, gone.deadline)
+    return Span(gone.role, gone.gpus, to, max(to, end), None)
 
 
 def total(past: CostStatus | None) -> int:

@@ -94,19 +94,8 @@ class TrainerSpec(Config):
         problem = self.parallelism.problem(self.world_size)
         if problem is not None:
             raise ValueError(problem)
-        if self.cpu_offload and self.gpus_per_replica == 0:
-            raise ValueError("cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload")
-        if self.optimizer.offload and self.gpus_per_replica == 0:
-            raise ValueError("optimizer.offload (true) needs GPUs, and gpusPerReplica is 0; remove optimizer.offload")
-        if self.optimizer.offload and self.cpu_offload:
-            raise ValueError(
-                "optimizer.offload (true) has no meaning with cpuOffload (true), which moves the moments as well; remove one of them"
-            )
-        if self.optimizer.moments == "int8" and self.parallelism.tp > 1:
-            raise ValueError(
-                f"optimizer.moments (int8) keeps blocks of rows, which parallelism.tp ({self.parallelism.tp}) divides; "
-                "set moments: float32 or tp: 1"
-            )
+        if (problem := self._memory_problem()) is not None:
+            raise ValueError(problem)
         if self.attention in GPU_KERNELS and self.gpus_per_replica == 0:
             raise ValueError(f"attention ({self.attention}) needs GPUs, and gpusPerReplica is 0; set attention: auto")
         if self.lora is not None and self.lora.dropout > 0 and self.parallelism.tp > 1:
@@ -147,6 +136,21 @@ class TrainerSpec(Config):
                 "set lora.slots: 1 or pp: 1"
             )
         return self
+
+    def _memory_problem(self) -> str | None:
+        """Contradiction between the fields that move or shrink what a GPU holds; None: there is none."""
+        if self.cpu_offload and self.gpus_per_replica == 0:
+            return "cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload"
+        if self.optimizer.offload and self.gpus_per_replica == 0:
+            return "optimizer.offload (true) needs GPUs, and gpusPerReplica is 0; remove optimizer.offload"
+        if self.optimizer.offload and self.cpu_offload:
+            return "optimizer.offload (true) has no meaning with cpuOffload (true), which moves the moments as well; remove one of them"
+        if self.optimizer.moments == "int8" and self.parallelism.tp > 1:
+            return (
+                f"optimizer.moments (int8) keeps blocks of rows, which parallelism.tp ({self.parallelism.tp}) divides; "
+                "set moments: float32 or tp: 1"
+            )
+        return None
 
     def _says_what_the_host_says(self) -> bool:
         of_host = (

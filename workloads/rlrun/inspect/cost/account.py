@@ -22,7 +22,7 @@ MACHINE = "machine"
 
 @dataclass(frozen=True)
 class Account:
-    """What one run has cost."""
+    """Cost of one run."""
 
     name: str
     where: str

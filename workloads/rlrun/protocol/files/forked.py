@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 @dataclass(frozen=True)
 class ForkedFrom:
-    """Where a forked run began."""
+    """Beginning of a forked run."""
 
     run: str
     """Name of the other run."""

@@ -76,7 +76,7 @@ class RunPaths:
 
     @property
     def manifest(self) -> Path:
-        """What the user of `rlrun local` has set, as a manifest; `rlrun fork` begins with it."""
+        """Manifest of the values that the user of `rlrun local` has set; `rlrun fork` begins with it."""
         return self.root / "manifest.yaml"
 
     @property

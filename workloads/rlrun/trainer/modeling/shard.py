@@ -123,7 +123,7 @@ class Memory:
     activations: ActivationCheckpointing = "none"
     """Kept activations; auto needs `run`."""
     compile: bool | None = False
-    """Whether layers are compiled; None: where it serves (`activation_choice.compiled_layers`)."""
+    """True if layers are compiled; None: where it serves (`activation_choice.compiled_layers`)."""
     cpu_offload: bool = False
     """Masters, gradients and the optimizer's state stay in the host's memory."""
     accumulation: GradientAccumulation = "reduce"

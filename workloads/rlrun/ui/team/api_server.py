@@ -108,7 +108,7 @@ class ApiServer:
         return _answer(self._connection()[0], method, path, body, headers)
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
-        """This thread's connection, and True if it is a new one."""
+        """Connection of the calling thread, and True if it is a new one."""
         authority = (self._credentials / "ca.crt").read_bytes() if self._tls else b""
         kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)
         if kept is not None and authority == self._kept.authority:

@@ -1,4 +1,4 @@
-"""Who asks: the user that a bearer token stands for, by TokenReview; and what that user may, by SubjectAccessReview."""
+"""Users of the page: the one that a bearer token stands for, by TokenReview; and what that user may, by SubjectAccessReview."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _left(token: str, now: float) -> float:
 
 
 class Rights:
-    """What users may, by the API server's word, one review for each run.
+    """Rights of users by the API server's word, one review for each run.
 
     Args:
         api: is asked.
@@ -207,7 +207,7 @@ class Rights:
         return found
 
     def which(self, caller: Caller, runs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Those of the runs (namespace, name) that a user may get.
+        """Runs (namespace, name) among the given ones that a user may get.
 
         Raises:
             ClusterError: the API server does not say.

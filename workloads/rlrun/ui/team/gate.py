@@ -27,7 +27,7 @@ _ENDED = "your session has ended; log in again"
 
 @dataclass(frozen=True)
 class Session:
-    """Where the token of a request came from.
+    """Token of a request, and its source.
 
     Attributes:
         token: the bearer token.

@@ -29,7 +29,7 @@ _GRACE_SECONDS = 2
 
 @dataclass(frozen=True)
 class Settings:
-    """What a team's page is told.
+    """Settings of a team's page.
 
     Attributes:
         host: address to listen on.

@@ -210,7 +210,7 @@ def _aligned(tensor: Tensor) -> int:
 
 
 def _like(local: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of a tensor that is divided as `value` is. `DTensor.from_local` would move it to the mesh's device."""
+    """Part of one rank of a tensor that is divided as `value` is. `DTensor.from_local` would move it to the mesh's device."""
     if not isinstance(value, DTensor):
         return local
     divided: Tensor = DTensor(local, value._spec, requires_grad=False)
