@@ -54,7 +54,7 @@ FOUND_AT: dict[str, int] = {
     "what_was_kept_out_is_never_tried_again": 159,
     "another_release_renders_what_runs_again": 3,
     "a_new_leader_believes_its_first_list": 1978,
-    "a_second_operator_is_not_looked_for": 1272,
+    "a_second_operator_is_not_looked_for": 1700,
     "the_past_is_told_again_and_believed": 2,
     "a_pod_is_counted_from_its_beginning_each_time": 11,
     "time_is_counted_in_ticks": 14,
