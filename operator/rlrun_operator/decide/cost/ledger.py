@@ -84,15 +84,16 @@ def look(case: Case) -> Ledger:
     upto = now if now >= to or to - now > SKEW_SECONDS else to
     known = _known(past.pods) if past is not None and recorded is not None else {}
     held = list(_holders(case))
-    spans = [span for pod, gpus in held if (span := _held(pod, gpus, known.get(pod.uid), to, upto)) is not None]
     there = {pod.uid for pod, _ in held}
-    spans += [_vanished(gone, to, upto) for uid, gone in known.items() if uid not in there and gone.gpus]
-    living = [(pod, 0 if pod.phase in _ENDED else gpus) for pod, gpus in held]
+    gone = {uid: pod for uid, pod in known.items() if uid not in there}
+    spans = [_held(pod, gpus, known.get(pod.uid), to, upto) for pod, gpus in held]
+    spans += [_vanished(pod, to, upto) for pod in gone.values()]
+    left = [(pod, _goes_on(pod, gpus, known.get(pod.uid))) for pod, gpus in held]
     return Ledger(
-        tuple(span for span in spans if span.end > span.start),
+        tuple(span for span in spans if span.gpu_seconds > 0),
         upto,
-        tuple(sorted(_entry(pod, gpus) for pod, gpus in living)),
-        sum(gpus for _, gpus in living),
+        (*sorted(_entry(pod, gpus) for pod, gpus in left), *_ended(gone)),
+        sum(gpus for _, gpus in left),
     )
 
 
@@ -105,19 +106,29 @@ def _holders(case: Case) -> Iterator[tuple[Pod, int]]:
             yield pod, gpus
 
 
-def _held(pod: Pod, gpus: int, before: Known | None, to: int, upto: int) -> Span | None:
-    """Time of a pod that is there; None: it is counted to its end already."""
-    if before is not None and not before.gpus:
-        return None
+def _held(pod: Pod, gpus: int, before: Known | None, to: int, upto: int) -> Span:
+    """Time of a pod that is there: none where it is counted to its end already."""
     end = min(upto, ended_at(pod)) if pod.phase in _ENDED else upto
     start = bound_at(pod) if before is None else to
-    return Span(pod.role, gpus, start, max(start, end), pod)
+    return Span(pod.role, gpus if before is None or before.gpus else 0, start, max(start, end), pod)
 
 
 def _vanished(gone: Known, to: int, upto: int) -> Span:
     """Time of a pod that is gone. One that was there after its grace period, on a node that is lost, may have been there until now."""
     end = upto if gone.deadline is None or gone.deadline <= to else min(upto, gone.deadline)
     return Span(gone.role, gone.gpus, to, max(to, end), None)
+
+
+def _goes_on(pod: Pod, gpus: int, before: Known | None) -> int:
+    """GPUs that are counted on: a pod that has ended once stays so."""
+    return 0 if pod.phase in _ENDED or (before is not None and not before.gpus) else gpus
+
+
+def _ended(gone: Mapping[str, Known]) -> list[str]:
+    """Entries of pods that are gone, which somebody may still see: the last of them, those of this look behind the others."""
+    before = [f"{uid}/{pod.role}/0" for uid, pod in gone.items() if not pod.gpus]
+    now = sorted(f"{uid}/{pod.role}/0" for uid, pod in gone.items() if pod.gpus)
+    return [*before, *now][-GONE_KEPT:]
 
 
 def total(past: CostStatus | None) -> int:
