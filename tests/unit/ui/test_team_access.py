@@ -127,6 +127,12 @@ def test_a_run_whose_claim_is_elsewhere_says_how_it_is_read(teams: TeamCluster, 
     assert b"ui.claims" in asked.get("/api/runs/team-a.demo/curves", headers=bearer(ANN), metric="loss").body
 
 
+def test_commands_of_a_rollout_name_a_folder_that_its_reader_can_have(asked: Client) -> None:
+    found = asked.get("/api/runs/team-a.demo/rollouts/0/reasons", headers=bearer(ANN), step=3).json
+    assert found["fetch"] == "rlrun pull demo run -n team-a --to demo"
+    assert all("/" not in command.split("--sample")[0] for command in found["commands"])
+
+
 @pytest.mark.parametrize("path", ["/data/../../b/demo", "/etc", "/data/../b", "/database/demo", ""])
 def test_a_status_leads_out_of_no_claim(teams: TeamCluster, asked: Client, path: str) -> None:
     teams.runs["team-a", "demo"]["status"]["storage"]["path"] = path

@@ -73,7 +73,7 @@ def _dumped(config: TrainerConfig, scratch: RunPaths) -> dict[str, object]:
 
 
 def _prepare(scratch: RunPaths, paths: RunPaths) -> None:
-    """Make the part of a trainer's folder that it reads: the tiny model, by a link, and the commits of the hub, copied, as it may add to them."""
+    """Make the part of a trainer's folder that it reads: the tiny model, by a link, and the hub's commits, copied: it may add to them."""
     if paths.model.is_dir():
         scratch.model.symlink_to(paths.model.absolute())
     if paths.revisions.is_dir():

@@ -221,7 +221,7 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/runs/{run}/rollouts/{number}/reasons")
     def told(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Reasons:
         found = run.files()
-        return reasons(found, step, *place(found, step, number), redactor.text)
+        return reasons(found, run.fetch, step, place(found, step, number), redactor.text)
 
     @app.get("/api/runs/{run}/rollouts/{number}/diff/{other}")
     def diff(run: One, number: int, other: int, step: Step = None, evaluation: Step = None) -> models.DiffView:

@@ -343,6 +343,8 @@ class Reasons(Answer):
 
     samples: list[list[str]]
     """Lines on each of its sequences."""
+    fetch: str | None
+    """Command that brings the run's folder to where the others read it; None: it is there."""
     commands: list[str]
     """Commands that compute the loss of it, the step again, and a fork."""
     why: str | None

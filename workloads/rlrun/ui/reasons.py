@@ -12,31 +12,36 @@ from rlrun.ui.tokens import readable_batch
 
 
 def reasons(
-    run: OpenRun, step: int, attempt: int, group: int, rollout: int, clean: Callable[[str], str]
+    run: OpenRun, fetch: tuple[str, str], step: int, place: tuple[int, int, int], clean: Callable[[str], str]
 ) -> models.Reasons:
     """Lines on a rollout that was trained, one block for each of its samples, as long as the batch of its step is on the volume.
+
+    Args:
+        run: has the batch.
+        fetch: command that brings the run's folder to where commands read it, or empty, and that folder.
+        step: whose batch it is.
+        place: attempt, group and rollout.
+        clean: takes secrets out of a line.
 
     Raises:
         OutsideError: a file is a link that leads out.
     """
-    folder = shlex.quote(str(run.paths.root))
+    attempt, group, rollout = place
+    folder = shlex.quote(fetch[1])
     replayed = f"rlrun replay {folder} --step {step}"
     commands = [f"{replayed} --sample {group}/{rollout}", replayed, f"rlrun fork {folder}"]
-    refused = readable_batch(run, step, attempt)
-    if refused is not None:
-        return models.Reasons(samples=[], commands=commands, why=refused)
+    refused, samples = readable_batch(run, step, attempt), list[tuple[int, list[str]]]()
     try:
-        samples = _explained(run, step, attempt, group, rollout)
+        samples = [] if refused is not None else _explained(run, step, attempt, group, rollout)
+        refused = refused or (None if samples else "the batch does not hold this rollout")
     except ImportError as error:
-        return models.Reasons(samples=[], commands=commands, why=explain(error) or str(error))
+        refused = explain(error) or str(error)
     except ValueError as error:
-        return models.Reasons(samples=[], commands=commands, why=clean(str(error)))
+        refused = clean(str(error))
     if len(samples) > 1:  # GROUP/ROLLOUT names all of them
         commands[0] = f"{replayed} --sample {samples[0][0]}"
     shown = [[clean(line) for line in lines] for _, lines in samples]
-    return models.Reasons(
-        samples=shown, commands=commands, why=None if shown else "the batch does not hold this rollout"
-    )
+    return models.Reasons(samples=shown, fetch=fetch[0] or None, commands=commands, why=refused)
 
 
 def _explained(run: OpenRun, step: int, attempt: int, group: int, rollout: int) -> list[tuple[int, list[str]]]:

@@ -32,6 +32,10 @@ class Run(Protocol):
     def label(self) -> str:
         """Its name for people."""
 
+    @property
+    def fetch(self) -> tuple[str, str]:
+        """Command that brings its folder to where commands read it, empty where it is there; and that folder."""
+
     def glance(self) -> Snapshot:
         """A look for the list of all runs."""
 
@@ -82,6 +86,7 @@ class FolderRun:
     def __init__(self, registry: Registry, run: OpenRun) -> None:
         self._registry, self._run = registry, run
         self.id, self.label = run_id(run.root), run.root.name
+        self.fetch = ("", str(run.root))
 
     def glance(self) -> Snapshot:
         """See `Run`."""

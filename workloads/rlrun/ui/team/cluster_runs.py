@@ -199,6 +199,8 @@ class TeamRun:
         self._runs, self._run, self._rights, self._caller = runs, run, rights, caller
         self._key = _key(run)
         self.id, self.label = id_of(self._key), "/".join(self._key)
+        namespace, name = self._key
+        self.fetch = (f"rlrun pull {name} run -n {namespace} --to {name}", name)
 
     def glance(self) -> Snapshot:
         """See `shown.Run`."""

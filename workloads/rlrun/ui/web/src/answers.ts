@@ -248,6 +248,7 @@ export interface Tokens {
 
 export interface Reasons {
   samples: string[][];
+  fetch: string | null;
   commands: string[];
   why: string | null;
 }

@@ -115,6 +115,11 @@ function ReasonsSection({ id, at, step }: { id: string; at: number; step: string
                 <code>{lines.join("\n")}</code>
               </div>
             ))}
+            {found.fetch ? (
+              <p class="hint">
+                On your machine, first: <code>{found.fetch}</code>
+              </p>
+            ) : null}
             <p class="hint">
               With its loss, token by token: <code>{found.commands[0]}</code>
             </p>
