@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from rlrun.cli.main import main
 from rlrun.inspect.curves import curve, svg
@@ -33,6 +35,25 @@ def test_curves_are_drawn(runs: None, capsys: pytest.CaptureFixture[str]) -> Non
     picture = ElementTree.fromstring(Path("a.svg").read_text())
     points = [one.get("points") for one in picture.iter() if one.tag.endswith("polyline")]
     assert points == ["70.0,320.0 455.0,285.0 840.0,40.0"]
+
+
+def test_pixels_show_what_the_drawing_shows(runs: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", "runs/a", "runs/b", "--metric", "reward/mean", "--png", "a.png"]) == 0
+    with Image.open("a.png") as picture:
+        assert (picture.format, picture.size) == ("PNG", (1720, 720))
+        blue, red = (0x1F, 0x77, 0xB4), (0xD6, 0x27, 0x28)
+        corners = {(140, 640): blue, (1679, 80): blue, (140, 500): red, (1678, 500): red}
+        assert {place: picture.getpixel(place) for place in corners} == corners
+        assert picture.getpixel((30, 30)) == (255, 255, 255)
+
+
+def test_without_the_package_of_pixels_the_drawing_is_named(
+    runs: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert main(["plot", "runs/a", "--png", "a.png"]) != 0
+    assert "pip install pillow, or take --svg" in capsys.readouterr().err
+    assert not Path("a.png").exists()
 
 
 def test_a_metric_that_is_not_there_is_explained(runs: None, capsys: pytest.CaptureFixture[str]) -> None:

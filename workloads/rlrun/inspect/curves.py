@@ -1,18 +1,24 @@
-"""Curves of metrics: points of several runs, smoothed, and as an SVG picture. Pure."""
+"""Curves of metrics: points of several runs, smoothed, and as a picture, SVG or PNG. Pure."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 DEFAULTS = ("reward/mean", "loss")
 """The first of these that a run has is drawn where none is named."""
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 360, 70, 20, 40, 40
 _TICKS = 5
+_GREY, _FAINT = "#888", "#8884"
+"""The second one lets most of what is below it through."""
+_PIXELS = 2
+_ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
+"""Names of the same places of a text, on its base line, in SVG and in Pillow."""
 _POINTS_MAX = 1000
 
 
@@ -77,13 +83,26 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def svg(title: str, curves: Sequence[Line]) -> str:
-    """The curves of one metric as a picture, readable on white and on black.
+@dataclass(frozen=True)
+class _Label:
+    x: float
+    y: float
+    """Of the text's base line."""
+    text: str
+    colour: str = _GREY
+    size: int = 12
+    anchor: Literal["start", "middle", "end"] = "start"
 
-    Args:
-        title: the metric.
-        curves: at least one, each with at least one point.
-    """
+
+@dataclass(frozen=True)
+class _Stroke:
+    points: Sequence[tuple[float, float]]
+    colour: str
+    width: float = 1.0
+
+
+def _shapes(title: str, curves: Sequence[Line]) -> Iterator[_Label | _Stroke]:
+    """Shapes of a picture of `_WIDTH` by `_HEIGHT`, the origin at its upper left corner, the later ones above the earlier."""
     steps = [step for line in curves for step in line.steps]
     values = [value for line in curves for value in line.values]
     left, right, low, high = min(steps), max(steps), min(values), max(values)
@@ -94,22 +113,73 @@ def svg(title: str, curves: Sequence[Line]) -> str:
     def y(value: float) -> float:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (value - low) / ((high - low) or 1)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12" fill="#888">',
-        f"<title>{escape(title)}</title>",
-        f'<text x="{_LEFT}" y="20" font-size="14">{escape(title)}</text>',
-    ]
+    yield _Label(_LEFT, 20, title, size=14)
     for tick in range(_TICKS):
         part = tick / (_TICKS - 1)
         value, step = low + part * (high - low), left + part * (right - left)
-        parts.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#8884"/>'
-        )
-        parts.append(f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.4g}</text>')
-        parts.append(f'<text x="{x(step):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{step:.0f}</text>')
+        yield _Stroke([(_LEFT, y(value)), (_WIDTH - _RIGHT, y(value))], _FAINT)
+        yield _Label(_LEFT - 6, y(value) + 4, f"{value:.4g}", anchor="end")
+        yield _Label(x(step), _HEIGHT - _BOTTOM + 18, f"{step:.0f}", anchor="middle")
     for at, line in enumerate(curves):
         colour = _COLOURS[at % len(_COLOURS)]
-        points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in zip(line.steps, line.values, strict=True))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        parts.append(f'<text x="{_LEFT + 160 + 150 * at}" y="20" fill="{colour}">{escape(line.label)}</text>')
+        yield _Stroke([(x(a), y(b)) for a, b in zip(line.steps, line.values, strict=True)], colour, 1.5)
+        yield _Label(_LEFT + 160 + 150 * at, 20, line.label, colour)
+
+
+def svg(title: str, curves: Sequence[Line]) -> str:
+    """The curves of one metric as a picture, readable on white and on black.
+
+    Args:
+        title: the metric.
+        curves: at least one, each with at least one point.
+    """
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12" fill="{_GREY}">',
+        f"<title>{escape(title)}</title>",
+    ]
+    for shape in _shapes(title, curves):
+        if isinstance(shape, _Label):
+            look = f' font-size="{shape.size}"' if shape.size != 12 else ""
+            look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
+            look += f' fill="{shape.colour}"' if shape.colour != _GREY else ""
+            parts.append(f'<text x="{_short(shape.x)}" y="{_short(shape.y)}"{look}>{escape(shape.text)}</text>')
+        elif shape.colour == _FAINT:
+            (x1, y1), (x2, y2) = shape.points
+            place = f'x1="{_short(x1)}" x2="{_short(x2)}" y1="{_short(y1)}" y2="{_short(y2)}"'
+            parts.append(f'<line {place} stroke="{_FAINT}"/>')
+        else:
+            points = " ".join(f"{a:.1f},{b:.1f}" for a, b in shape.points)
+            drawn = f'fill="none" stroke="{shape.colour}" stroke-width="{shape.width:g}"'
+            parts.append(f'<polyline points="{points}" {drawn}/>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _short(place: float) -> str:
+    return str(place) if isinstance(place, int) else f"{place:.1f}"
+
+
+def png(title: str, curves: Sequence[Line]) -> bytes:
+    """The same picture in pixels, two for each unit, on white.
+
+    Args:
+        title: the metric.
+        curves: at least one, each with at least one point.
+
+    Raises:
+        ImportError: Pillow is missing.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    picture = Image.new("RGB", (_WIDTH * _PIXELS, _HEIGHT * _PIXELS), "white")
+    draw = ImageDraw.Draw(picture, "RGBA")
+    for shape in _shapes(title, curves):
+        if isinstance(shape, _Label):
+            place = (shape.x * _PIXELS, shape.y * _PIXELS)
+            font = ImageFont.load_default(shape.size * _PIXELS)
+            draw.text(place, shape.text, shape.colour, font, anchor=_ANCHORS[shape.anchor])
+        else:
+            points = [(a * _PIXELS, b * _PIXELS) for a, b in shape.points]
+            draw.line(points, shape.colour, round(shape.width * _PIXELS), joint="curve")
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    return content.getvalue()

@@ -1,4 +1,4 @@
-"""`rlrun plot`: curves of runs on the terminal, or as an SVG file."""
+"""`rlrun plot`: curves of runs on the terminal, or as an SVG or a PNG file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser
 from rlrun.cli.runs.compare import read_curve
 from rlrun.config.loading.parser import Parser, whole
-from rlrun.inspect.curves import Line, svg
+from rlrun.inspect.curves import Line, png, svg
+from rlrun.inspect.source import NotFoundError
 from rlrun.runs.pictures import lines_of
 from rlrun.runtime import exit_codes
 
@@ -19,11 +20,13 @@ _COLUMNS = 100
 
 def plot_parser() -> Parser:
     """The command line of `rlrun plot`."""
-    p = runs_parser("plot", "Draw a metric of runs over their steps, on this terminal or as an SVG file.")
+    p = runs_parser("plot", "Draw a metric of runs over their steps, on this terminal or as a picture.")
     p.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
     p.add_argument("--metric", metavar="NAME", help="which metric (default: reward/mean; loss where there is none)")
     p.add_argument("--smooth", type=whole(1, 100_000), default=1, metavar="N", help="mean of the last N steps")
-    p.add_argument("--svg", type=Path, metavar="FILE", help="a picture instead; a file that is there is replaced")
+    picture = p.add_mutually_exclusive_group()
+    picture.add_argument("--svg", type=Path, metavar="FILE", help="a picture instead; a file that is there is replaced")
+    picture.add_argument("--png", type=Path, metavar="FILE", help="the same in pixels; needs the package pillow")
     return p
 
 
@@ -36,9 +39,19 @@ def run_plot(argv: Sequence[str]) -> int:
     if options.svg is not None:
         options.svg.write_text(svg(metric, found))
         print(options.svg)
+    elif options.png is not None:
+        options.png.write_bytes(_pixels(metric, found))
+        print(options.png)
     else:
         print(_text(metric, found))
     return exit_codes.OK
+
+
+def _pixels(metric: str, found: Sequence[Line]) -> bytes:
+    try:
+        return png(metric, found)
+    except ModuleNotFoundError:
+        raise NotFoundError("--png: the package pillow is missing; pip install pillow, or take --svg") from None
 
 
 def _text(metric: str, found: Sequence[Line]) -> str:
