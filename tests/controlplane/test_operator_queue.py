@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from rlrun_operator.times import rfc3339
 from tests.cluster import Cluster
 from tests.controlplane.harness import Json, OperatorProcess, wait_for
 from tests.controlplane.installation import judged_operator
@@ -82,6 +84,8 @@ def test_three_runs_and_room_for_one_then_a_fourth_of_higher_priority_then_a_nod
     wait_place(
         world, "second", 1, 1, r"trainer needs 1 place with 1 free nvidia.com/gpu; 0 qualify \(queue-0: 0 free\)"
     )
+    since = world.status("second")["queue"]["since"]
+    wait_for(lambda: rfc3339(time.time()), lambda now: now > since, "who comes later has waited less, by whole seconds")
     world.create("third", **GPUS)
     wait_place(world, "third", 2, 2, "position 2 of 2")
     line = cluster.kubectl("get", "rlr", "third", "-n", world.namespace)

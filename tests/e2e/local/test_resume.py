@@ -95,7 +95,7 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun],
         fault(run)
         assert run.wait(120) != 0
         if fault is not kill_the_launcher:
-            assert "go on with" in run.output
+            assert f"--output-dir {run.folder} --resume" in run.output
             assert processes_of(run.folder) == []
         nothing_is_left(run)
     run.start("--replay", recorded, "--resume")
@@ -127,5 +127,5 @@ def test_nothing_is_left_when_it_ends_early(
     run.wait_until(lambda: len(find(run, "rlrun.trainer")) >= 3 and bool(find(run, "rlrun.inference")), "all roles run")
     fault(run)
     assert run.wait(120) == code, run.output
-    assert f"--output-dir {run.folder} --resume`" in run.output
+    assert f"--output-dir {run.folder} --resume\n" in run.output
     nothing_is_left(run)
