@@ -6,17 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlrun import Run, RunError, RunFailedError
 from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, new_record, write_record
 from rlrun.runs import launch as launching
+from rlrun.runs import waiting
 
 LAUNCHER = """
 import os, signal, sys, time
@@ -76,12 +77,27 @@ def test_a_run_goes_on_beside_and_ends_complete(stand_in: Path) -> None:
         made().local()
 
 
-def test_ctrl_c_ends_the_wait_alone(stand_in: Path) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Have SIGINT interrupt Python; whoever started the tests in the background may have it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_ends_the_wait_alone(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made().local()
     soon((stand_in / "launcher.json").exists)
-    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        run.wait(every=0.05)
+
+    def pressed(seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(seconds)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(waiting, "time", SimpleNamespace(sleep=pressed, monotonic=time.monotonic, time=time.time))
+        with pytest.raises(KeyboardInterrupt):
+            run.wait(every=0.05)
     assert run._launched is not None
     assert run._launched.code() is None
     assert run.stop().status().phase == "Suspended"
