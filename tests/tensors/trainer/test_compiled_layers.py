@@ -164,6 +164,35 @@ def test_the_log_says_what_was_chosen_and_why(
     assert found == line.startswith("on")
 
 
+@pytest.mark.parametrize("asked", [None, True])
+def test_a_compiler_that_fails_ends_a_run_that_has_asked_for_it_alone(
+    asked: bool | None,
+    solo: Group,
+    make_model: Callable[..., Any],
+    make_sample: Callable[..., Sample],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("ptxas is of another release")
+
+    packed_attention.register()
+    monkeypatch.setattr(model_module, "compiled_layers", lambda *_: True)
+    monkeypatch.setattr(model_module, "check_compiler", lambda _: None)
+    monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend=broken))
+    torch._dynamo.reset()
+    row = micro_batch([make_sample(9, seed=0)], CPU)
+    model = make_model("qwen3", attn=packed_attention.NAME)
+    wanted = token_statistics(model, row).logprobs
+    with torch._dynamo.config.patch(suppress_errors=False):
+        shard(model, solo, memory=Memory(compile=asked))
+        if asked:
+            with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="ptxas"):
+                token_statistics(model, row)
+        else:
+            assert torch.equal(token_statistics(model, row).logprobs, wanted)
+    torch._dynamo.reset()
+
+
 def test_the_default_is_by_the_devices() -> None:
     assert not TrainerSpec().compiles
     assert TrainerSpec(gpus_per_replica=1).compiles

@@ -203,6 +203,8 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     compiles = compiled_layers(memory.compile, mode, model, group)
     if memory.compile and not inside:
         _warn_of_hidden_products(model, memory, mode, group)
+    if compiles and memory.compile is None:
+        _go_on_without_compiler()
     for layer in layers:
         _compile(layer, compiles and not inside)
         keep_activations(layer, mode, offloaded)
@@ -223,6 +225,13 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
 def _compile(layer: nn.Module, wanted: bool) -> None:
     if wanted:
         layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def _go_on_without_compiler() -> None:
+    """Have torch compute as it is written what its compiler fails at, with a warning: nobody has asked for the compiler."""
+    import torch._dynamo  # takes seconds
+
+    torch._dynamo.config.suppress_errors = True
 
 
 def _warn_of_hidden_products(model: nn.Module, memory: Memory, mode: str, group: Group) -> None:
