@@ -54,6 +54,17 @@ def wait_for(
         time.sleep(pause)
 
 
+def _document(content: bytes, status: int) -> Json:
+    """Answer to a request; a path that the API server does not serve yet is refused in plain words."""
+    try:
+        answer: Json = json.loads(content or b"{}")
+    except ValueError:
+        if status < 400:
+            raise
+        return {"message": content.decode(errors="replace").strip()}
+    return answer
+
+
 class Kube:
     """JSON requests to the API server over one connection; kubectl takes a second of CPU for each."""
 
@@ -79,7 +90,7 @@ class Kube:
             try:
                 self._connection.request(method, path, data, {"Content-Type": kind})
                 response = self._connection.getresponse()
-                answer: Json = json.loads(response.read() or b"{}")
+                answer = _document(response.read(), response.status)
                 break
             except (OSError, http.client.HTTPException):
                 self._connection.close()
