@@ -26,7 +26,7 @@ SECONDS = 240.0
 MODEL = 'seq_len = 64\n[model]\npath = "model"\ndtype = "float32"\n'
 FILES = {
     "inference.toml": f"{MODEL}",
-    "trainer.toml": f"{MODEL}[optimizer]\nlr = 1e-3\n[checkpoint]\ninterval = 2\n",
+    "trainer.toml": f"{MODEL}[optimizer]\nlr = 1e-5\n[checkpoint]\ninterval = 2\n",
     "orchestrator.toml": f"batch_size = 32\n{MODEL}[sampling]\nmax_tokens = 8\n[checkpoint]\ninterval = 2\n"
     '[[environments]]\nid = "reverse-text"\ngroup_size = 8\n',
 }
