@@ -152,8 +152,12 @@ def test_a_run_is_followed_without_a_reload(page: Page, run: Folder) -> None:
         page.goto(server.at(f"/run/{run.id}"))
         image = page.get_by_role("img", name=re.compile("^reward.mean over .* at step 10"))
         expect(image).to_be_visible()
+        page.get_by_label("From step").fill("4")  # and not taken yet: what is typed stays while the page is drawn again
         run.lines("metrics.jsonl", [metrics_line(11)], more=True)
         expect(page.get_by_role("img", name=re.compile("^reward.mean over .* at step 11"))).to_be_visible()
+        expect(page.get_by_label("From step")).to_have_value("4")
+        page.get_by_label("From step").press("Enter")
+        expect(page).to_have_url(re.compile("first=4"))
         run.ends("Failed")
         expect(page.locator("h1")).to_contain_text("Failed")
 

@@ -1,6 +1,6 @@
 // Small parts that all pages share.
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { Asked } from "./api";
 
 /** Heading of a page; it gets the focus, so that a reader and the keyboard begin there. */
@@ -79,8 +79,9 @@ interface FieldProps {
   placeholder?: string;
 }
 
-/** A field that takes effect with Enter or when it is left. */
+/** A field that takes effect with Enter or when it is left. What is being typed stays, however often the page is drawn meanwhile. */
 export function Field({ label, value, put, type = "number", id, list, placeholder }: FieldProps) {
+  const [typed, setTyped] = useState<string | null>(null);
   return (
     <label>
       <span>{label}</span>
@@ -89,9 +90,11 @@ export function Field({ label, value, put, type = "number", id, list, placeholde
         type={type}
         step="any"
         list={list}
-        value={value}
+        value={typed ?? value}
         placeholder={placeholder}
+        onInput={(event) => setTyped(event.currentTarget.value)}
         onChange={(event) => put(event.currentTarget.value)}
+        onBlur={() => setTyped(null)}
       />
     </label>
   );
