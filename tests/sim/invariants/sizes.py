@@ -59,7 +59,8 @@ def a_size_does_not_flap(world: World, old: Json, new: Json) -> str | None:
 
 def fewer_pods_come_after_a_wait(world: World, old: Json, new: Json) -> str | None:
     now, before = new.get("trainer") or {}, old.get("trainer") or {}
-    if world.elastic is None or now.get("changed") == before.get("changed") or now.get("grownFrom") is not None:
+    same = now.get("changed") == before.get("changed") or not now.get("changed")  # a suspension forgets the size
+    if world.elastic is None or same or now.get("grownFrom") is not None:
         return None
     began = world.memory.began_at.get(new.get("attempt", 0))
     waited = world.clock.steady() - began if began is not None else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlrun_operator.decide import stall
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.decide.trainers.choice import MOST_DOUBLINGS, Look, Rules, choose, grow_delay
@@ -72,7 +74,7 @@ def look_at(case: Case, *, asks_room: bool = True) -> Look | None:
     pods = [pod for pod in case.pods_of_attempt(past.attempt) if pod.role == "trainer"]
     placed = min(size, sum(pod.node is not None for pod in pods))
     if placed < size:
-        return Look(size, placed, waited=_waited(case))
+        return Look(size, placed, waited=_waited(case, [pod.created_at for pod in pods if pod.node is None]))
     if past.trainer.size is None:  # it has all of its pods, though an edit that is pending may ask for more
         return None
     waits = _grows_in(case, known=True)
@@ -92,11 +94,21 @@ def _grows_in(case: Case, *, known: bool) -> float:
     return max(0.0, max(times) - case.now)
 
 
-def _waited(case: Case) -> float:
-    """Seconds for which the attempt's pods have lacked nodes, by the record of conditions."""
+def _waited(case: Case, created: Sequence[float]) -> float:
+    """Seconds for which the attempt's pods have lacked nodes, by the record of conditions, and no longer than there are such pods.
+
+    The record may be older than they are: an operator that died while it began the attempt comes back late.
+
+    Args:
+        case: the run.
+        created: times at which the pods without a node were created, by the API server's clock.
+    """
     waits = since(case.past.conditions, reasons.SCHEDULED, true=False)
     began = begun(case.past.conditions)
-    return max(0.0, case.now - max(waits, began)) if waits is not None and began is not None else 0.0
+    if waits is None or began is None:
+        return 0.0
+    made = min((time for time in created if time <= case.now), default=0.0)  # later than now: the clocks differ
+    return max(0.0, case.now - max(waits, began, made))
 
 
 def _at_checkpoint(case: Case, heard: progress.Report | None) -> bool:

@@ -11,6 +11,7 @@ from rlrun.config.models.parallel import ParallelismConfig, Sizes, sizes
 from rlrun_operator.decide.trainers.choice import Choice, Look, Rules, choose, grow_delay
 from rlrun_operator.names import ROLE_LABEL, Ref
 from rlrun_operator.state import Admission
+from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import Kube, Object
 
 TRAINER = Ref("StatefulSet", "run-trainer")
@@ -166,6 +167,24 @@ def test_a_node_that_comes_in_time_is_used() -> None:
     kube.tick(5)
     kube.tick(100)
     assert (size(kube), kube.status["attempt"], kube.status["trainerReady"]) == ((4, None, "4"), 2, "4/4")
+
+
+def test_pods_that_are_made_late_are_waited_for_from_then_on() -> None:
+    """An operator that died while it began an attempt comes back late: the record is older than the pods."""
+    kube, room = began()
+    kube.start(step=30)
+    lose(kube, room)
+    kube.tick(5)
+    kube.tick(90)
+    for pod in kube.pods("trainer"):
+        if not pod["spec"].get("nodeName"):
+            pod["metadata"]["creationTimestamp"] = rfc3339(kube.now)
+    kube.tick(10)
+    kube.tick(5)
+    assert size(kube) == (4, None, "4")
+    kube.tick(85)
+    kube.tick(5)
+    assert size(kube) == (3, 3, "3")
 
 
 def test_the_time_before_a_suspension_is_no_wait_for_nodes() -> None:
