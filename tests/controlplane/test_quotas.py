@@ -12,7 +12,6 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.controlplane.harness import OperatorProcess, wait_for
-from tests.controlplane.installation import judged_operator
 from tests.controlplane.world import CORE, World
 
 GPUS = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
@@ -25,15 +24,6 @@ def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     names = cluster.add_fake_nodes(1, gpus=8, prefix="quota")
     yield names
     cluster.kubectl("delete", "node", *names)
-
-
-@pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """An operator without a queue: the API server alone limits what runs get."""
-    with judged_operator(cluster, tmp_path_factory.mktemp("operator")) as operator:
-        yield operator
 
 
 def limit(world: World, **hard: str) -> None:

@@ -33,7 +33,7 @@ WITH_GPUS: Json = {
     "trainer": {"replicas": 2, "gpusPerReplica": 2},
     "inference": {"replicas": 1, "gpusPerReplica": 1},
 }
-"""Of one history in eight: time of GPUs makes more statuses, and other histories of the rest."""
+"""Specification of one history in eight: time of GPUs makes more statuses, and other histories of the rest."""
 ELASTIC: Json = {"min": 2, "waitSeconds": 20, "growSeconds": 60}
 OF_ELASTIC: Json = {
     "trainer": {"replicas": 3, "elastic": ELASTIC},

@@ -60,7 +60,7 @@ def rlrun(namespace: str, name: str, *, claim: str = "data", path: str | None = 
 
 @dataclass
 class TeamCluster:
-    """What the API server knows. Without rights of its own: the page's account may do all that it asks for."""
+    """State of the API server. It has no rights of its own: the page's account may do all that it asks for."""
 
     users: dict[str, Json] = field(default_factory=dict)
     """By token; `audiences` is what it is meant for."""
@@ -68,7 +68,7 @@ class TeamCluster:
     """User, namespace, name or `*`, subresource: may get."""
     runs: dict[tuple[str, str], Json] = field(default_factory=dict)
     down: str | None = None
-    """What a request meets instead of an answer."""
+    """Failure that a request meets instead of an answer."""
     closes: bool = False
     """Over HTTP: without a word, it closes a connection after each answer."""
     brought: list[tuple[str, int]] = field(default_factory=list)

@@ -122,7 +122,7 @@ class Played:
 
     @property
     def lines(self) -> list[str]:
-        """What it printed."""
+        """Its output."""
         return self.out.getvalue().splitlines()
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 ROUNDING_SECONDS = 2
-"""Of a pod: its beginning and its end are whole seconds."""
+"""Rounding of a pod's time, whose beginning and end are whole seconds."""
 
 
 def what_is_counted_was_held(world: World, old: Json, new: Json) -> str | None:

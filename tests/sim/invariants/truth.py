@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def told_truly(world: World, said: Sequence[str] = ()) -> str | None:
-    """What is wrong with the words of a status after a long wait in which nothing changed; `said`: messages shortly before."""
+    """Complaint about the words of a status after a long wait in which nothing changed; `said`: messages shortly before."""
     if world.memory.edited or world.run is None or derived(world.status) in TERMINAL:
         return None
     return over(world) or unnamed(world, said) or unrecorded(world)

@@ -87,7 +87,7 @@ def test_constants_are_those_of_the_trainer() -> None:
 
 
 def test_a_model_of_text_and_images_has_the_type_that_the_trainer_sees() -> None:
-    """Of all architectures in transformers whose text the trainer divides."""
+    """Compare all architectures in transformers whose text the trainer divides."""
     seen = {}
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:

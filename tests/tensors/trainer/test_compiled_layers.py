@@ -97,7 +97,7 @@ def test_with_adapters_the_first_layer_has_its_own(
     solo: Group,
     counted: Callable[[], tuple[int, int]],
 ) -> None:
-    """What enters it, the frozen embedding's result, needs no gradient: one product less for each of its adapters."""
+    """The frozen embedding's result enters it, and needs no gradient: one product less for each of its adapters."""
     model = make_model("qwen3", attn=packed_attention.implementation("fa3"))
     lora.inject(model, LoRAConfig(rank=4, targets=["*_proj"]))
     shard(model, solo, memory=Memory(compile=True, activations="selective"))

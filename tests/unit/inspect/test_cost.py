@@ -124,3 +124,16 @@ def test_a_use_of_a_newer_release_is_part_of_the_sum() -> None:
 
 def test_a_folder_in_a_snapshot_needs_no_cost(tmp_path: Path) -> None:
     assert of_snapshot(read_folder(a_folder(tmp_path / "a", {}), time.time())).seconds == 0
+
+
+@pytest.mark.parametrize("command", ["cost", "get"])
+def test_where_nothing_is_there_a_program_reads_nothing(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    assert main([command]) == 0
+    told = capsys.readouterr()
+    assert (told.out, "no runs" in told.err) == ("", True)

@@ -46,3 +46,9 @@ def test_a_volume_that_refuses_the_record_stops_no_run(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "gone" / "launcher.json", name="a", attempt=1, command="again")
     recorder.beat({"step": 1})
     recorder.end("Complete")
+    assert read_record(tmp_path / "gone" / "launcher.json") is None
+    (tmp_path / "gone").mkdir()
+    recorder.end("Complete")
+    found = read_record(tmp_path / "gone" / "launcher.json")
+    assert found is not None
+    assert (found.state, found.progress) == ("Complete", {"step": 1}), "nothing of it was lost meanwhile"

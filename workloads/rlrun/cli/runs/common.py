@@ -29,6 +29,11 @@ def is_plugin() -> bool:
     return Path(sys.argv[0]).name in (PLUGIN, "plugin.py")
 
 
+def say_no_runs() -> None:
+    """Say that there are no runs; not on standard output, which a program may read."""
+    print(f"no runs{'' if is_plugin() else ' (in a cluster, or in ./runs)'}", file=sys.stderr)
+
+
 def runs_parser(command: str, description: str, *, output: str | None = None) -> Parser:
     """Parser of a command on runs, with the flags of a cluster.
 

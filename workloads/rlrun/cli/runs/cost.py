@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.cli.runs.common import answered, is_plugin, runs_parser, write
+from rlrun.cli.runs.common import answered, runs_parser, say_no_runs, write
 from rlrun.cli.runs.look import snapshots
 from rlrun.config.loading.parser import Parser
 from rlrun.inspect.cost import text
@@ -35,7 +35,7 @@ def run_cost(argv: Sequence[str]) -> int:
     if options.output in ("json", "yaml"):
         write([text.document(one) for one in found], options.output)
     elif not found:
-        print(f"no runs{'' if is_plugin() else ' (in a cluster, or in ./runs)'}")
+        say_no_runs()
     else:
         print(text.table(found, wide=options.output == "wide"))
     return exit_codes.OK

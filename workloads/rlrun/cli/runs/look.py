@@ -9,7 +9,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.cli.runs.common import RUN_HELP, answered, api, document, flags, is_plugin, runs_parser, the_run, write
+from rlrun.cli.runs.common import (
+    RUN_HELP,
+    answered,
+    api,
+    document,
+    flags,
+    is_plugin,
+    runs_parser,
+    say_no_runs,
+    the_run,
+    write,
+)
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.inspect import screen
 from rlrun.inspect.kubectl import Api, ClusterError, is_configured
@@ -43,7 +54,7 @@ def run_get(argv: Sequence[str]) -> int:
     elif options.output == "name":
         print("\n".join(one.name if one.place == "cluster" else one.where for one in found))
     elif not found:
-        print(f"no runs{'' if is_plugin() else ' (in a cluster, or in ./runs)'}", file=sys.stderr)
+        say_no_runs()
     else:
         print(screen.table(found, now, wide=options.output == "wide", everywhere=options.all_namespaces))
         if len(found) == 1 and options.runs and (tree := screen.pods(found[0], now)):
