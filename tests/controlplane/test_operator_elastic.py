@@ -76,8 +76,12 @@ def test_kubectl_scale_writes_the_number_of_a_run_that_has_one(world: World, clu
     world.start("a", inference={"replicas": 1})
     cluster.kubectl("scale", "rlr", "a", "-n", world.namespace, "--replicas", "2")
     wait_engines(world, 2)
-    scale = world.kube("GET", world.path("/apis/rlrun.io/v1alpha1", "rlruns", "a") + "/scale")
-    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
+    # The operator counts engines in a later look than the one that saw the Deployment.
+    scale = wait_for(
+        lambda: world.kube("GET", world.path("/apis/rlrun.io/v1alpha1", "rlruns", "a") + "/scale"),
+        lambda s: (s["spec"]["replicas"], s["status"]["replicas"]) == (2, 2),
+        "the scale subresource shows both engines",
+    )
     assert "rlrun.io/role=inference" in scale["status"]["selector"]
 
 
