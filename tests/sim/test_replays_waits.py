@@ -96,3 +96,10 @@ def test_what_a_run_that_has_ended_waited_for_is_not_told_any_more() -> None:
     world = replay(steps, seed=21382)
     assert world.status["phase"] == "Complete"
     assert _said(world, "ChildrenIntact")[0] == "RunOver", "nobody puts the Service right any more"
+
+
+def test_a_refused_lease_is_told_before_the_first_step() -> None:
+    """All pods are ready, and nothing but the Lease would tell of a step."""
+    steps = [("calm", 5, 7), ("refused", 4, 4), ("lease deleted", 6, 9), ("long wait", 2, 7)]
+    world = replay(steps, seed=610245)
+    assert world.status["phase"] == "Running", "it is made again when it may be"

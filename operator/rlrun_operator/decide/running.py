@@ -48,20 +48,22 @@ def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: 
     beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.see(case, attempt)
     again = _look_again(case, scene, heard, waits, said)
     wakes = [actions.wake_in, again.wake_in, beside.wake_in]
+    corrected = _corrected(case, attempt, begins, bool(actions.apply))
     todo = Actions(
-        create=(*actions.create, *_lost_children(case, attempt)),
-        apply=(*actions.apply, *_corrected(case, attempt, begins, bool(actions.apply))),
+        create=(*actions.create, *_lost_claim(case, attempt)),
+        apply=(*actions.apply, *corrected),
         dry_run=actions.dry_run,
         annotate=() if begins else (*scaling.asked(case, heard), *engine_marks),
         scale=() if begins else (*engine_scales, *_scales(case)),
         delete=_zombies(case, attempt),
-        repair=beside.repair,
+        repair=(*_lost_lease(case, attempt), *beside.repair),
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=again.look_up,
     )
     fields = _reached(case, attempt, heard)
     fields |= combined(scaling.chosen(case, heard, fields), look.noted(case, heard, fields), change)
-    return finish(case, {**said, **beside.said}, fields, todo, training=progress.is_training(heard))
+    said |= beside.said | parts.outdated(case, corrected)
+    return finish(case, said, fields, todo, training=progress.is_training(heard))
 
 
 def _conditions(
@@ -70,7 +72,9 @@ def _conditions(
     """Conditions of an attempt that exists; `begins`: in this very pass."""
     said = _of_pods(scene, waits)
     said[reasons.SCHEDULED] = node_exclusion.noted(said[reasons.SCHEDULED], case.past, case.now)
-    said[reasons.PROGRESSING] = _unmade(case) or stall.say(case, heard) or _progressing(case, heard, waits)
+    said[reasons.PROGRESSING] = (
+        _unmade(case) or stall.say(case, heard) or _unseen(case) or _progressing(case, heard, waits)
+    )
     said[reasons.RESTARTING] = Say("False", reasons.NOT_RESTARTING, "no restart is under way")
     return said | _checkpoints(case, heard) | standing(case, pending=not begins)
 
@@ -338,6 +342,17 @@ def _unmade(case: Case) -> Say | None:
     )
 
 
+def _unseen(case: Case) -> Say | None:
+    """Progressing of an attempt whose Lease was deleted, while admission does not let another one in."""
+    if case.observed.lease is not None:
+        return None
+    refused = diagnose.not_made_again(case.observed.events, "Lease", case.names.progress)
+    if refused is None:
+        return None
+    message = f"{refused.message}; the run goes on, and its progress cannot be seen"
+    return Say("Unknown", refused.reason, message)
+
+
 def _corrected(case: Case, attempt: int, begins: bool, in_hand: bool) -> list[Apply]:
     """Writes that put right what belongs to a running attempt. Where a foreign object is in the way, the rest goes on."""
     if case.taken is not None:
@@ -373,17 +388,23 @@ def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:
     return parts.applies(case, [render.orchestrator_policy(case.context(spec, attempt))])
 
 
-def _lost_children(case: Case, attempt: int) -> list[Manifest]:
-    """The Lease, which the orchestrator may renew but not make, and a claim that went before any pod could use it."""
+def _lost_claim(case: Case, attempt: int) -> list[Manifest]:
+    """A claim that went before any pod could use it."""
+    gone = case.wanted.own_claim and case.claim is None
+    return _prerequisite(case, attempt, "PersistentVolumeClaim") if gone else []
+
+
+def _lost_lease(case: Case, attempt: int) -> list[Apply]:
+    """The Lease, which the orchestrator may renew but not make. Where it is refused, all else goes on."""
+    made = _prerequisite(case, attempt, "Lease") if case.observed.lease is None else []
+    return [Apply(lease, expect_absent=True) for lease in made]
+
+
+def _prerequisite(case: Case, attempt: int, kind: str) -> list[Manifest]:
     if case.past.launched_attempt != attempt or case.spec is None or case.taken is not None:
         return []
-    absent = {
-        "Lease": case.observed.lease is None,
-        "PersistentVolumeClaim": case.wanted.own_claim and case.claim is None,
-    }
-    if not any(absent.values()):
-        return []
-    return [child for child in render.prerequisites(case.context(case.spec, attempt)).create if absent[child["kind"]]]
+    made = render.prerequisites(case.context(case.spec, attempt)).create
+    return [child for child in made if child["kind"] == kind]
 
 
 def _zombies(case: Case, attempt: int) -> list[Delete]:

@@ -1,4 +1,4 @@
-"""Words for what ResourceQuotas and LimitRanges refuse, with the fix. Their own words name the quota, what is asked, used and limited."""
+"""Words for what admission refuses, with the fix. Those of ResourceQuotas name the quota, what is asked, used and limited."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def refused(what: str, text: str, place: str, *, noun: str = "it") -> Say | None
         fix = f"change {place}, or have the namespace's LimitRange changed"
         return Say("False", reasons.PODS_REFUSED, f"{what}: a LimitRange does not allow {noun}: {text}; {fix}")
     return None
+
+
+def kept_out(what: str, text: str, place: str) -> Say:
+    """A refusal by any admission of what the operator itself makes; arguments as of `refused`."""
+    whose = "it is tried again until whoever refuses it allows it"
+    return refused(what, text, place) or Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {whose}")
 
 
 def limit_was_filled_in(message: str, pod: Manifest) -> bool:

@@ -18,7 +18,6 @@ from rlrun_operator.validate_spec import shorten
 _TEXT_MAX = 600
 MAKING_SECONDS = 2.0
 """The orchestrator's pod is the last one of an attempt to be made: a refusal may be so much older."""
-_ASK_WHO_REFUSES = "it is tried again until whoever refuses it allows it"
 _REFUSED = "FailedCreate"
 """Reason of the event of a controller, or of the operator itself, that may not create an object."""
 _PULLING = (
@@ -83,9 +82,7 @@ def storage(scene: Scene, patient: bool) -> Say:
         refused = _newest(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
         if refused is not None:
             text = shorten(str(refused.get("message")), _TEXT_MAX)
-            what = f"claim {name} cannot be made"
-            limits = admission_limits.refused(what, text, "storage.claimTemplate.size")
-            return limits or Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
+            return admission_limits.kept_out(f"claim {name} cannot be made", text, "storage.claimTemplate.size")
         if scene.wanted.own_claim or patient:
             return Say("False", reasons.CLAIM_WAITING, f"claim {name} is being made")
         fix = "create it in the run's namespace, or correct storage.claimName"
@@ -168,6 +165,15 @@ def inference(scene: Scene, patient: bool) -> Say:
     return Say(
         "False", reasons.PODS_STARTING, f"{short}: {'its container is' if wanted == 1 else 'containers are'} starting"
     )
+
+
+def not_made_again(events: Sequence[Manifest], kind: str, name: str) -> Say | None:
+    """Refusal by admission of an object that was deleted; None: there is none."""
+    event = _newest(events, kind, name, reason=_REFUSED)
+    if event is None:
+        return None
+    text = shorten(str(event.get("message")), _TEXT_MAX)
+    return admission_limits.kept_out(f"{kind} {name} was deleted and cannot be made again", text, "the run")
 
 
 def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
@@ -270,9 +276,7 @@ def _kept_out(scene: Scene) -> Say | None:
             or target.get("kind") in ("Pod", "ReplicaSet", "PersistentVolumeClaim")
         ):
             continue
-        what = f"{target.get('kind')} {target.get('name')} cannot be made"
-        limits = admission_limits.refused(what, text, "the run")
-        return limits or Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
+        return admission_limits.kept_out(f"{target.get('kind')} {target.get('name')} cannot be made", text, "the run")
     return None
 
 

@@ -18,7 +18,7 @@ def told_truly(world: World, said: Sequence[str] = ()) -> str | None:
     """Complaint about the words of a status after a long wait in which nothing changed; `said`: messages shortly before."""
     if world.memory.edited or world.run is None or derived(world.status) in TERMINAL:
         return None
-    return over(world) or unnamed(world, said) or unrecorded(world)
+    return over(world) or unnamed(world, said) or not_made_again(world, said) or unrecorded(world)
 
 
 def over(world: World) -> str | None:
@@ -57,6 +57,19 @@ def unnamed(world: World, said: Sequence[str] = ()) -> str | None:
     if not quiet or not (present or names) or any(word in told for word in (*present, *names)):
         return None
     return f"told_truly: {[*present, *names]} keep the run waiting; it says {status.get('reason')}: {message}"
+
+
+def not_made_again(world: World, said: Sequence[str] = ()) -> str | None:
+    """A child that a running run has lost, that admission does not let in again, and that no condition tells of."""
+    if derived(world.status) not in ("Starting", "Running") or world.late is not None or world.foreign:
+        return None
+    kinds = {refusal.kind: refusal.mark for refusal in world.api.refusals}
+    lost = [("Lease", f"{NAME}-progress"), ("Deployment", f"{NAME}-inference"), *world.memory.damaged]
+    gone = [ident for ident in lost if ident[0] in kinds and world.api.get(*ident) is None]
+    told = " ".join((*said, *(str(condition["message"]) for condition in world.status.get("conditions", ()))))
+    if not gone or any(refusal.mark in told for refusal in world.api.refusals):
+        return None
+    return f"told_truly: {gone} are lost and refused ({kinds}), and no condition tells: {world.status.get('message')}"
 
 
 def unrecorded(world: World) -> str | None:

@@ -20,6 +20,8 @@ SHOWN = 4
 """Parts that a message names."""
 _INDEPENDENT = ("ServiceAccount", "Role", "RoleBinding", "Service")
 """Kinds that are made the same of every specification that a run may have."""
+_UPDATED = ("NetworkPolicy", "PodDisruptionBudget")
+"""Kinds of parts that change within an attempt."""
 _NOW = "; it is being put right"
 _LATER = "; it is made again when the next attempt begins, of the specification that is there then"
 _BEHIND = "; it is put right when {} is out of the way"
@@ -62,6 +64,15 @@ def see(case: Case, attempt: int) -> Seen:
         return Seen(said, wake_in=left if now else None)
     made = [part for part in render.prerequisites(context).apply if _ref(part) in now]
     return Seen(said, tuple(applies(case, made)))
+
+
+def outdated(case: Case, updates: Iterable[Apply]) -> dict[str, Say | None]:
+    """ChildrenIntact of the first part whose update admission refuses; nothing where it refuses none."""
+    for update in updates:
+        ref = _ref(update.manifest)
+        if ref.kind in _UPDATED and (refused := _refused(case, [ref])):
+            return _drifted({ref: "is not yet as the run needs it now"}, _NOW, refused)
+    return {}
 
 
 def _damaged(case: Case, context: render.RunContext) -> dict[Ref, str]:

@@ -52,6 +52,23 @@ def test_an_edited_part_is_told_and_applied_again(part: Ref) -> None:
     assert f"{part.kind} {part.name} was edited (" in told(kube)[2]
 
 
+def test_an_update_that_is_refused_is_told() -> None:
+    """An edit of `inference` moves the budget within the attempt."""
+    kube, words = Kube(ENGINES).start(), 'admission webhook "guard" denied the request'
+    kube.edit(inference={"replicas": 3})
+    target = {"kind": "PodDisruptionBudget", "name": "run-inference"}
+    kube.events = [{"type": "Warning", "reason": "FailedCreate", "message": words, "involvedObject": target}]
+    found = next(c for c in kube.decide().status["conditions"] if c["type"] == "ChildrenIntact")
+    assert (found["status"], found["reason"]) == ("False", "Drifted")
+    assert found["message"] == (
+        "PodDisruptionBudget run-inference is not yet as the run needs it now; it is being put right, and refused: "
+        + words
+    )
+    kube.events = []
+    kube.settle()
+    assert kube.condition("ChildrenIntact") == {}, "it was never on record"
+
+
 def test_what_is_deleted_again_and_again_is_made_again_every_five_seconds() -> None:
     kube = Kube().start()
     made = []

@@ -572,6 +572,34 @@ def test_what_a_policy_keeps_the_operator_from_making(kind: str, name: str, cond
     assert "tried again" in told["message"]
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('admission webhook "guard" denied the request: no owner', "AdmissionRefused"),
+        ("forbidden: exceeded quota: team-a", "QuotaExceeded"),
+    ],
+)
+@pytest.mark.parametrize("step", [None, 3])
+def test_a_lease_that_may_not_be_made_again_is_told(step: int | None, text: str, reason: str) -> None:
+    kube = Kube()
+    kube.settle()
+    if step is not None:
+        kube.report(step)
+        kube.settle()
+    del kube.objects[Ref("Lease", "run-progress")]
+    kube.events = [event("Lease", "run-progress", "FailedCreate", text)]
+    decision = kube.decide()
+    assert [apply.manifest["kind"] for apply in decision.repair] == ["Lease"], "all else goes on where it is refused"
+    told = {c["type"]: c for c in decision.status["conditions"]}["Progressing"]
+    assert (told["status"], told["reason"]) == ("Unknown", reason)
+    assert "Lease run-progress was deleted and cannot be made again" in told["message"]
+    assert text in told["message"]
+    assert decision.status["message"] == told["message"]
+    kube.events = []
+    kube.tick()
+    assert kube.condition("Progressing")["reason"] != reason
+
+
 def test_a_volume_that_cannot_be_mounted() -> None:
     kube = Kube()
     kube.make_ready = False
