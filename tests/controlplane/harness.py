@@ -23,6 +23,7 @@ from kubernetes.config import load_kube_config
 
 from rlrun.local.preflight import free_port
 from tests.cluster import Cluster
+from tests.controlplane.slow import patience, program
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def wait_for(
     Raises:
         AssertionError: after `timeout` seconds, with what was seen last.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout * patience()
     while True:
         seen = look()
         if good(seen):
@@ -141,7 +142,7 @@ class OperatorProcess:
         """Start it, and wait until it is ready."""
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from rlrun_operator.main import main; main()"],
+                [sys.executable, "-c", program()],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -56,7 +56,7 @@ def test_the_attempt_after_the_loss_of_the_secret_has_another_key(world: World) 
     wait_keys(world, "lost", f"{first}-2")
     assert exists(world, f"{first}-2")
     assert status["keyAttempt"] == 2
-    assert world.events("lost").count("KeyLost") == 1
+    assert world.wait_event("lost", "KeyLost").count("KeyLost") == 1
 
 
 def test_a_pod_that_waits_for_the_lost_secret_ends_the_attempt(world: World) -> None:
@@ -80,5 +80,5 @@ def test_a_rotation_by_annotation_renews_the_key_of_all_roles(world: World) -> N
     status = world.wait_phase("rotates", "Starting", attempt=2)
     wait_keys(world, "rotates", f"{first}-2")
     assert (status["keyRotationRequestedAt"], status["restartsCountedTowardsMax"]) == (NOW, 0)
-    assert world.events("rotates").count("KeyRotationRequested") == 1
+    assert world.wait_event("rotates", "KeyRotationRequested").count("KeyRotationRequested") == 1
     assert exists(world, first), "it opens nothing any more, and goes with the run"

@@ -27,6 +27,7 @@ def test_a_run_that_cannot_renew_its_lease_is_told_of_and_not_restarted(world: W
     told = world.wait_told("mute", "Lease mute-progress has not been renewed in this attempt", timeout=100)
     assert "NetworkPolicy mute-egress opens" in told["message"]
     assert world.condition("mute", "Progressing")["reason"] == "HeartbeatLost"
+    world.wait_event("mute", "HeartbeatLost")
     time.sleep(15)
     status = world.status("mute")
     assert (status["attempt"], status["phase"], status.get("restarts", 0)) == (1, "Starting", 0)

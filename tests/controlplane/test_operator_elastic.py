@@ -52,7 +52,7 @@ def test_the_number_of_engines_follows_the_load_and_a_drained_engine_goes(world:
     found = {pod["metadata"]["name"] for pod in wait_engines(world, 2)}
     status = world.status("a")
     assert status["inference"]["desired"] == 2
-    assert "InferenceScaled" in world.events("a")
+    world.wait_event("a", "InferenceScaled")
     lease = world.kube("GET", world.path(LEASES, "leases", "a-progress"))["metadata"]["annotations"]
     assert lease["rlrun.io/engines-wanted"] == "2"
 

@@ -103,7 +103,7 @@ def test_a_class_that_does_not_let_volumes_grow_is_told_once(world: World, opera
     world.renew("a", 2)
     wait_for(lambda: world.status("a")["progress"]["step"], lambda step: step == 2, "the run goes on")
     assert tries(operator) == before + 1, "it is not asked in each pass"
-    wait_for(lambda: world.events("a"), lambda told: told.count("ClaimResizeRefused") == 1, "one event tells it")
+    assert world.wait_event("a", "ClaimResizeRefused").count("ClaimResizeRefused") == 1, "one event tells it"
     assert claim(world)["spec"]["resources"]["requests"]["storage"] == "1Gi"
     world.edit("a", {"storage": sized("1Gi", "shared")})
     wait_bound(world)

@@ -48,8 +48,7 @@ def test_a_run_goes_from_creation_to_complete(world: World, cluster: Cluster) ->
     assert world.kube.items(world.path(APPS, "statefulsets")) == [], "its GPUs are free"
     assert world.kube.items(world.path(APPS, "deployments")) == []
     assert world.kube.get(world.path(CORE, "pods", "a-orchestrator-1")), "its log stays"
-    # The operator posts an event after it has written the status that the event is about.
-    events = wait_for(lambda: world.events("a"), lambda found: "Completed" in found, "the event Completed")
+    events = world.wait_event("a", "Completed")
     assert (events[0], events[-1]) == ("AttemptStarted", "Completed"), events
     assert len(events) <= 7, events
 
@@ -124,7 +123,7 @@ def test_a_label_that_no_node_has_is_named_with_the_role(world: World) -> None:
     assert status["phase"] == "Starting"
     assert re.search(r"trainer needs 1 pod .*8 nvidia.com/gpu", status["message"]), status["message"]
     assert world.condition("a", "Scheduled")["reason"] == "Unschedulable"
-    wait_for(lambda: world.events("a"), lambda found: "Unschedulable" in found, "the event Unschedulable")
+    world.wait_event("a", "Unschedulable")
 
 
 def test_too_many_gpus_for_any_node_are_told(world: World) -> None:
@@ -248,6 +247,7 @@ def test_metrics_follow_the_runs(world: World, operator: OperatorProcess) -> Non
 def test_describe_says_what_is_wrong_in_words(world: World, cluster: Cluster) -> None:
     world.create("a", trainer={"nodeSelector": {"disk": "ssd"}})
     world.wait_told("a", "disk")
+    world.wait_event("a", "Unschedulable")
     text = cluster.kubectl("describe", "rlr", "a", "-n", world.namespace)
     assert "trainer" in text
     assert "disk=ssd" in text

@@ -242,7 +242,7 @@ def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(w
             assert first.metrics()[served] == 1.0
             assert f"namespace {world.namespace}: the operator {world.namespace}/rlrun-operator looks" in second.log()
             assert "looks after its runs" in second.http("/readyz")[1]
-            assert "ServedByAnotherOperator" in world.events("a")
+            world.wait_event("a", "ServedByAnotherOperator")
             world.create("b")
             world.wait_phase("b", "Starting")
             assert {key for key in second.writes() if key[1] != "events"} == {("create", "leases")}, "its leader Lease"

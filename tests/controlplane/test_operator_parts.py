@@ -58,7 +58,7 @@ def test_what_somebody_deletes_or_edits_is_put_right_and_told_and_the_attempt_go
         assert _content(world.kube("GET", path)) == before
     status = world.status("drift")
     assert (status["attempt"], status["phase"], status.get("restarts", 0)) == (1, "Running", 0)
-    assert "Drifted" in world.events("drift")
+    world.wait_event("drift", "Drifted")
 
 
 def _tells(condition: dict[str, Any], part: str, verb: str) -> bool:

@@ -95,7 +95,7 @@ def test_three_runs_and_room_for_one_then_a_fourth_of_higher_priority_then_a_nod
     train(world, "urgent", 3)
     status = wait_place(world, "first", 1, 3, "position 1 of 3")
     assert (status["restarts"], status["checkpoint"]["latestCompleteStep"]) == (0, 7), "nothing is lost"
-    assert "Preempted" in world.events("first")
+    world.wait_event("first", "Preempted")
     wait_place(world, "second", 2, 3, "position 2 of 3")
 
     cluster.kubectl("delete", "node", *nodes)
@@ -106,7 +106,7 @@ def test_three_runs_and_room_for_one_then_a_fourth_of_higher_priority_then_a_nod
         "the run on the lost node waits again",
         timeout=LOST_SECONDS,
     )
-    assert "Released" in world.events("urgent")
+    world.wait_event("urgent", "Released")
     wait_for(lambda: gpu_pods(world), lambda found: found == {}, "no run holds a pod")
 
     cluster.add_fake_nodes(1, gpus=2, prefix="queue-again", labels={"queue-test": "after"})

@@ -88,7 +88,8 @@ def test_an_operators_first_status_leaves_nothing_of_it(world: World) -> None:
     status = world.status("a")
     assert status["observedGeneration"] == 2
     assert "no operator" not in status.get("message", "")
-    assert [reason for reason in world.events("a") if reason != "EnginesAvailable"] == ["AttemptStarted"]
+    told = world.wait_event("a", "AttemptStarted")
+    assert [reason for reason in told if reason != "EnginesAvailable"] == ["AttemptStarted"]
     owners = [entry for entry in world.run("a")["metadata"]["managedFields"] if "f:status" in entry["fieldsV1"]]
     assert [entry["manager"] for entry in owners] == ["rlrun-operator"]
 

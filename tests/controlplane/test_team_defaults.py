@@ -53,7 +53,7 @@ def test_defaults_are_taken_locked_and_edited(world: World, folder: Path) -> Non
 
     world.create("b", trainer={"image": "mine:2"})
     world.wait_told("b", r"trainer\.image \(mine:2\) is locked by ConfigMap default/team")
-    assert "ForbiddenByPolicy" in world.events("b")
+    world.wait_event("b", "ForbiddenByPolicy")
 
     before = settled(world, "a")
     (folder / "defaults.yaml").write_text("spec: {trainer: {image: team/trainer:2}}")

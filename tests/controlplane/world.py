@@ -160,6 +160,10 @@ class World:
             for e in sorted(found, key=lambda e: (e["firstTimestamp"], int(e["metadata"]["resourceVersion"])))
         ]
 
+    def wait_event(self, name: str, reason: str) -> list[str]:
+        """Reasons of the events on a run, once one is this: it is posted after the status that it is about was written."""
+        return wait_for(lambda: self.events(name), lambda found: reason in found, f"an event {reason} on run {name}")
+
 
 CHILDREN = (
     (CORE, "pods"),
