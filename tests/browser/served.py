@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.slow import program
+
 _SECONDS = 90.0
+_MAIN = "import sys; from rlrun.cli.main import main; sys.exit(main())"
 
 
 @dataclass
@@ -57,7 +60,7 @@ def served_team(folder: Path, api_server: str, *words: str) -> Iterator[Served]:
 
 @contextmanager
 def _started(folder: Path, *words: str) -> Iterator[Served]:
-    command = [sys.executable, "-m", "rlrun.cli.main", *words]
+    command = [sys.executable, "-c", program(_MAIN, "tests.support.slow.slow_answers"), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             yield Served(_url(process), folder, process)

@@ -23,11 +23,12 @@ from kubernetes.config import load_kube_config
 
 from rlrun.local.preflight import free_port
 from tests.cluster import Cluster
-from tests.controlplane.slow import patience, program
+from tests.support.slow import patience, program
 
 Json = dict[str, Any]
 T = TypeVar("T")
 START_SECONDS = 60.0
+MAIN = "from rlrun_operator.main import main; main()"
 WAIT_SECONDS = 30.0
 
 
@@ -142,7 +143,7 @@ class OperatorProcess:
         """Start it, and wait until it is ready."""
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", program()],
+                [sys.executable, "-c", program(MAIN, "tests.controlplane.slow.slow_down")],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

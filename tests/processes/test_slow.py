@@ -1,0 +1,30 @@
+"""The switch that makes processes under test slow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.slow import SLOW, patience, program, seconds
+
+
+def test_without_the_variable_nothing_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SLOW, raising=False)
+    assert (program("print(1)", "tests.controlplane.slow.slow_down"), patience()) == ("print(1)", 1.0)
+
+
+@pytest.mark.parametrize("slow_down", ["tests.controlplane.slow.slow_down", "tests.support.slow.slow_answers"])
+def test_with_it_the_parts_that_it_slows_are_there(monkeypatch: pytest.MonkeyPatch, slow_down: str) -> None:
+    monkeypatch.setenv(SLOW, "0.3-1.5")
+    made = program("print('began')", slow_down)
+    ended = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout == "began\n", ended.stderr
+    assert patience() > 1.0
+
+
+@pytest.mark.parametrize("text", ["", "1", "2-1", "a-b", "-1-2"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"RLRUN_TEST_SLOW: .* is no range of seconds; write it like 0\.3-1\.5"):
+        seconds(text)
