@@ -240,8 +240,9 @@ def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(w
             served = f'rlrun_operator_serves{{managed_by="",namespace="{world.namespace}"}}'
             wait_for(lambda: second.metrics().get(served), lambda value: value == 0.0, "the second one tells")
             assert first.metrics()[served] == 1.0
-            assert f"namespace {world.namespace}: the operator {world.namespace}/rlrun-operator looks" in second.log()
-            assert "looks after its runs" in second.http("/readyz")[1]
+            words = f"namespace {world.namespace}: the operator {world.namespace}/rlrun-operator looks"
+            wait_for(second.log, lambda text: words in text, "its log tells")
+            wait_for(lambda: second.http("/readyz")[1], lambda text: "looks after its runs" in text, "its probe tells")
             world.wait_event("a", "ServedByAnotherOperator")
             world.create("b")
             world.wait_phase("b", "Starting")
@@ -263,13 +264,18 @@ def test_missing_rights_are_named_and_the_charts_role_suffices(world: World, tmp
     cluster.kubectl("create", "serviceaccount", "weak", "-n", ns)
     kubeconfig = as_account(cluster, ns, "weak", tmp_path)
     with Started(operator_of(world, tmp_path, KUBECONFIG=str(kubeconfig))) as operator:
-        log = wait_for(operator.log, lambda text: "may not" in text, "the log names what is missing")
-        assert f"get, list, watch rlruns.rlrun.io in namespace {ns}" in log
-        assert "create, patch, delete pods" in log or "get, list, watch, create, patch, delete pods" in log
-        assert "watchNamespaces" in log
+        missing = (
+            f"get, list, watch rlruns.rlrun.io in namespace {ns}",
+            "create, patch, delete pods",
+            "watchNamespaces",
+        )
+        wait_for(operator.log, lambda text: all(words in text for words in missing), "the log names what is missing")
         assert operator.http("/livez")[0] == 200
-        status, text = operator.http("/readyz")
-        assert (status, "rlruns.rlrun.io" in text) == (503, True)
+        wait_for(
+            lambda: operator.http("/readyz"),
+            lambda said: said[0] == 503 and "rlruns.rlrun.io" in said[1],
+            "the probe names what is missing",
+        )
         values = f"watchNamespaces={{{ns}}},serveOwnNamespace=true,replicas=0"
         cluster.helm("install", "op", str(CHART), "-n", ns, "--set", values)
         rules = json.loads(
@@ -311,9 +317,13 @@ def test_a_crd_that_comes_late_is_waited_for(world: World, tmp_path: Path) -> No
     cluster.kubectl("delete", "crd", "rlruns.rlrun.io")
     with Started(operator_of(world, tmp_path)) as operator:
         try:
-            log = wait_for(operator.log, lambda text: "cannot start yet" in text, "the log says what is missing")
-            assert "helm install rlrun-crds charts/rlrun-crds" in log
-            assert "helm install rlrun-crds" in operator.http("/readyz")[1]
+            words = "helm install rlrun-crds charts/rlrun-crds"
+            wait_for(
+                operator.log,
+                lambda text: "cannot start yet" in text and words in text,
+                "the log says what is missing",
+            )
+            wait_for(lambda: operator.http("/readyz")[1], lambda text: words in text, "the probe says what is missing")
             assert operator.http("/livez")[0] == 200
         finally:
             cluster.kubectl("create", "-f", "-", stdin=json.dumps(kept))

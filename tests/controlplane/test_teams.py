@@ -215,8 +215,12 @@ def test_what_one_teams_accounts_try_against_the_other_is_refused(
     kube = red.world.kube
     attacker = As(cluster.kubeconfig, *red.identity(actor))
     for deed in DEEDS:
-        own = [verb for verb in deed.verbs if allowed(kube, red, actor, attributes(deed, verb, red))]
-        assert bool(own) == (actor in deed.own), (deed, "in its own place", own)
+        # The API server takes up bindings, and adds the CRD's rules to its own roles, a moment after they are made.
+        wait_for(
+            lambda deed=deed: [verb for verb in deed.verbs if allowed(kube, red, actor, attributes(deed, verb, red))],  # type: ignore[misc]
+            lambda own, deed=deed: bool(own) == (actor in deed.own),  # type: ignore[misc]
+            f"{deed} in its own place",
+        )
         for verb in deed.verbs:
             asked = attributes(deed, verb, blue)
             assert not allowed(kube, red, actor, asked), (deed, asked)

@@ -144,7 +144,16 @@ def test_a_second_version_is_served_beside_the_stored_one_without_a_webhook(worl
         kube("POST", beta, {**run("new"), "apiVersion": "rlrun.io/v1beta1"})
         assert world.run("new")["spec"] == run("new")["spec"]
         uneven = {**run("bad", orchestrator={"batchSize": 15}), "apiVersion": "rlrun.io/v1beta1"}
-        assert "must be divisible by" in kube("POST", beta, uneven, ok=False)["message"]
+        wait_for(
+            lambda: str(kube("POST", f"{beta}?dryRun=All", uneven, ok=False).get("message")),
+            lambda said: "must be divisible by" in said,
+            "the policy judges it",
+        )
+        wait_for(
+            lambda: kube("GET", "/apis/rlrun.io/v1beta1", ok=False).get("resources", []),
+            lambda found: any(resource["name"] == "rlruns" for resource in found),
+            "kubectl may find it",
+        )
         assert "new" in world.cluster.kubectl("get", "rlruns.v1beta1.rlrun.io", "-n", world.namespace)
         assert kube("GET", CRD)["status"]["storedVersions"] == ["v1alpha1"]
     finally:

@@ -6,8 +6,10 @@ codes, failed pods.
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 
 from rlrun.protocol.messages import annotations as told_by
@@ -140,14 +142,17 @@ class World:
         self.kube("DELETE", self.path(api, plural, name))
 
     def versions(self, name: str, *, leave_out: tuple[str, ...] = ()) -> dict[str, tuple[str, int]]:
-        """All children of a run: kind and name -> resourceVersion and generation."""
+        """All children of a run: kind and name -> mark of its content and generation.
+
+        Their status is of other controllers, which write it when they come to it.
+        """
         found = {}
         for api, plural in CHILDREN:
             if plural in leave_out:
                 continue
             for child in self.kube.items(self.path(api, plural) + f"?labelSelector=rlrun.io/run={name}"):
                 meta = child["metadata"]
-                found[f"{plural}/{meta['name']}"] = (meta["resourceVersion"], meta.get("generation", 0))
+                found[f"{plural}/{meta['name']}"] = (_mark(child), meta.get("generation", 0))
         return found
 
     def events(self, name: str) -> list[str]:
@@ -193,6 +198,14 @@ def run(name: str, **spec: Any) -> Json:
     }
     metadata = {"name": name}
     return {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": metadata, "spec": {**small, **spec}}
+
+
+def _mark(child: Json) -> str:
+    """Mark of what somebody wants of an object; any write of it that changes something changes the mark."""
+    apart = ("resourceVersion", "managedFields")
+    metadata = {name: value for name, value in child["metadata"].items() if name not in apart}
+    content = {name: value for name, value in child.items() if name != "status"} | {"metadata": metadata}
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _terminated(code: int, message: str) -> Json:
