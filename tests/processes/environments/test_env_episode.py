@@ -93,7 +93,7 @@ async def test_failures_are_sorted_by_fault(env: Probe, kind: str, says: str, sc
     script = ["hi"] if env._score is forever else [ConnectionError("engine gone")]
     with pytest.raises(EpisodeError, match=says) as caught:
         await run_episode(env, TASK, scripted(script), timeout_seconds=0.1)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
     error = caught.value
     assert (error.kind, error.env_id, error.task_id) == (kind, "probe", "train-7")
     assert str(error).startswith("environment 'probe', task 'train-7': ")

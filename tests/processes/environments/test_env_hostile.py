@@ -300,13 +300,13 @@ async def test_a_deed_that_ends_its_process_costs_its_own_rollout_once_the_other
 
 async def test_an_environment_with_much_to_do_is_not_taken_for_one_that_hangs() -> None:
     """Two hundred scores of 20 ms each wait for one another: the event loop is late, but each of its calls is short."""
-    async with running(limits=replace(LIMITS, hang_seconds=1.0)) as environment:
+    async with running(limits=replace(LIMITS, hang_seconds=3.0)) as environment:
         model = Model()
         playing = [asyncio.ensure_future(play(environment, "scores_slowly", model)) for _ in range(200)]
         found = await asyncio.gather(*playing, return_exceptions=True)
         assert [one for one in found if not isinstance(one, Played)] == []
         assert environment.metrics()["restarts"] == 0
-        assert environment.metrics()["stall_seconds"] < 1.0
+        assert environment.metrics()["stall_seconds"] < 3.0
 
 
 async def test_what_one_rollout_has_broken_for_all_is_gone_with_its_process(hostile: IsolatedEnvironment) -> None:

@@ -31,13 +31,13 @@ import slow_functions
 
 
 async def test_a_function_that_never_returns_is_killed_and_the_next_one_runs() -> None:
-    calls = BoundedCalls(processes=2, timeout_seconds=0.3)
+    calls = BoundedCalls(processes=2, timeout_seconds=2)
     try:
         found = await asyncio.gather(
             calls.call(slow_functions.compute_for_ever), calls.call(slow_functions.add, 3, 4), return_exceptions=True
         )
         assert isinstance(found[0], BoundedCallError)
-        assert "slow_functions.compute_for_ever did not finish within 0.3 seconds" in str(found[0])
+        assert "slow_functions.compute_for_ever did not finish within 2 seconds" in str(found[0])
         assert found[1] == 7
         with pytest.raises(BoundedCallError, match=r"slow_functions.fail raised ValueError: no such row"):
             await calls.call(slow_functions.fail)
@@ -49,7 +49,7 @@ async def test_a_function_that_never_returns_is_killed_and_the_next_one_runs() -
 
 
 async def test_preparation_is_no_part_of_a_calls_time_and_happens_once_in_each_process() -> None:
-    calls = BoundedCalls(processes=1, timeout_seconds=0.5, prepare=slow_functions.prepare_slowly)
+    calls = BoundedCalls(processes=1, timeout_seconds=2, prepare=slow_functions.prepare_slowly)
     try:
         assert [await calls.call(slow_functions.is_prepared) for _ in range(2)] == [True, True]
     finally:
@@ -201,8 +201,8 @@ async def test_a_judge_that_gives_no_score_is_an_error(answer: Callable[[], Any]
 
 
 async def test_a_judge_has_a_deadline_with_all_its_retries() -> None:
-    async with judge(Replies(web.Response(status=500, text="down")), deadline_seconds=0.3) as asked:
-        with pytest.raises(JudgeError, match=r"no score within 0.3 seconds; the last: status 500: down"):
+    async with judge(Replies(web.Response(status=500, text="down")), deadline_seconds=2) as asked:
+        with pytest.raises(JudgeError, match=r"no score within 2 seconds; the last: status 500: down"):
             await asked.score(question="q", truth="t", reply="r")
 
 

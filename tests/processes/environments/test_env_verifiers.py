@@ -153,7 +153,7 @@ async def test_faulty_rewards_are_errors_that_name_the_environment(
     started = time.monotonic()
     with pytest.raises(EpisodeError, match=says) as caught:
         await run_episode(env, task, scripted(["x"]), timeout_seconds=20)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
     assert caught.value.kind == kind
     assert caught.value.env_id == "verifiers:vf-faulty"
 

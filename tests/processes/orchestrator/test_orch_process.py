@@ -398,7 +398,7 @@ async def test_a_trainer_with_another_key_is_a_configuration_error(tmp_path: Pat
     async def world(trainer: FakeTrainer) -> None:
         client = TrainerClient(trainer.url, "wrong", attempt=1)
         try:
-            await client.wait_until_begun(1.0)
+            await client.wait_until_begun(60.0)
         except RoleError as error:
             refused.append(error)
         finally:

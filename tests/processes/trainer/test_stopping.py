@@ -24,8 +24,10 @@ stop = Stop()
 stop.listen()
 {setup}
 print("up", flush=True)
-time.sleep(30)
+time.sleep(120)
 """
+SOON_SECONDS = 20.0
+"""Less than the time that is allowed in any test where it is not to be used."""
 
 
 class Rank:
@@ -43,14 +45,20 @@ class Rank:
         assert self.process.stdout.readline() == "up\n"
 
     def ends(self, *signals: int) -> tuple[int, str, float]:
-        """Exit code, message, and seconds after the first signal."""
+        """Exit code, message, and seconds after the first signal; the last one is sent until it has ended.
+
+        A process that has not run since the first of two equal signals sees them as one.
+        """
         began = time.monotonic()
-        for index, number in enumerate(signals):
-            time.sleep(0.3 if index else 0)
+        for number in signals:
             assert self.process.poll() is None
             self.process.send_signal(number)
+            time.sleep(0.3 if len(signals) > 1 else 0)
+        while len(signals) > 1 and self.process.poll() is None and time.monotonic() - began < SOON_SECONDS:
+            self.process.send_signal(signals[-1])
+            time.sleep(0.3)
         try:
-            _, said = self.process.communicate(timeout=20)
+            _, said = self.process.communicate(timeout=60)
         finally:
             self.process.kill()
         return self.process.returncode, said, time.monotonic() - began
@@ -59,14 +67,14 @@ class Rank:
 def test_before_there_is_something_to_save_the_first_signal_ends_it() -> None:
     code, said, seconds = Rank().ends(signal.SIGINT)
     assert (code, said) == (128 + signal.SIGINT, "trainer: ended by SIGINT\n")
-    assert seconds < 5
+    assert seconds < SOON_SECONDS
 
 
 def test_the_deadline_ends_it_and_names_the_option() -> None:
     code, said, seconds = Rank("stop.allow_time(0.5)").ends(signal.SIGTERM)
     assert code == STOPPED
     assert "0.5 s after SIGTERM (checkpoint.gracePeriodSeconds)" in said
-    assert 0.5 <= seconds < 5
+    assert 0.5 <= seconds < SOON_SECONDS
 
 
 def test_a_process_that_was_frozen_meanwhile_still_ends_at_its_deadline() -> None:
@@ -83,7 +91,7 @@ def test_a_process_that_was_frozen_meanwhile_still_ends_at_its_deadline() -> Non
 def test_a_second_signal_ends_it_at_once() -> None:
     code, said, seconds = Rank("stop.allow_time(25)").ends(signal.SIGTERM, signal.SIGTERM)
     assert (code, said) == (STOPPED, "trainer: ended by a second signal, SIGTERM\n")
-    assert seconds < 5
+    assert seconds < SOON_SECONDS
 
 
 def test_a_peer_that_is_gone_is_not_waited_for() -> None:
@@ -91,7 +99,7 @@ def test_a_peer_that_is_gone_is_not_waited_for() -> None:
     with_zombie = Rank(f"stop.allow_time(25, [{os.getpid()}, {peer.pid}])")  # nobody has collected the peer yet
     code, said, seconds = with_zombie.ends(signal.SIGTERM)
     assert (code, said) == (STOPPED, "trainer: ended after SIGTERM: another rank is gone already\n")
-    assert seconds < 5
+    assert seconds < SOON_SECONDS
     peer.wait()
     assert Rank(f"stop.allow_time(25, [{peer.pid}])").ends(signal.SIGTERM)[1] == said
 
@@ -122,7 +130,7 @@ def test_what_the_orchestrator_asks_is_no_first_signal_and_its_code_blames_anoth
     asked = "stop.allow_time(25); stop.join()"
     code, said, seconds = Rank(asked).ends(signal.SIGTERM, signal.SIGTERM)
     assert (code, said) == (STOPPED, "trainer: ended by a second signal, SIGTERM\n")
-    assert seconds < 5
+    assert seconds < SOON_SECONDS
     code, said, _ = Rank("stop.allow_time(0.5); stop.join()").ends()
     assert code == exit_codes.FAILURE
     assert "0.5 s after the orchestrator, which was told to stop" in said

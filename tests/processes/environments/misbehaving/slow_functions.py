@@ -31,7 +31,7 @@ def nap(seconds: float) -> int:
 
 def prepare_slowly() -> None:
     """Longer than any call in a test may take."""
-    time.sleep(1.0)
+    time.sleep(2.5)
     PREPARED.append(os.getpid())
 
 
