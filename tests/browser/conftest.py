@@ -71,13 +71,17 @@ def axe() -> str:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of two runs that nothing changes."""
     folder = tmp_path_factory.mktemp("shown") / "runs"
-    trained_long(folder / "demo").lives(step=120, max_steps=400, eta_seconds=600.0)
+    demo = trained_long(folder / "demo")
+    demo.began(1, 0)
+    demo.began(2, 60, max_steps=400)
+    demo.lives(step=120, max_steps=400, eta_seconds=600.0)
     other = trained_long(folder / "other", steps=80, lr=2e-5)
     other.write(
         "logs/attempt_0001/trainer/error.json",
         {"exit_code": 65, "message": "data/train.jsonl, line 7: no field `prompt`"},
     )
     other.ends("Failed")
+    other.forked(demo, 30, "trainer.optimizer.lr 1e-05 -> 2e-05")
     with served(folder) as server:
         yield server
 

@@ -67,8 +67,32 @@ def test_one_run(page: Page, shown: Served) -> None:
     expect(page.locator("section:has(#times) table")).to_contain_text("waits for rollouts")
     expect(page.locator("section:has(#staleness) table")).to_contain_text("Versions old")
     page.get_by_text("The resolved configuration").click()
-    expect(page.locator("section:has(#manifest) pre")).to_contain_text("max_steps: 20")
+    expect(page.locator("section:has(#manifest) pre")).to_contain_text("max_steps: 400")
     expect(page.locator("section:has(#manifest) pre")).not_to_contain_text("opensesame1")
+
+
+def test_what_was_changed_and_with_which_attempt(page: Page, shown: Served) -> None:
+    visit(page, shown, "run")
+    history = page.locator("section:has(> .head #history)")
+    expect(history).to_contain_text("Edited once in 2 attempts.")
+    expect(history.locator("h3")).to_contain_text("Attempt 2, from step 61")
+    row = history.locator("tbody tr")
+    expect(row).to_have_count(1)
+    expect(row.locator("th")).to_have_text("max_steps")
+    expect(row.locator("del")).to_have_text("20")
+    expect(row.locator("ins")).to_have_text("400")
+
+
+def test_a_fork_and_its_origin_lead_to_each_other(page: Page, shown: Served) -> None:
+    visit(page, shown, "failed")
+    forks = page.locator("section:has(#forks)")
+    expect(forks).to_contain_text("Forked from demo at step 30, the checkpoint of its attempt 1.")
+    expect(forks.locator("ins")).to_have_text("2e-05")
+    forks.get_by_role("link", name="demo").press("Enter")
+    expect(page.locator("h1")).to_contain_text("demo")
+    expect(forks).to_contain_text("other was forked from this run at step 30, with another trainer.optimizer.lr.")
+    forks.get_by_role("link", name="other").press("Enter")
+    expect(page.locator("h1")).to_contain_text("other")
 
 
 def test_why_a_run_has_failed(page: Page, shown: Served) -> None:

@@ -61,6 +61,7 @@ def test_a_user_logs_in_looks_and_logs_out(page: Page, team: Team) -> None:
     expect(page.locator("section:has(#pods)")).to_contain_text("demo-trainer-1-0")
     expect(page.locator("section:has(#events)")).to_contain_text("attempt 1 of team-a-demo")
     expect(page.get_by_role("img", name=re.compile("^reward.mean over steps"))).to_be_visible()
+    expect(page.locator("section:has(#history)")).to_contain_text("Never edited: the run has had one attempt.")
     page.get_by_text("The RLRun as it is applied").click()
     expect(page.locator("section:has(#manifest) pre")).to_contain_text("maxSteps: 100")
     assert ANN not in page.url
@@ -74,7 +75,8 @@ def test_a_user_logs_in_looks_and_logs_out(page: Page, team: Team) -> None:
 def test_files_that_are_elsewhere_are_said_in_words(page: Page, team: Team) -> None:
     log_in(page, team, ANN, "/run/team-a.far")
     expect(page.locator("main")).to_contain_text("rlrun rollouts far -n team-a")
-    expect(page.locator("section:has(#curves)")).to_have_count(0)
+    for part in ("curves", "history"):
+        expect(page.locator(f"section:has(#{part})")).to_have_count(0)
     expect(page.locator("section:has(#conditions) table")).to_be_visible()
 
 

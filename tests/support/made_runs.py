@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
+from rlrun.protocol.files.forked import ForkedFrom, fork_document
 from rlrun.protocol.files.launcher import State, new_record, write_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.ui.app import make_app
@@ -116,6 +117,18 @@ class Folder:
         """Steps with metrics, and a trace of the third."""
         self.lines("metrics.jsonl", [metrics_line(step) for step in range(1, steps + 1)])
         self.lines("traces/step_00000003.jsonl", [rollout(g, m, (g * 4 + m) / 16) for g in range(4) for m in range(4)])
+
+    def began(self, attempt: int, base_step: int, uid: str = "u", **fields: Any) -> None:
+        """An attempt, with the configuration that it keeps; that becomes `run.json`, too."""
+        record = {"attempt": attempt, "base_step": base_step, "started_at": 1.7e9 + attempt, "uid": uid}
+        self.write(f"attempts/{attempt:04d}.json", record)
+        self.config(**fields)
+        self.paths.attempt_config(attempt).write_bytes(self.paths.run_json.read_bytes())
+
+    def forked(self, origin: Folder, step: int, *changed: str) -> None:
+        """Fork of the first attempt of another run, not started yet."""
+        fork = ForkedFrom(origin.root.name, "u", step, 1, str(origin.root.absolute()), changed)
+        self.paths.fork.write_text(fork_document(fork))
 
     def lives(self, **progress: Any) -> None:
         """A launcher, which is this process, that runs it."""

@@ -26,10 +26,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "volume" / "demo"
 
 
-def claim(config: RunConfig) -> list[str]:
+def claim(config: RunConfig, attempt: int = 1) -> list[str]:
     """What was said."""
     said: list[str] = []
-    claim_folder(RunPaths(Path(config.trainer.output_dir)), config, say=said.append)
+    claim_folder(RunPaths(Path(config.trainer.output_dir)), config, attempt, say=said.append)
     return said
 
 
@@ -54,8 +54,17 @@ def test_a_new_run_writes_its_configuration_beside_the_logs_of_faster_pods(root:
 
 def test_a_changed_configuration_is_recorded(root: Path) -> None:
     claim(run_config(root))
-    assert "run.json is written anew" in claim(run_config(root, maxSteps=200))[0]
+    assert "run.json is written anew" in claim(run_config(root, maxSteps=200), 2)[0]
     assert recorded(root)["max_steps"] == 200
+
+
+def test_each_attempt_keeps_the_configuration_that_it_began_with(root: Path) -> None:
+    claim(run_config(root))
+    claim(run_config(root), 2)
+    claim(run_config(root, maxSteps=200), 3)
+    kept = [json.loads(RunPaths(root).attempt_config(n).read_text())["trainer"]["max_steps"] for n in (1, 2, 3)]
+    assert kept == [100, 100, 200]
+    assert RunPaths(root).attempts_on_disk() == []
 
 
 @pytest.mark.parametrize("policy", [{"policy": "Latest"}, {"policy": "Step", "step": 20}])
@@ -113,7 +122,7 @@ def test_a_pod_waits_for_space_and_says_so(root: Path, monkeypatch: pytest.Monke
     said: list[str] = []
     monkeypatch.setattr(run_folder, "MIN_FREE_BYTES", 1 << 60)
     signals = Patience(lambda: monkeypatch.setattr(run_folder, "MIN_FREE_BYTES", 1))
-    claim_when_possible(RunPaths(root), run_config(root), say=said.append, signals=signals)
+    claim_when_possible(RunPaths(root), run_config(root), 1, say=said.append, signals=signals)
     assert signals.pauses == [VOLUME_POLL_SECONDS] * 3
     assert (root / "run.json").is_file()
     assert said[0].startswith("waiting for the run's volume since 0 s: the volume is full: ")
@@ -125,7 +134,7 @@ def test_a_pod_does_not_wait_for_what_space_does_not_mend(root: Path, monkeypatc
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
     with pytest.raises(RoleError, match="Permission denied") as caught:
-        claim_when_possible(RunPaths(root), run_config(root), say=print, signals=Patience(lambda: None))
+        claim_when_possible(RunPaths(root), run_config(root), 1, say=print, signals=Patience(lambda: None))
     assert caught.value.code == exit_codes.STORAGE
 
 

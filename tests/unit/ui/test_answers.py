@@ -69,6 +69,42 @@ def test_a_failure_is_told_with_its_cause(run: Folder, asked: Client) -> None:
     ]
 
 
+def test_a_changed_configuration_is_told_with_its_attempt(run: Folder, asked: Client) -> None:
+    run.began(1, 0)
+    run.began(2, 6, max_steps=40, api_key="opensesame2")
+    told = asked.json(f"/api/runs/{run.id}/history")
+    assert told["said"] == "Edited once in 2 attempts."
+    (edit,) = told["edits"]
+    assert (edit["attempt"], edit["firstStep"], edit["started"]) == (2, 7, "2023-11-14T22:13:22Z")
+    assert edit["changes"] == [{"field": "max_steps", "before": "20", "after": "40"}]
+
+
+def test_a_run_that_was_never_edited_says_so(run: Folder, asked: Client) -> None:
+    told = asked.json(f"/api/runs/{run.id}/history")
+    assert told == {"said": "Never edited: the run has had one attempt.", "edits": []}
+
+
+def test_a_fork_and_its_origin_name_each_other(run: Folder, asked: Client) -> None:
+    run.began(1, 0)
+    fork = made(run.root.parent / "fork", uid="v")
+    fork.began(1, 0, uid="v")
+    fork.forked(run, 6, "trainer.optimizer.lr 1e-05 -> 2e-05", 'orchestrator.env [{"a": "opensesame3"}] -> []')
+    secret = {"field": "orchestrator.env", "before": "<removed>", "after": "<removed>"}
+    changes = [{"field": "trainer.optimizer.lr", "before": "1e-05", "after": "2e-05"}, secret]
+    told = asked.json(f"/api/runs/{fork.id}/lineage")
+    assert told["forks"] == []
+    origin = {"id": run.id, "run": "demo", "step": 6, "attempt": 1, "folder": str(run.root), "changes": changes}
+    assert told["origin"] == origin
+    told = asked.json(f"/api/runs/{run.id}/lineage")
+    assert told["origin"] is None
+    assert told["forks"] == [{"id": fork.id, "label": "fork", "step": 6, "changes": changes}]
+
+
+def test_an_origin_that_is_not_among_the_runs_has_no_link(run: Folder, asked: Client) -> None:
+    run.forked(Folder(run.root.parent / "gone"), 6)
+    assert asked.json(f"/api/runs/{run.id}/lineage")["origin"]["id"] is None
+
+
 def test_curves_are_cut_smoothed_and_thinned(run: Folder, asked: Client) -> None:
     path = f"/api/runs/{run.id}/curves"
     (found,) = asked.json(path, metric="reward/mean", first=3, last=5, smooth=2)["curves"]

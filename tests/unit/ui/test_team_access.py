@@ -17,8 +17,8 @@ from rlrun.ui.team.callers import Caller, Rights, SignedOutError
 from rlrun.ui.team.cluster_runs import ClusterRuns, TeamRuns, Volumes
 from rlrun.ui.team.gate import Gate
 from rlrun.ui.team.server import Settings, make_team_app
-from tests.support.made_runs import SECRET, Client, Reply, made
-from tests.support.team_cluster import ANN, BOB, ENDLESS, TeamCluster, place, query, routes, two_teams
+from tests.support.made_runs import SECRET, Client, Folder, Reply, made
+from tests.support.team_cluster import ANN, BOB, ENDLESS, TeamCluster, place, query, rlrun, routes, two_teams
 
 RUNS = ["team-a.demo", "team-b.demo"]
 
@@ -106,6 +106,7 @@ def test_files_need_a_right_of_their_own(teams: TeamCluster, gate: Gate, asked: 
     assert "rlruns/files in namespace team-a" in view["unread"][0]
     for path in (
         "curves",
+        "history",
         "timeline",
         "staleness",
         "traces",
@@ -131,6 +132,27 @@ def test_commands_of_a_rollout_name_a_folder_that_its_reader_can_have(asked: Cli
     found = asked.get("/api/runs/team-a.demo/rollouts/0/reasons", headers=bearer(ANN), step=3).json
     assert found["fetch"] == "rlrun pull demo run -n team-a --to demo"
     assert all("/" not in command.split("--sample")[0] for command in found["commands"])
+
+
+def test_a_fork_names_no_run_that_its_reader_may_not_see(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:
+    teams.runs["team-a", "demo"]["metadata"]["uid"] = "u"
+    for folder in ("a", "b"):
+        made(tmp_path / folder / "fork").forked(Folder(tmp_path / "a" / "demo"), 3)
+        teams.runs[f"team-{folder}", "fork"] = rlrun(f"team-{folder}", "fork")
+    told = asked.get("/api/runs/team-a.demo/lineage", headers=bearer(ANN)).json
+    assert [one["id"] for one in told["forks"]] == ["team-a.fork"]
+    assert asked.get("/api/runs/team-a.fork/lineage", headers=bearer(ANN)).json["origin"]["id"] == "team-a.demo"
+    assert asked.get("/api/runs/team-b.fork/lineage", headers=bearer(BOB)).json["origin"]["id"] is None
+
+
+def test_without_the_right_to_files_no_fork_is_told(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:
+    teams.runs["team-a", "demo"]["metadata"]["uid"] = "u"
+    teams.runs["team-a", "fork"] = rlrun("team-a", "fork")
+    made(tmp_path / "a" / "fork").forked(Folder(tmp_path / "a" / "demo"), 3)
+    teams.rights.discard(("ann", "team-a", "*", "files"))
+    for run in ("demo", "fork"):
+        told = asked.get(f"/api/runs/team-a.{run}/lineage", headers=bearer(ANN)).json
+        assert told == {"origin": None, "forks": []}
 
 
 @pytest.mark.parametrize("path", ["/data/../../b/demo", "/etc", "/data/../b", "/database/demo", ""])

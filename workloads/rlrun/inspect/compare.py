@@ -20,7 +20,7 @@ _METRICS = (
     "perf/throughput",
     "time/step",
 )
-_PLACES = ("name", "uid", "output_dir", "port", "host", "metrics_port", "trainer_url", "inference_urls", "engine_urls")
+PLACES = ("name", "uid", "output_dir", "port", "host", "metrics_port", "trainer_url", "inference_urls", "engine_urls")
 """Fields that differ between any two runs and say nothing about them."""
 _TEXT = 40
 
@@ -83,24 +83,25 @@ def curves_table(curves: Sequence[Curve]) -> str:
 
 def differences(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
     """Fields whose values differ, with the value of each run; what only says where a run is is left out."""
-    flat = [_flat(curve.config) for curve in curves]
+    every = [flat(curve.config) for curve in curves]
     found = []
-    for name in sorted({name for one in flat for name in one}):
-        values = [one.get(name, "–") for one in flat]
+    for name in sorted({name for one in every for name in one}):
+        values = [one.get(name, "–") for one in every]
         if len(set(values)) > 1:
             found.append((name, values))
     return found
 
 
-def _flat(value: object, path: str = "") -> dict[str, str]:
+def flat(value: object, path: str = "") -> dict[str, str]:
+    """Fields of a configuration by their paths, without those that only say where a run is."""
     if isinstance(value, Mapping):
         found: dict[str, str] = {}
         for key, one in value.items():
-            if key not in _PLACES:
-                found |= _flat(one, f"{path}.{key}" if path else str(key))
+            if key not in PLACES:
+                found |= flat(one, f"{path}.{key}" if path else str(key))
         return found
     if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-        return {name: text for at, one in enumerate(value) for name, text in _flat(one, f"{path}.{at}").items()}
+        return {name: text for at, one in enumerate(value) for name, text in flat(one, f"{path}.{at}").items()}
     return {path: printable(str(value))}
 
 

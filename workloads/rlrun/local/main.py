@@ -57,7 +57,7 @@ from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.identity import read_identity
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import check_same_run, recorded_run
+from rlrun.protocol.files.run_folder import check_same_run, keep_config, recorded_run
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.options import full_names
@@ -256,6 +256,7 @@ def _run(call: _Call, held: ExitStack) -> int:
     call.begun.extend(files := _write(call.paths, configs))
     write_bytes(call.paths.manifest, manifest_text(call.spec, call.name).encode())
     attempt = next_number(call.paths)
+    keep_config(call.paths, attempt, files[0].read_bytes())
     if place.host is None:
         prepare_model(config, files[0], call.paths, attempt, call.say, lambda: bool(call.interrupted))
     if call.interrupted:

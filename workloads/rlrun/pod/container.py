@@ -133,7 +133,7 @@ class Container:
             raise RoleError(f"cannot read {self._paths.root}: {error.strerror}", exit_codes.STORAGE) from error
 
     def _claim(self, config: RunConfig) -> None:
-        claim_when_possible(self._paths, config, say=self._output.say, signals=self._signals)
+        claim_when_possible(self._paths, config, self._pod.attempt, say=self._output.say, signals=self._signals)
 
     # ---- the orchestrator
 

@@ -138,6 +138,14 @@ def _add_runs(app: FastAPI, redactor: Redactor) -> None:
         document = redactor.document(run.manifest())
         return models.Manifest(text=yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
+    @app.get("/api/runs/{run}/history")
+    def history(run: One) -> models.History:
+        return redactor.model(overview.history(run.files(), redactor.document))
+
+    @app.get("/api/runs/{run}/lineage")
+    def lineage(run: One, runs: Seen) -> models.Lineage:
+        return redactor.model(overview.lineage(run, runs))
+
     @app.get("/api/compare")
     def compare(runs: Seen, run: Annotated[list[str], Query(min_length=2, max_length=8)]) -> models.Comparison:
         found = [runs.get(one) for one in run]

@@ -189,6 +189,62 @@ class RunView(Answer):
     cost: CostView | None
 
 
+class Change(Answer):
+    """A field of a configuration that changed."""
+
+    field: str
+    before: str
+    after: str
+
+
+class EditView(Answer):
+    """Change of the configuration with which an attempt began."""
+
+    attempt: int
+    first_step: int
+    started: str | None
+    changes: list[Change]
+    known: bool
+    """False: it is known that something changed, and not what."""
+
+
+class History(Answer):
+    """Changes of a run's configuration over its attempts."""
+
+    said: str
+    """In words, whether it was ever edited."""
+    edits: list[EditView]
+    """Newest first."""
+
+
+class Origin(Answer):
+    """The run and step that a run was forked from."""
+
+    id: str | None
+    """Of the other run; None: it is none of those that are shown."""
+    run: str
+    step: int
+    attempt: int
+    folder: str
+    changes: list[Change]
+
+
+class ForkView(Answer):
+    """A run that was forked from the one that is shown."""
+
+    id: str
+    label: str
+    step: int
+    changes: list[Change]
+
+
+class Lineage(Answer):
+    """Origin of a run, and its forks among the runs that are shown."""
+
+    origin: Origin | None
+    forks: list[ForkView]
+
+
 class CurveView(Answer):
     """Points of a metric."""
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 
 from rlrun.inspect import compare
 from rlrun.inspect.cost.account import Spent, of_steps, sums
 from rlrun.inspect.curves import Line
+from rlrun.inspect.past import configurations as past
+from rlrun.inspect.report.redact import REMOVED, is_secret
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.why import explain
+from rlrun.protocol.files.forked import ForkedFrom
+from rlrun.runtime.printable import printable
 from rlrun.ui import models
 from rlrun.ui.confine import OutsideError
 from rlrun.ui.registry import OpenRun
@@ -30,6 +34,9 @@ _PARTS = (
 """Parts of `time/step`, in the order in which they are drawn: name, label, whether the trainer waits, metrics."""
 _EVENTS = 100
 """Newest events that are shown."""
+_CHANGES = 200
+"""Changed fields of a fork that are shown."""
+_VARIABLES = "env"
 _REST = ("rest", "does the rest", False)
 
 
@@ -174,6 +181,55 @@ def staleness(run: OpenRun, step: int) -> models.Staleness:
     """
     lags = run.trace(run.paths.trace(step)).lags(step - 1)
     return models.Staleness(step=step, lags=list(lags), tokens=list(lags.values()))
+
+
+def history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, object]]) -> models.History:
+    """Changes of a run's configuration over its attempts.
+
+    Args:
+        run: its files.
+        clean: takes secrets out of a configuration; a secret that changed is none that is told.
+    """
+    kept = past.attempts_kept(run.paths, run.fence.open, run.fork(), lambda config: clean(dict(config)))
+    found = past.edits(kept)
+    edits = [
+        models.EditView(**asdict(edit) | {"changes": [models.Change(**asdict(one)) for one in edit.changes]})
+        for edit in found
+    ]
+    return models.History(said=past.said(kept, found), edits=edits)
+
+
+def lineage(run: Run, runs: Runs) -> models.Lineage:
+    """The run that a run was forked from, and its own forks, among the runs that who asks may see."""
+    fork, uid = run.fork(), run.uid()
+    origin, forks = None, []
+    for other in runs.all():
+        if other.id == run.id:
+            continue
+        if origin is None and fork is not None and fork.uid and other.uid() == fork.uid:
+            origin = other
+        theirs = other.fork()
+        if theirs is not None and uid and theirs.uid == uid:
+            forks.append(models.ForkView(id=other.id, label=other.label, step=theirs.step, changes=_forked(theirs)))
+    view = None
+    if fork is not None:
+        view = models.Origin(
+            id=None if origin is None else origin.id, run=printable(fork.run), step=fork.step, attempt=fork.attempt,
+            folder=printable(fork.folder), changes=_forked(fork),
+        )  # fmt: skip
+    return models.Lineage(origin=view, forks=sorted(forks, key=lambda one: (one.step, one.label)))
+
+
+def _forked(fork: ForkedFrom) -> list[models.Change]:
+    """Changed fields of a fork, of which the record has one line each."""
+    found = []
+    for line in fork.changed[:_CHANGES]:
+        field, _, values = printable(line).partition(" ")
+        before, _, after = values.partition(" -> ")
+        if is_secret(field) or _VARIABLES in field.split("."):  # values of variables may be secrets under any name
+            before = after = REMOVED
+        found.append(models.Change(field=field, before=before, after=after))
+    return found
 
 
 def comparison(runs: Sequence[Run], configs: Sequence[dict[str, object]]) -> models.Comparison:

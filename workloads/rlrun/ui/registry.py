@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
 from rlrun.inspect.folder import is_run, read_folder, runs_below
 from rlrun.inspect.snapshot import Snapshot
+from rlrun.protocol.files.forked import ForkedFrom, fork_of
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.ui.confine import Fence
 from rlrun.ui.steps import StepIndex
@@ -20,6 +23,7 @@ OPEN_RUNS = 32
 """Runs whose metrics are kept in memory; those that were not asked for longest make room."""
 _OPEN_TRACES = 4
 """Traces of a run that are kept as an index."""
+_FORK_BYTES = 1 << 20
 _OVER = ("Complete", "Failed", "Suspended")
 Fingerprint = tuple[tuple[int, int, int], ...]
 
@@ -52,6 +56,30 @@ class OpenRun:
             self.fence.open(self.paths.metrics).close()
         self._steps.refresh()
         return self._steps
+
+    def fork(self) -> ForkedFrom | None:
+        """Origin of a fork; None: it is none.
+
+        Raises:
+            OutsideError: the record is a link that leads out.
+        """
+        try:
+            with self.fence.open(self.paths.fork) as file:
+                return fork_of(file.read(_FORK_BYTES))
+        except OSError:
+            return None
+
+    def uid(self) -> str:
+        """The run's uid, which its newest attempt names; empty: no attempt has begun.
+
+        Raises:
+            OutsideError: the file of the attempt is a link that leads out.
+        """
+        for number in reversed(self.paths.attempts_on_disk()):
+            path = self.paths.attempt_file(number)
+            with suppress(OSError, ValueError, AttributeError, RecursionError), self.fence.open(path) as file:
+                return str(json.loads(file.read(_FORK_BYTES)).get("uid") or "")
+        return ""
 
     def trace(self, path: Path) -> TraceIndex:
         """Index of a trace; made again only when the file has changed.

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from rlrun.inspect.folder import read_config
 from rlrun.inspect.snapshot import Snapshot
+from rlrun.protocol.files.forked import ForkedFrom
+from rlrun.ui.confine import OutsideError
 from rlrun.ui.registry import OpenRun, Registry, run_id
 
 
@@ -44,6 +46,12 @@ class Run(Protocol):
 
     def manifest(self) -> dict[str, object]:
         """The manifest as it was given, with secrets."""
+
+    def uid(self) -> str:
+        """The uid by which its forks name it; empty: it has none yet."""
+
+    def fork(self) -> ForkedFrom | None:
+        """The run and step that it was forked from; None: it is no fork, or who asks may not read that."""
 
     def files(self) -> OpenRun:
         """Its files.
@@ -97,6 +105,18 @@ class FolderRun:
     def manifest(self) -> dict[str, object]:
         """The resolved configuration, as it is stored."""
         return stored_manifest(self._run)
+
+    def uid(self) -> str:
+        """See `Run`."""
+        with suppress(OutsideError):
+            return self._run.uid()
+        return ""
+
+    def fork(self) -> ForkedFrom | None:
+        """See `Run`."""
+        with suppress(OutsideError):
+            return self._run.fork()
+        return None
 
     def files(self) -> OpenRun:
         """See `Run`."""

@@ -18,18 +18,19 @@ from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import check_same_run, check_writable, recorded_run
+from rlrun.protocol.files.run_folder import check_same_run, check_writable, keep_config, recorded_run
 from rlrun.runtime import exit_codes
 
 _REMEDY = "give the RLRun another metadata.name, another spec.storage (claim or subPath), or delete that folder from the volume"
 
 
-def claim_folder(paths: RunPaths, config: RunConfig, *, say: Callable[[str], None]) -> None:
-    """See that the folder may be used, and write its `run.json`.
+def claim_folder(paths: RunPaths, config: RunConfig, attempt: int, *, say: Callable[[str], None]) -> None:
+    """See that the folder may be used, and write its `run.json`, which the attempt keeps a copy of.
 
     Args:
         paths: of the run.
         config: of the run, as the operator resolved it.
+        attempt: that is about to begin.
         say: called with what is found.
 
     Raises:
@@ -48,14 +49,18 @@ def claim_folder(paths: RunPaths, config: RunConfig, *, say: Callable[[str], Non
                     exit_codes.CONFIGURATION,
                 )
             say(f"{paths.root} holds a run of the same name, uid {before.uid}: going on with it")
-        if paths.run_json.read_bytes() == document:
-            return
+    same = before is not None and paths.run_json.read_bytes() == document
+    if before is not None and not same:
         say("run.json is written anew: the configuration, or the run that uses the folder, is another one")
     with storage_errors(paths.root):
-        write_bytes(paths.run_json, document)
+        if not same:
+            write_bytes(paths.run_json, document)
+        keep_config(paths, attempt, document)
 
 
-def claim_when_possible(paths: RunPaths, config: RunConfig, *, say: Callable[[str], None], signals: Signals) -> None:
+def claim_when_possible(
+    paths: RunPaths, config: RunConfig, attempt: int, *, say: Callable[[str], None], signals: Signals
+) -> None:
     """Run `claim_folder`; on a volume that is full or read-only wait until it is not: starting again would not help.
 
     Raises:
@@ -63,7 +68,7 @@ def claim_when_possible(paths: RunPaths, config: RunConfig, *, say: Callable[[st
         StoppedError: a signal came.
     """
 
-    until_it_passes(lambda: claim_folder(paths, config, say=say), say=say, signals=signals)
+    until_it_passes(lambda: claim_folder(paths, config, attempt, say=say), say=say, signals=signals)
 
 
 def has_begun(paths: RunPaths, uid: str) -> bool:

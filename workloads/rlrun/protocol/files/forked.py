@@ -36,6 +36,14 @@ def fork_document(fork: ForkedFrom) -> str:
 def read_fork(path: Path) -> ForkedFrom | None:
     """The record in a run's folder; None: the run is no fork, or something else has damaged it."""
     try:
-        return _ADAPTER.validate_python(json.loads(path.read_text())["forkedFrom"])
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        return fork_of(path.read_bytes())
+    except OSError:
+        return None
+
+
+def fork_of(content: bytes) -> ForkedFrom | None:
+    """The record that `fork_document` made a document of; None: it is damaged."""
+    try:
+        return _ADAPTER.validate_python(json.loads(content)["forkedFrom"])
+    except (ValueError, KeyError, TypeError, RecursionError, ValidationError):
         return None

@@ -143,6 +143,10 @@ class RunPaths:
         """`attempts/0003.json`."""
         return self.attempts / f"{attempt:04d}.json"
 
+    def attempt_config(self, attempt: int) -> Path:
+        """`attempts/0003.config.json`: `run.json` as it was when the attempt began."""
+        return self.attempts / f"{attempt:04d}.config.json"
+
     def batch(self, step: int, attempt: int) -> Path:
         """`rollouts/step_00000123.a0003`."""
         return self.rollouts / f"step_{step:08d}.a{attempt:04d}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.protocol.files.durable import make_folder
+from rlrun.protocol.files.durable import make_folder, write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import RefusedError, size, trouble_at, trouble_of
@@ -55,6 +55,22 @@ def recorded_run(paths: RunPaths) -> TrainerConfig | None:
         return load_file(TrainerConfig, paths.run_json, section="trainer")
     except ConfigError as error:
         raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
+
+
+def keep_config(paths: RunPaths, attempt: int, document: bytes) -> None:
+    """Keep the configuration of an attempt beside its file: `run.json` is the newest attempt's alone.
+
+    Args:
+        paths: of the run.
+        attempt: that is about to begin; another start of it may bring another configuration, which then counts.
+        document: content of `run.json`.
+
+    Raises:
+        OSError: the volume refuses to write.
+    """
+    file = paths.attempt_config(attempt)
+    if not file.is_file() or file.read_bytes() != document:
+        write_bytes(file, document)
 
 
 def check_same_run(before: TrainerConfig, now: TrainerConfig, *, remedy: str) -> None:

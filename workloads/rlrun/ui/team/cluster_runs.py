@@ -13,6 +13,7 @@ from rlrun.inspect import cluster
 from rlrun.inspect.kubectl import ClusterError
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import events_of, lease_of, pods_of, with_parts
+from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.runtime.json_types import Json
 from rlrun.ui.confine import Fence, OutsideError
 from rlrun.ui.registry import OPEN_RUNS, OpenRun, UnknownRunError, digest, fingerprint
@@ -220,6 +221,18 @@ class TeamRun:
         meta["annotations"] = kept or None
         top = {name: self._run.get(name) for name in ("apiVersion", "kind")}
         return {**top, "metadata": {k: v for k, v in meta.items() if v}, "spec": self._run.get("spec") or {}}
+
+    def uid(self) -> str:
+        """See `shown.Run`."""
+        return str(_map(self._run, "metadata").get("uid") or "")
+
+    def fork(self) -> ForkedFrom | None:
+        """See `shown.Run`. Few runs are forks, so the record is looked for before the right to read it is asked for."""
+        try:
+            found = self._runs.volumes.get(self._run).fork()
+        except (UnreadableError, OutsideError):
+            return None
+        return found if found is not None and self._rights.may(self._caller, *self._key, FILES) else None
 
     def files(self) -> OpenRun:
         """See `shown.Run`."""

@@ -137,6 +137,46 @@ export interface RunView {
   cost: CostView | null;
 }
 
+export interface Change {
+  field: string;
+  before: string;
+  after: string;
+}
+
+export interface EditView {
+  attempt: number;
+  firstStep: number;
+  started: string | null;
+  changes: Change[];
+  known: boolean;
+}
+
+export interface History {
+  said: string;
+  edits: EditView[];
+}
+
+export interface Origin {
+  id: string | null;
+  run: string;
+  step: number;
+  attempt: number;
+  folder: string;
+  changes: Change[];
+}
+
+export interface ForkView {
+  id: string;
+  label: string;
+  step: number;
+  changes: Change[];
+}
+
+export interface Lineage {
+  origin: Origin | null;
+  forks: ForkView[];
+}
+
 export interface CurveView {
   metric: string;
   steps: number[];

@@ -8,6 +8,7 @@ import { ago, number, span } from "./format";
 import { Answered, Choice, Facts, Field, Note, Phase, Section, Title, Wide } from "./parts";
 import { change, to } from "./route";
 import { ClusterSections } from "./cluster";
+import { HistorySection, LineageSection } from "./past";
 
 const USUAL = ["reward/mean", "loss", "validation/loss", "off_policy/mean", "mismatch_kl", "entropy", "grad_norm", "completion_length/mean", "perf/throughput", "time/step"];
 export const SMOOTH = [["1", "not at all"], ["5", "over 5 steps"], ["20", "over 20 steps"], ["100", "over 100 steps"]] as const;
@@ -28,6 +29,7 @@ export function RunPage({ id, query }: { id: string; query: URLSearchParams }) {
               {found.files ? <a href={to(`/run/${id}/rollouts`)}>Rollouts</a> : null}
             </nav>
             <State found={found} />
+            <LineageSection id={id} />
             <WhySection found={found} />
             {found.unread.map((why) => (
               <Note key={why}>Not shown: {why}.</Note>
@@ -41,6 +43,7 @@ export function RunPage({ id, query }: { id: string; query: URLSearchParams }) {
               </>
             ) : null}
             <Attempts found={found} />
+            {found.files ? <HistorySection id={id} /> : null}
             {found.place === "cluster" ? <ClusterSections found={found} /> : null}
             <ManifestSection id={id} place={found.place} />
           </>

@@ -1,0 +1,130 @@
+"""Changes of a run's configuration, by what its attempts began with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.inspect.past.configurations import Change, attempts_kept, changes, edits, said
+from rlrun.protocol.files.forked import ForkedFrom
+from rlrun.protocol.files.paths import RunPaths
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "attempts").mkdir()
+    return RunPaths(tmp_path)
+
+
+def config(**fields: Any) -> Json:
+    base = {"uid": "u", "max_steps": 20, "optimizer": {"lr": 1e-5}, "checkpoint": {"resume": {"policy": "Never"}}}
+    return {"format_version": 1, "trainer": base | fields, "inference": None, "orchestrator": base | fields}
+
+
+def begin(paths: RunPaths, attempt: int, base_step: int, document: Json | None, mark: str = "") -> None:
+    record = {"attempt": attempt, "base_step": base_step, "started_at": 1.7e9, "config_hash": mark}
+    paths.attempt_file(attempt).write_text(json.dumps(record))
+    if document is not None:
+        paths.attempt_config(attempt).write_text(json.dumps(document))
+
+
+def read(paths: RunPaths, fork: ForkedFrom | None = None) -> tuple[str, list[Any]]:
+    kept = attempts_kept(paths, lambda path: path.open("rb"), fork, lambda document: document)
+    found = edits(kept)
+    return said(kept, found), found
+
+
+def test_a_change_is_told_with_attempt_step_and_both_values(paths: RunPaths) -> None:
+    begin(paths, 1, 0, config())
+    begin(paths, 2, 10, config())
+    begin(paths, 3, 14, config(max_steps=40, optimizer={"lr": 2e-5}))
+    words, (edit,) = read(paths)
+    assert words == "Edited once in 3 attempts."
+    assert (edit.attempt, edit.first_step, edit.started, edit.known) == (3, 15, "2023-11-14T22:13:20Z", True)
+    assert edit.changes == (Change("max_steps", "20", "40"), Change("optimizer.lr", "1e-05", "2e-05"))
+
+
+def test_the_newest_change_comes_first(paths: RunPaths) -> None:
+    for attempt, steps in enumerate((20, 30, 30, 40), start=1):
+        begin(paths, attempt, attempt * 5, config(max_steps=steps))
+    words, found = read(paths)
+    assert (words, [edit.attempt for edit in found]) == ("Edited twice in 4 attempts.", [4, 2])
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "No attempt has begun yet, so nothing has been changed."),
+        (1, "Never edited: the run has had one attempt."),
+        (3, "Never edited: all 3 attempts began with the same configuration."),
+    ],
+)
+def test_a_run_that_was_never_edited_says_so(paths: RunPaths, count: int, words: str) -> None:
+    for attempt in range(1, count + 1):
+        begin(paths, attempt, attempt, config())
+    assert read(paths) == (words, [])
+
+
+def test_of_attempts_of_an_earlier_release_fingerprints_tell(paths: RunPaths) -> None:
+    begin(paths, 1, 0, None, "a")
+    begin(paths, 2, 5, None, "a")
+    assert read(paths)[0].endswith("by their fingerprints.")
+    begin(paths, 3, 9, config(), "b")
+    words, (edit,) = read(paths)
+    assert (words, edit.attempt, edit.known, edit.changes) == ("Edited once in 3 attempts.", 3, False, ())
+
+
+def test_without_configuration_and_fingerprint_nothing_is_claimed(paths: RunPaths) -> None:
+    begin(paths, 1, 0, None)
+    begin(paths, 2, 5, config())
+    assert read(paths) == (
+        "Attempt 1 has kept no configuration, so it is not known whether the run was edited.",
+        [],
+    )
+
+
+def test_roles_that_were_started_by_hand_have_files_of_their_own(paths: RunPaths) -> None:
+    for attempt, steps in ((1, 20), (2, 40)):
+        begin(paths, attempt, attempt, None)
+        for role in ("trainer", "orchestrator"):
+            file = paths.logs(attempt, role) / "config.json"  # type: ignore[arg-type]
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps({"max_steps": steps}))
+    assert read(paths)[1][0].changes == (Change("max_steps", "20", "40"),)
+
+
+def test_the_attempt_that_a_fork_begins_with_is_the_other_runs(paths: RunPaths) -> None:
+    begin(paths, 2, 5, None, "theirs")
+    begin(paths, 3, 10, config(), "own")
+    fork = ForkedFrom("other", "u", 10, 2, "/runs/other")
+    assert read(paths, fork) == ("Never edited: the run has had one attempt.", [])
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
+def test_a_damaged_record_is_none(paths: RunPaths, content: str) -> None:
+    begin(paths, 1, 0, config())
+    begin(paths, 2, 5, config())
+    paths.attempt_config(2).write_text(content)
+    paths.attempt_file(2).write_text(content)
+    assert read(paths)[0].startswith("Attempt 2 has kept no configuration")
+
+
+def test_where_a_run_is_and_where_it_starts_is_no_change() -> None:
+    after = config(uid="v", output_dir="/data", checkpoint={"resume": {"policy": "Latest"}})
+    assert changes(config(), after) == ()
+
+
+def test_a_field_of_one_role_names_the_role() -> None:
+    after = config()
+    after["orchestrator"]["max_steps"] = 40
+    after["inference"] = {"max_model_len": 99}
+    assert changes(config(), after) == (
+        Change("inference", "None", "–"),
+        Change("max_model_len", "–", "99"),
+        Change("orchestrator.max_steps", "20", "40"),
+    )

@@ -1,0 +1,188 @@
+"""Configurations of a run's attempts, as its folder keeps them, and what changed from one to the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+from rlrun.inspect.compare import PLACES, flat
+from rlrun.inspect.times import rfc3339
+from rlrun.protocol.files.forked import ForkedFrom
+from rlrun.protocol.files.paths import RunPaths
+
+ATTEMPTS_MAX = 200
+"""Newest attempts that are looked at."""
+_BYTES_MAX = 4 << 20
+_ABSENT = "–"
+_STARTS = "checkpoint.resume"
+"""Says where an attempt starts, not what it computes: a restart changes it by itself."""
+Config = Mapping[str, object]
+"""Sections of `run.json` by their names."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Record of an attempt."""
+
+    attempt: int
+    first_step: int
+    """The first step that it was to train."""
+    started: str | None
+    """RFC 3339."""
+    fingerprint: str
+    """Of all that it computes with; empty: not known."""
+    config: Config | None
+    """None: its folder keeps none."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field that differs."""
+
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Change of the configuration with which an attempt began."""
+
+    attempt: int
+    first_step: int
+    started: str | None
+    changes: tuple[Change, ...]
+    known: bool
+    """False: it is known that something changed, and not what."""
+
+
+def attempts_kept(
+    paths: RunPaths, opened: Callable[[Path], BinaryIO], fork: ForkedFrom | None, clean: Callable[[Config], Config]
+) -> list[Kept]:
+    """Records of the newest attempts, in order.
+
+    Args:
+        paths: of the run.
+        opened: opens a file for reading.
+        fork: where the run was forked from; the attempt that it has from there is none of its own.
+        clean: takes secrets out.
+    """
+    found: list[Kept] = []
+    last: tuple[bytes, Config | None] = (b"", None)
+    numbers = [n for n in paths.attempts_on_disk() if fork is None or n > fork.attempt]
+    for number in numbers[-ATTEMPTS_MAX:]:
+        content = _content(paths.attempt_config(number), opened)
+        if content != last[0]:
+            document = _document(content)
+            last = (content, clean(document) if document else None)
+        config = last[1] or _by_hand(paths, number, opened, clean)
+        record = _document(_content(paths.attempt_file(number), opened))
+        base, began, mark = (record.get(name) for name in ("base_step", "started_at", "config_hash"))
+        found.append(
+            Kept(
+                number,
+                base + 1 if isinstance(base, int) else 1,
+                rfc3339(began) if isinstance(began, int | float) and 0 <= began < 1e11 else None,
+                mark if isinstance(mark, str) else "",
+                config,
+            )
+        )
+    return found
+
+
+def _by_hand(
+    paths: RunPaths, attempt: int, opened: Callable[[Path], BinaryIO], clean: Callable[[Config], Config]
+) -> Config | None:
+    """Configuration of roles that were started one by one, each with a file of its own."""
+    sections: dict[str, object] = {}
+    for role in ("trainer", "orchestrator"):
+        if document := _document(_content(paths.logs(attempt, role) / "config.json", opened)):
+            sections[role] = document.get(role, document)
+    return clean(sections) if sections else None
+
+
+def _content(path: Path, opened: Callable[[Path], BinaryIO]) -> bytes:
+    try:
+        with opened(path) as file:
+            content = file.read(_BYTES_MAX + 1)
+    except OSError:
+        return b""
+    return content if len(content) <= _BYTES_MAX else b""
+
+
+def _document(content: bytes) -> dict[str, object]:
+    with suppress(ValueError, RecursionError):
+        document = json.loads(content)
+        if isinstance(document, dict):
+            return document
+    return {}
+
+
+def edits(kept: Sequence[Kept]) -> list[Edit]:
+    """Attempts that began with another configuration than the one before, newest first."""
+    found = []
+    for before, after in pairwise(kept):
+        known = before.config is not None and after.config is not None
+        changed = changes(before.config or {}, after.config or {}) if known else ()
+        unsaid = (
+            not known and bool(before.fingerprint and after.fingerprint) and before.fingerprint != after.fingerprint
+        )
+        if changed or unsaid:
+            found.append(Edit(after.attempt, after.first_step, after.started, changed, known))
+    return found[::-1]
+
+
+def changes(before: Config, after: Config) -> tuple[Change, ...]:
+    """Fields that differ between two configurations; what only says where a run is, or where it starts, is left out.
+
+    A field that all roles have is named once, without a role, where it changed in all of them alike.
+    """
+    sections = dict.fromkeys([*before, *after])
+    one, other = ({name: _fields(config.get(name)) for name in sections} for config in (before, after))
+    owners: dict[str, list[str]] = {}
+    changed: dict[tuple[str, str, str], list[str]] = {}
+    for section in sections:
+        for field in dict.fromkeys([*one[section], *other[section]]):
+            owners.setdefault(field, []).append(section)
+            old, new = one[section].get(field, _ABSENT), other[section].get(field, _ABSENT)
+            if old != new:
+                changed.setdefault((field, old, new), []).append(section)
+    found = []
+    for (field, old, new), where in changed.items():
+        names = [field] if field and where == owners[field] else [f"{name}.{field}".rstrip(".") for name in where]
+        found += [Change(name, old, new) for name in names]
+    return tuple(sorted(found, key=lambda change: change.field))
+
+
+def _fields(section: object) -> dict[str, str]:
+    return {
+        field: text
+        for field, text in flat(section).items()
+        if field not in PLACES and field != _STARTS and not field.startswith(f"{_STARTS}.")
+    }
+
+
+def said(kept: Sequence[Kept], found: Sequence[Edit]) -> str:
+    """What is known of changes, in one sentence."""
+    count = len(kept)
+    if count == 0:
+        return "No attempt has begun yet, so nothing has been changed."
+    if count == 1:
+        return "Never edited: the run has had one attempt."
+    lacking = [one.attempt for one in kept if one.config is None]
+    if found:
+        return f"Edited {_times(len(found))} in {count} attempts."
+    if not lacking:
+        return f"Never edited: all {count} attempts began with the same configuration."
+    if all(one.fingerprint and one.fingerprint == kept[0].fingerprint for one in kept):
+        return f"Never edited: all {count} attempts began with the same configuration, by their fingerprints."
+    return f"Attempt {lacking[0]} has kept no configuration, so it is not known whether the run was edited."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else "twice" if count == 2 else f"{count} times"

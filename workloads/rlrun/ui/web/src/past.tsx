@@ -1,0 +1,88 @@
+// The past of a run: where it was forked from, its forks, and what was changed between its attempts.
+import type { Change, History, Lineage } from "./answers";
+import { useAnswer } from "./api";
+import { ago } from "./format";
+import { Answered, Section, Wide } from "./parts";
+import { to } from "./route";
+
+/** Nothing for a run that is no fork and has none. */
+export function LineageSection({ id }: { id: string }) {
+  const { answer } = useAnswer<Lineage>(`/runs/${id}/lineage`, id);
+  if (answer === null || (answer.origin === null && answer.forks.length === 0)) return null;
+  const { origin, forks } = answer;
+  return (
+    <Section title="Forks" id="forks">
+      {origin ? (
+        <>
+          <p>
+            Forked from {origin.id === null ? <strong>{origin.run}</strong> : <a href={to(`/run/${origin.id}`)}>{origin.run}</a>} at step {origin.step}, the checkpoint of its attempt {origin.attempt}
+            {origin.id === null ? ` (${origin.folder}, which is not among the runs of this page)` : ""}.
+          </p>
+          {origin.changes.length === 0 ? <p class="note">Nothing was changed in the fork.</p> : <Changes label="Changes of the fork" changes={origin.changes} before="There" after="Here" />}
+        </>
+      ) : null}
+      {forks.length === 0 ? null : (
+        <ul>
+          {forks.map((fork) => (
+            <li key={fork.id}>
+              <a href={to(`/run/${fork.id}`)}>{fork.label}</a> was forked from this run at step {fork.step}
+              {fork.changes.length === 0 ? ", with nothing changed" : `, with another ${fork.changes.map((one) => one.field).join(", ")}`}.
+            </li>
+          ))}
+        </ul>
+      )}
+    </Section>
+  );
+}
+
+export function HistorySection({ id }: { id: string }) {
+  const asked = useAnswer<History>(`/runs/${id}/history`, id);
+  return (
+    <Section title="What was changed" id="history">
+      <Answered asked={asked}>
+        {(found) => (
+          <>
+            <p class="note">{found.said}</p>
+            {found.edits.map((edit) => (
+              <section key={edit.attempt} aria-labelledby={`edit-${edit.attempt}`}>
+                <h3 id={`edit-${edit.attempt}`}>
+                  Attempt {edit.attempt}, from step {edit.firstStep} <small>{ago(edit.started)}</small>
+                </h3>
+                {edit.known ? (
+                  <Changes label={`Changes with attempt ${edit.attempt}`} changes={edit.changes} before="Before" after="Since then" />
+                ) : (
+                  <p>Its configuration is another one than before; which fields changed was not kept by the release that ran it.</p>
+                )}
+              </section>
+            ))}
+          </>
+        )}
+      </Answered>
+    </Section>
+  );
+}
+
+function Changes({ label, changes, before, after }: { label: string; changes: Change[]; before: string; after: string }) {
+  return (
+    <Wide label={label}>
+      <table class="plain">
+        <thead>
+          <tr>
+            <th scope="col">Field</th>
+            <th scope="col">{before}</th>
+            <th scope="col">{after}</th>
+          </tr>
+        </thead>
+        <tbody>
+          {changes.map((one) => (
+            <tr key={one.field}>
+              <th scope="row">{one.field}</th>
+              <td class="reason">{one.before === "–" ? "–" : <del>{one.before}</del>}</td>
+              <td class="reason">{one.after === "–" ? "–" : <ins>{one.after}</ins>}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Wide>
+  );
+}
