@@ -65,6 +65,10 @@ def test_one_run(page: Page, shown: Served) -> None:
     expect(page.get_by_role("img", name=re.compile("^reward.mean over steps"))).to_be_visible()
     expect(page.get_by_role("img", name=re.compile("^eval.math.reward.mean"))).to_be_visible()
     expect(page.locator("section:has(#times) table")).to_contain_text("waits for rollouts")
+    expect(page.get_by_role("img", name=re.compile(r"^Most memory of a trainer's GPU.* 6[1-3]\.\d"))).to_be_visible()
+    expect(
+        page.get_by_role("img", name=re.compile(r"^Share of the GPUs' peak FLOP.* (29|3[0-3])\.?\d*"))
+    ).to_be_visible()
     expect(page.locator("section:has(#staleness) table")).to_contain_text("Versions old")
     page.get_by_text("The resolved configuration").click()
     expect(page.locator("section:has(#manifest) pre")).to_contain_text("max_steps: 400")

@@ -172,6 +172,8 @@ def trained_long(root: Path, steps: int = 120, **config: Any) -> Folder:
                 "grad_norm": 0.8 + 0.2 * wave,
                 "off_policy/mean": 0.7 + 0.3 * wave,
                 "perf/throughput": 2100 + 90 * wave,
+                "perf/mfu": 0.31 + 0.02 * wave,
+                "perf/peak_memory": (61 + 2 * abs(wave)) * 2**30,
                 "time/step": 1.6 + waits,
                 "time/wait_for_batch": waits,
                 "time/save_ckpt": 0.4 if step % 10 == 0 else 0.0,

@@ -42,6 +42,7 @@ export function RunPage({ id, query }: { id: string; query: URLSearchParams }) {
                 <LagsSection id={id} query={query} />
               </>
             ) : null}
+            <GpuSection id={id} found={found} query={query} />
             <Attempts found={found} />
             {found.files ? <HistorySection id={id} /> : null}
             {found.place === "cluster" ? <ClusterSections found={found} /> : null}
@@ -216,6 +217,42 @@ function TimesSection({ id, query }: { id: string; query: URLSearchParams }) {
   return (
     <Section title="Who waited for whom" id="times">
       <Answered asked={asked}>{(found) => <Times found={found} />}</Answered>
+    </Section>
+  );
+}
+
+const MEMORY = "perf/peak_memory";
+const FLOPS = "perf/mfu";
+const LOSSES = ["waitedForRollouts", "waitedForTrainer", "startup", "stopping"];
+
+/** Of a run on GPUs: what its trainer made of them, the memory that it took, and the time in which they were held for nothing. */
+function GpuSection({ id, found, query }: { id: string; found: RunView; query: URLSearchParams }) {
+  const names = [FLOPS, MEMORY].filter((name) => found.metrics.includes(name));
+  const asked = useAnswer<Curves>(names.length ? address(`/runs/${id}/curves`, { metric: names, smooth: query.get("smooth"), points: 800, ...range(query) }) : null, id);
+  const cost = found.cost?.gpus ? found.cost : null;
+  if (names.length === 0 && cost === null) return null;
+  const all = (cost?.hours ?? 0) * 3600;
+  const lost = (cost?.uses ?? []).filter((one) => LOSSES.includes(one.use)).reduce((sum, one) => sum + one.seconds, 0);
+  return (
+    <Section title="GPU use" id="gpus">
+      {cost && all ? (
+        <p>
+          {number((100 * lost) / all, 2)} % of {number(cost.hours, 3)} GPU-hours were spent without training: starting up, waiting, stopping.
+        </p>
+      ) : null}
+      {names.length ? (
+        <Answered asked={asked}>
+          {(answer) => (
+            <div class="charts">
+              {answer.curves.map((curve) => {
+                const [title, part] = curve.metric === MEMORY ? ["Most memory of a trainer's GPU in the step, GiB", 2 ** 30] : ["Share of the GPUs' peak FLOP/s that the trainer used, %", 0.01];
+                return <Chart key={curve.metric} title={title} curves={[{ label: title, steps: curve.steps, values: curve.values.map((value) => value / part) }]} zoom={zoom} />;
+              })}
+            </div>
+          )}
+        </Answered>
+      ) : null}
+      <p class="hint">Of every GPU, the engines' too, by the second: the dashboards of docs/monitoring.md.</p>
     </Section>
   );
 }
