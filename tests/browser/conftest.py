@@ -109,7 +109,7 @@ def page(browser: Browser) -> Iterator[Page]:
     assert [one for one in complaints if re.search(_OF_THE_BROWSER, one) is None] == []
 
 
-_OF_THE_BROWSER = "^Failed to load resource: (the server responded with a status of (40[14]|503)|net::ERR_)"
+_OF_THE_BROWSER = "^Failed to load resource: (the server responded with a status of (40[14]|429|503)|net::ERR_)"
 """Report of the browser itself on an answer that is an error, or on a server that has ended; the page says these in words."""
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from rlrun.ui.live import OF_ONE_MAX
 from tests.browser.served import Served, served_team
 from tests.support.made_runs import made
 from tests.support.team_cluster import ANN, BOB, TeamCluster, over_http, rlrun, two_teams
@@ -91,6 +94,22 @@ def test_a_run_is_followed_without_a_reload(page: Page, team: Team) -> None:
     expect(page.locator(".live")).to_have_text("live")
     team.cluster.runs["team-a", "new"] = rlrun("team-a", "new")
     expect(page.get_by_role("link", name="team-a/new")).to_be_visible()
+
+
+def test_one_page_too_many_is_said_to_its_user(page: Page, team: Team) -> None:
+    address = urlsplit(team.server.url)
+    streams = [HTTPConnection(address.hostname or "", address.port or 0) for _ in range(OF_ONE_MAX)]
+    try:
+        for stream in streams:
+            stream.request("GET", "/api/events", headers={"Authorization": f"Bearer {ANN}"})
+            assert stream.getresponse().readline() == b"event: runs\n"
+        log_in(page, team, ANN)
+        expect(page.locator(".live")).to_contain_text(f"not live: you have {OF_ONE_MAX} pages of this server open")
+        expect(page.locator("tbody tr")).to_have_count(2)
+    finally:
+        for stream in streams:
+            stream.close()
+    expect(page.locator(".live")).to_have_text("live")
 
 
 def test_an_outage_of_the_cluster_is_said(page: Page, team: Team) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.cli.runs.ui_team import ui_team_parser
+from rlrun.ui.team.peers import networks
 from rlrun.ui.team.server import claims_of
 from tests.processes.chart.rendering import RefusedError, Render
 from tests.unit.operator.restrictions.scanner_rules import broken
@@ -22,7 +23,12 @@ REVIEWS = [
     (("authentication.k8s.io",), ("tokenreviews",), ("create",)),
     (("authorization.k8s.io",), ("subjectaccessreviews",), ("create",)),
 ]
-TEAM: Document = {"namespace": "team-a", "claims": ["data", "more"], "audiences": ["rlrun-ui"]}
+TEAM: Document = {
+    "namespace": "team-a",
+    "claims": ["data", "more"],
+    "audiences": ["rlrun-ui"],
+    "trustedProxies": ["10.244.0.0/16", "fd00::1"],
+}
 
 
 _RENDERED: dict[str, list[Document]] = {}
@@ -101,6 +107,7 @@ def test_in_a_teams_namespace_it_shows_that_alone_and_reads_its_claims(render: R
     own = container(documents)
     told = ui_team_parser().parse_args(own["args"])
     assert (told.namespace, told.audience, told.port) == (["team-a"], ["rlrun-ui"], 8080)
+    assert [str(one) for one in networks(told.trusted_proxy)] == ["10.244.0.0/16", "fd00::1/128"]
     mounted = {mount["mountPath"]: mount for mount in own["volumeMounts"]}
     for (namespace, claim), folder in claims_of(told.claim).items():
         mount = mounted.pop(str(folder))
@@ -179,6 +186,7 @@ def test_two_releases_share_no_name_of_a_cluster_role(render: Render) -> None:
             {"rootPath": "/rlrun/", "user": 0, "claims": ["../x"]},
             "(?s)(?=.*/ui/claims/0)(?=.*/ui/rootPath)(?=.*/ui/user)",
         ),
+        ({"trustedProxies": ["ingress"]}, "/ui/trustedProxies/0"),
         ({"volumes": []}, "'volumes' not allowed"),
     ],
 )

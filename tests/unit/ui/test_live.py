@@ -71,7 +71,7 @@ async def test_pages_that_come_at_once_share_a_look() -> None:
         for page in pages:
             await page.aclose()
         await asyncio.wait(looking)
-    assert not feed.full
+    assert feed.refusal() is None
 
 
 async def test_a_slow_page_gets_the_newest_state_alone() -> None:
@@ -112,3 +112,25 @@ async def test_a_quiet_page_hears_that_the_server_lives(monkeypatch: pytest.Monk
             found.add(await anext(heard))
     assert found == {"event: runs\ndata: {}\n\n", ": still here\n\n"}
     await heard.aclose()
+
+
+async def test_one_user_keeps_no_other_from_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "OF_ONE_MAX", 2)
+    monkeypatch.setattr(live, "CLIENTS_MAX", 3)
+    feed = Feed(dict, seconds=0.001)
+    async with asyncio.timeout(30):
+        anns = [feed.events(user="ann") for _ in range(2)]
+        for page in anns:
+            await anext(page)
+        assert feed.refusal("ann") == "you have 2 pages of this server open, which is the most for one user; close some"
+        assert [event async for event in feed.events(user="ann")] == [], "one that was answered before the others began"
+        assert feed.refusal("bob") is None
+        bobs = feed.events(user="bob")
+        await anext(bobs)
+        assert "3 pages of this server are open, which is the most for all users" in str(feed.refusal("eve"))
+        await anns[0].aclose()
+        assert feed.refusal("eve") is None
+        assert feed.refusal("ann") is None
+        for page in (anns[1], bobs):
+            await page.aclose()
+    assert not feed._clients

@@ -11,10 +11,13 @@ import pytest
 from loguru import logger
 
 from rlrun.inspect.kubectl import ClusterError
+from rlrun.ui import live
 from rlrun.ui.secrets import Redactor
 from rlrun.ui.static_files import StaticFiles
+from rlrun.ui.team.api_server import RefusedError
 from rlrun.ui.team.callers import ACCESS_REVIEWS, TOKEN_REVIEWS, Caller, Callers, Rights, SignedOutError, TooManyError
 from rlrun.ui.team.gate import Gate
+from rlrun.ui.team.peers import networks, peer_of
 from rlrun.ui.team.server import Settings, make_team_app
 from tests.support.made_runs import Client, Reply
 from tests.support.team_cluster import ANN, API_SERVER, BOB, TeamCluster, two_teams
@@ -159,6 +162,36 @@ def test_many_guessers_together_are_slowed_down(teams: TeamCluster, clock: Clock
             callers.who(f"guess-{number}", f"peer-{number}")
     with pytest.raises(TooManyError):
         callers.who("one more", "peer-x")
+
+
+def test_an_expired_token_that_comes_again_and_again_uses_up_nobody_elses_tries(
+    teams: TeamCluster, clock: Clock
+) -> None:
+    callers = Callers(teams, clock=clock)
+    refused = 0
+    for _ in range(60):
+        with pytest.raises((SignedOutError, TooManyError)) as caught:
+            callers.who("expired", "ingress")
+        refused += isinstance(caught.value, TooManyError)
+        clock.now += 5
+    assert refused > 20, "and it is not looked at each time"
+    assert teams.count(TOKEN_REVIEWS) < 20
+    for number in range(9):
+        with pytest.raises(SignedOutError):
+            callers.who(f"another-{number}", "ingress")
+    teams.users["expired"] = teams.users[ANN]
+    clock.now += 121
+    assert callers.who("expired", "ingress").name == "ann"
+
+
+def test_many_tokens_that_come_again_are_slowed_down(teams: TeamCluster, clock: Clock) -> None:
+    callers = Callers(teams, clock=clock)
+    for _ in range(120):
+        for number in range(10):
+            with pytest.raises((SignedOutError, TooManyError)):
+                callers.who(f"guess-{number}", "guesses")
+        clock.now += 1
+    assert teams.count(TOKEN_REVIEWS) <= 10 * 6
 
 
 def test_an_outage_is_no_refusal(teams: TeamCluster, clock: Clock) -> None:
@@ -323,6 +356,85 @@ def test_guesses_are_told_when_to_come_again(teams: TeamCluster, static: StaticF
     assert [one.status for one in found] == [401] * 10 + [429]
     assert 1 <= int(found[-1].headers["retry-after"]) <= 6
     assert asked.get("/api/me", headers={"authorization": "Bearer guess"}).status == 429
+
+
+def test_behind_a_trusted_proxy_each_user_has_tries_of_their_own(teams: TeamCluster, static: StaticFiles) -> None:
+    here = networks(["127.0.0.1"])
+    asked = Client(gate(teams, static, trusted=here))
+    found = [log_in(asked, f"guess-{n}", **{"x-forwarded-for": f"10.9.9.{n}, 192.0.2.7"}).status for n in range(11)]
+    assert found == [401] * 10 + [429], "what a sender writes before the proxy's entry counts for nothing"
+    assert log_in(asked, ANN, **{"x-forwarded-for": "192.0.2.8"}).status == 204
+    asked = Client(gate(teams, static))
+    found = [log_in(asked, f"more-{n}", **{"x-forwarded-for": f"192.0.2.{n}"}).status for n in range(11)]
+    assert found == [401] * 10 + [429], "nobody is trusted by default"
+
+
+def test_no_user_is_told_of_a_namespace_that_the_pages_account_lacks(
+    teams: TeamCluster, static: StaticFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = 'rlruns is forbidden: User "system:serviceaccount:rlrun-system:ui" cannot list in the namespace "team-b"'
+    lines: list[str] = []
+    number = logger.add(lines.append, level="WARNING")
+    monkeypatch.setattr(teams, "get", lambda *_: (_ for _ in ()).throw(RefusedError(403, words)))
+    asked = Client(gate(teams, static))
+    try:
+        for path in ("/api/runs", "/api/runs/team-a.demo", "/api/compare", "/readyz"):
+            found = asked.get(path, headers={"authorization": f"Bearer {ANN}"}, run=["team-a.demo", "team-a.demo"])
+            assert found.status == 503, path
+            assert b"the page's account lacks a right in the cluster" in found.body, path
+            assert b"team-b" not in found.body, path
+            assert b"rlrun-system" not in found.body, path
+    finally:
+        logger.remove(number)
+    assert words in "".join(lines)
+
+
+@pytest.mark.parametrize("path", ["pods", "events"])
+def test_parts_that_the_pages_account_may_not_read_name_no_namespace(
+    teams: TeamCluster, static: StaticFiles, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    before = teams.get
+
+    def get(where: str, query: Any = None) -> Any:
+        if where.endswith(path):
+            raise RefusedError(403, 'User "system:serviceaccount:rlrun-system:ui" cannot list')
+        return before(where, query)
+
+    monkeypatch.setattr(teams, "get", get)
+    found = Client(gate(teams, static)).get("/api/runs/team-a.demo", headers={"authorization": f"Bearer {ANN}"})
+    assert (found.status, b"rlrun-system" in found.body) == (200, False)
+    assert any("the page's account lacks a right" in line for line in found.json["unread"])
+
+
+@pytest.mark.parametrize(
+    ("client", "forwarded", "peer"),
+    [
+        ("192.0.2.1", [], "192.0.2.1"),
+        ("192.0.2.1", ["10.1.1.1"], "192.0.2.1"),
+        ("10.0.0.1", ["192.0.2.9"], "192.0.2.9"),
+        ("::ffff:10.0.0.1", ["192.0.2.9:4711"], "192.0.2.9"),
+        ("10.0.0.1", ["6.6.6.6, 192.0.2.9", "10.0.0.2"], "192.0.2.9"),
+        ("10.0.0.1", ["6.6.6.6, nonsense"], "10.0.0.1"),
+        ("10.0.0.1", ["6.6.6.6, nonsense, 10.0.0.3"], "10.0.0.3"),
+        ("10.0.0.1", ["10.0.0.3"], "10.0.0.3"),
+        ("fd00::1", ["[2001:db8::5]:99"], "2001:db8::/64"),
+        ("2001:db8:0:0:1::1", [], "2001:db8::/64"),
+        (None, ["1.2.3.4"], "nobody"),
+        ("testclient", ["1.2.3.4"], "testclient"),
+    ],
+)
+def test_a_sender_is_who_trusted_proxies_say(client: str | None, forwarded: list[str], peer: str) -> None:
+    headers = [(b"x-forwarded-for", one.encode()) for one in forwarded]
+    scope = {"type": "http", "client": client and (client, 1), "headers": headers}
+    assert peer_of(scope, networks(["10.0.0.0/8", "fd00::/8"])) == peer
+
+
+def test_a_user_with_too_many_pages_is_told_so(
+    teams: TeamCluster, static: StaticFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "OF_ONE_MAX", 0)
+    found = Client(gate(teams, static)).get("/api/events", headers={"authorization": f"Bearer {ANN}"})
+    assert (found.status, "you have 0 pages of this server open" in found.json["problem"]) == (429, True)
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "POST"])

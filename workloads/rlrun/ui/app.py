@@ -64,10 +64,12 @@ def make_app(runs_of: Callable[[Request], Runs], redactor: Redactor, static: Sta
 
     @app.get("/api/events")
     async def events(runs: Seen) -> Response:
-        if feed.full:
-            return _problem(503, "too many pages of this server are open; close some")
+        if (why := feed.refusal(runs.user)) is not None:
+            return _problem(429, why)
         view = None if runs.user is None else runs.seen
-        return StreamingResponse(feed.events(view), media_type="text/event-stream")
+        # A proxy that gathers answers before it passes them on would hold the events back: nginx does, unless an answer says otherwise.
+        headers = {"X-Accel-Buffering": "no"}
+        return StreamingResponse(feed.events(view, runs.user), media_type="text/event-stream", headers=headers)
 
     @app.get("/api/{rest:path}")
     def no_answer(rest: str) -> Response:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 
-CLIENTS_MAX = 64
+CLIENTS_MAX = 256
+"""Pages that are served at once."""
+OF_ONE_MAX = 16
+"""Of them those of one user: nobody keeps the others out."""
 View = Callable[[Mapping[str, str]], Mapping[str, str] | None]
 _KEEPALIVE_SECONDS = 15.0
 """A comment after so long without a change: what is between sees that the connection lives, and we that it does not."""
@@ -33,22 +37,29 @@ class Feed:
         self._number = 0
         """Changes seen; a client that has seen fewer gets the newest state alone."""
         self._changed = asyncio.Condition()
-        self._clients = 0
+        self._clients: Counter[str | None] = Counter()
+        """Pages by their users; None: nobody has to log in."""
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def full(self) -> bool:
-        """True if no more pages are served."""
-        return self._clients >= CLIENTS_MAX
+    def refusal(self, user: str | None = None) -> str | None:
+        """Why one more page of a user is not served, in words; None: it is."""
+        if user is not None and self._clients[user] >= OF_ONE_MAX:
+            return f"you have {OF_ONE_MAX} pages of this server open, which is the most for one user; close some"
+        if self._clients.total() >= CLIENTS_MAX:
+            return f"{CLIENTS_MAX} pages of this server are open, which is the most for all users; close some, or try again later"
+        return None
 
-    async def events(self, view: View | None = None) -> AsyncIterator[str]:
+    async def events(self, view: View | None = None, user: str | None = None) -> AsyncIterator[str]:
         """Server-sent events: at once the fingerprints of the runs, and again after each change.
 
         Args:
             view: chooses what one page is told; called in a thread before each event, and at least every 15 s. When it gives None, or
                 fails, the stream ends. None: everything is told.
+            user: of the page.
         """
-        self._clients += 1
+        if self.refusal(user) is not None:  # pages that came at once have all been answered before any was counted
+            return
+        self._clients[user] += 1
         seen, told = 0, None
         try:
             if self._task is None:  # nothing is awaited in between: of two pages that come at once, one starts it
@@ -67,8 +78,10 @@ class Feed:
                 elif quiet:  # only then: a change of others' runs is nothing that this page hears of
                     yield ": still here\n\n"
         finally:
-            self._clients -= 1
-            if self._clients == 0 and self._task is not None:
+            self._clients[user] -= 1
+            if self._clients[user] == 0:
+                del self._clients[user]
+            if not self._clients and self._task is not None:
                 self._task.cancel()
                 self._task = None
 

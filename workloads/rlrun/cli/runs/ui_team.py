@@ -35,6 +35,10 @@ def ui_team_parser() -> Parser:
     p.add_argument(
         "--root-path", default="", metavar="PATH", help="path under which an ingress has the page, such as /rlrun"
     )
+    p.add_argument(
+        "--trusted-proxy", action="append", default=[], metavar="NETWORK",
+        help="proxies, such as 10.244.0.0/16, whose X-Forwarded-For names the users' addresses; repeat for more (default: none)",
+    )  # fmt: skip
     p.add_argument("--host", default="::", metavar="ADDRESS", help="where to listen (default: ::, everywhere)")
     p.add_argument(
         "--port", type=whole(0, 65535), default=_PORT, metavar="N", help=f"(default: {_PORT}); 0 takes a free one"
@@ -54,6 +58,7 @@ def run_ui_team(argv: Sequence[str]) -> int:
         print(f"rlrun ui-team: {missing}", file=sys.stderr)
         return exit_codes.UNAVAILABLE
     from rlrun.ui.team.api_server import CREDENTIALS
+    from rlrun.ui.team.peers import networks
     from rlrun.ui.team.server import Settings, api_url, claims_of, serve_team
 
     url = options.api_server or api_url(os.environ)
@@ -62,6 +67,10 @@ def run_ui_team(argv: Sequence[str]) -> int:
     if options.root_path and not options.root_path.startswith("/"):
         return _wrong(f"--root-path: {options.root_path} does not begin with /")
     try:
+        trusted = networks(options.trusted_proxy)
+    except ValueError as error:
+        return _wrong(f"--trusted-proxy: {error}")
+    try:
         settings = Settings(
             host=options.host,
             port=options.port,
@@ -69,6 +78,7 @@ def run_ui_team(argv: Sequence[str]) -> int:
             audiences=tuple(options.audience),
             prefix=options.root_path.rstrip("/"),
             claims=claims_of(options.claim),
+            trusted=trusted,
         )
     except ValueError as error:
         return _wrong(f"--claim: {error}")

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlencode, urlsplit
 
+from loguru import logger
+
 from rlrun.inspect.kubectl import ClusterError
 from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
@@ -22,8 +24,20 @@ _SECONDS = 5.0
 _BYTES_MAX = 256 << 20
 
 
+_REFUSED = "the page's account lacks a right in the cluster; the log of the page's pod says which one"
+
+
 class UnansweredError(ClusterError):
-    """The API server does not answer, or not with an answer."""
+    """The API server does not answer, or not with an answer.
+
+    Args:
+        message: for the log.
+        told: for users of the page; None: the message itself, which has no words of the cluster then.
+    """
+
+    def __init__(self, message: str, told: str | None = None) -> None:
+        super().__init__(message)
+        self.told = told or message
 
 
 class RefusedError(ClusterError):
@@ -31,12 +45,21 @@ class RefusedError(ClusterError):
 
     Args:
         status: of HTTP.
-        message: its own words.
+        message: its own words, which name namespaces and the account: for the log.
+        told: for users of the page, whatever they may see.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, told: str = _REFUSED) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.told = status, told
+
+
+def told(error: Exception) -> str:
+    """Words of an error of the cluster for users; all of it goes into the log, since it may name what they may not see."""
+    words = error.told if isinstance(error, RefusedError | UnansweredError) else "the cluster does not answer"
+    if words != str(error):
+        logger.warning(printable(str(error)))
+    return words
 
 
 class Api(Protocol):
@@ -89,7 +112,9 @@ class ApiServer:
         if not isinstance(document, dict):
             raise UnansweredError("the API server answers no object")
         if status >= 500 or status == 429:
-            raise UnansweredError(f"the API server answers {status}: {_words(document)}")
+            raise UnansweredError(
+                f"the API server answers {status}: {_words(document)}", f"the API server answers {status}"
+            )
         if status >= 400:
             raise RefusedError(status, f"the API server refuses: {_words(document)}")
         return document

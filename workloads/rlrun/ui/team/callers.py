@@ -19,6 +19,8 @@ from rlrun.ui.team.kept import Kept, Limit
 KEPT_SECONDS_MAX = 60.0
 """Longest time for which an answer of the API server about a user may be used again."""
 _REFUSED_SECONDS = 10.0
+_COUNTED_SECONDS = 120.0
+"""Time for which a refused token that comes again is no new guess."""
 _TOKEN_MAX = 16 * 1024
 _AT_ONCE = 16
 """Reviews that are under way at once for one list."""
@@ -82,8 +84,12 @@ class Callers:
         self._kept: Kept[bytes, Caller | str] = Kept(4096, clock)
         self._good: Kept[bytes, bool] = Kept(4096, clock)
         """Tokens that were good before: looking at them again is no guess."""
+        self._counted: Kept[bytes, bool] = Kept(4096, clock)
+        """Refused tokens that were counted as guesses: a browser that repeats an expired one uses up nobody's tries but its own."""
         self._limits = (Limit(10, 6.0, clock), Limit(100, 0.6, clock))
         """For one peer, and for all of them."""
+        self._again = Limit(2, 30.0, clock)
+        """For one token that was counted."""
 
     @property
     def meant(self) -> str:
@@ -111,23 +117,24 @@ class Callers:
         return found
 
     def _reviewed(self, token: str, key: bytes, peer: str) -> Caller | str:
-        known = self._good.get(key) is not None
-        if not known and (left := max(limit.wait(name) for limit, name in self._each(peer))) > 0:
+        known, counted = self._good.get(key) is not None, self._counted.get(key) is not None
+        limits = [(self._again, key.hex())] if counted else [(self._limits[0], peer), (self._limits[1], "")]
+        if not known and (left := max(limit.wait(name) for limit, name in limits)) > 0:
             raise TooManyError(left)
         found = self._review(token)
         if isinstance(found, str):
             self._good.drop(key)
             if not known:
-                for limit, name in self._each(peer):
+                for limit, name in limits:
                     limit.failed(name)
+                if not counted:
+                    self._counted.put(key, True, _COUNTED_SECONDS)
             self._kept.put(key, found, _REFUSED_SECONDS)
         else:
+            self._counted.drop(key)
             self._good.put(key, True, 3600.0)
             self._kept.put(key, found, min(self._seconds, _left(token, self._epoch())))
         return found
-
-    def _each(self, peer: str) -> list[tuple[Limit, str]]:
-        return list(zip(self._limits, (peer, ""), strict=True))
 
     def _review(self, token: str) -> Caller | str:
         if not token or len(token) > _TOKEN_MAX or not (token.isascii() and token.isprintable()) or " " in token:
@@ -139,9 +146,8 @@ class Callers:
         try:
             status = _status(self._api.post(TOKEN_REVIEWS, body))
         except RefusedError as error:
-            raise RefusedError(
-                error.status, f"the page's account may not look at tokens (create tokenreviews): {error}"
-            ) from None
+            told = "the page's account may not look at tokens (create tokenreviews)"
+            raise RefusedError(error.status, f"{told}: {error}", told) from None
         if status.get("authenticated") is not True:
             return "the cluster does not take this token: it has expired, was cut off, or is one of another cluster"
         meant = status.get("audiences")
@@ -231,8 +237,6 @@ class Rights:
         try:
             status = _status(self._api.post(ACCESS_REVIEWS, body))
         except RefusedError as error:
-            raise RefusedError(
-                error.status,
-                f"the page's account may not ask for users' rights (create subjectaccessreviews): {error}",
-            ) from None
+            told = "the page's account may not ask for users' rights (create subjectaccessreviews)"
+            raise RefusedError(error.status, f"{told}: {error}", told) from None
         return status.get("allowed") is True and status.get("denied") is not True

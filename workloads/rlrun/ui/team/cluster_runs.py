@@ -18,7 +18,7 @@ from rlrun.runtime.json_types import Json
 from rlrun.ui.confine import Fence, OutsideError
 from rlrun.ui.registry import OPEN_RUNS, OpenRun, UnknownRunError, digest, fingerprint
 from rlrun.ui.shown import ForbiddenError, UnreadableError
-from rlrun.ui.team.api_server import Api, RefusedError
+from rlrun.ui.team.api_server import Api, RefusedError, told
 from rlrun.ui.team.callers import FILES, Caller, Rights, SignedOutError, TooManyError
 
 RUNS = "/apis/rlrun.io/v1alpha1"
@@ -37,15 +37,23 @@ class ApiParts:
 
     def pods(self, namespace: str, run: str) -> Json:
         """See `inspect.source.Parts`."""
-        return self._api.get(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": pods_of(run)})
+        return self._get(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": pods_of(run)})
 
     def lease(self, namespace: str, run: str) -> Json:
         """See `inspect.source.Parts`."""
-        return self._api.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease_of(run)}")
+        return self._get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease_of(run)}")
 
     def events(self, namespace: str, run: str) -> Json:
         """See `inspect.source.Parts`."""
-        return self._api.get(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": events_of(run)})
+        return self._get(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": events_of(run)})
+
+    def _get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
+        try:
+            return self._api.get(path, query)
+        except ClusterError as error:
+            if isinstance(error, RefusedError) and error.status == 404:
+                raise
+            raise ClusterError(told(error)) from None  # its words name the page's own namespace
 
 
 class Volumes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -17,7 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rlrun.inspect.kubectl import ClusterError
 from rlrun.runtime.printable import printable
 from rlrun.ui.guard import cookie_of, with_policy
+from rlrun.ui.team.api_server import told
 from rlrun.ui.team.callers import Caller, Callers, SignedOutError, TooManyError
+from rlrun.ui.team.peers import Network, peer_of
 from rlrun.ui.team.sessions import Sessions
 
 LOGIN, LOGOUT = "/api/login", "/api/logout"
@@ -47,13 +49,20 @@ class Gate:
         sessions: of browsers.
         ready: says why this server is not ready; None: it is.
         prefix: path under which an ingress has it, such as `/rlrun`; requests come with or without it.
+        trusted: proxies whose word about a sender's address counts.
     """
 
     def __init__(
-        self, app: ASGIApp, callers: Callers, sessions: Sessions, ready: Callable[[], str | None], prefix: str = ""
+        self,
+        app: ASGIApp,
+        callers: Callers,
+        sessions: Sessions,
+        ready: Callable[[], str | None],
+        prefix: str = "",
+        trusted: Sequence[Network] = (),
     ) -> None:
         self._app, self._callers, self._sessions, self._ready = app, callers, sessions, ready
-        self._prefix = prefix.rstrip("/")
+        self._prefix, self._trusted = prefix.rstrip("/"), tuple(trusted)
         self._asked = f"log in with a token of the cluster{callers.meant}"
         # __Host- and __Secure- are held to what they say by browsers: the cookie comes from this host, and over TLS.
         self._cookie = "__Secure-rlrun" if self._prefix else "__Host-rlrun"
@@ -98,7 +107,7 @@ class Gate:
         if found is None:
             brought = cookie_of(headers.get("cookie", ""), self._cookie)
             return _problem(401, _ENDED if brought else self._asked, login=True)
-        peer = peer_of(scope)
+        peer = peer_of(scope, self._trusted)
 
         def again() -> Caller:
             if found.cookie is not None and self._sessions.token(found.cookie) != found.token:
@@ -136,7 +145,7 @@ class Gate:
         token = await _token(Request(scope, receive))
         if isinstance(token, Response):
             return token
-        peer = peer_of(scope)
+        peer = peer_of(scope, self._trusted)
         try:
             caller = await to_thread.run_sync(self._callers.who, token, peer)
         except (SignedOutError, TooManyError, ClusterError) as error:
@@ -153,12 +162,6 @@ class Gate:
         path = f"{self._prefix}/"
         # Lax and not Strict: a link to the page in a chat would else ask for a login again. Nothing is changed by GET.
         answer.set_cookie(self._cookie, value, max_age=age, path=path, secure=True, httponly=True, samesite="lax")
-
-
-def peer_of(scope: Scope) -> str:
-    """Address that a request came from; behind an ingress that is the ingress."""
-    client = scope.get("client")
-    return str(client[0]) if client else "nobody"
 
 
 def foreign(headers: Headers) -> str | None:
@@ -197,7 +200,7 @@ def refusal(error: Exception) -> Response:
         answer = _problem(429, str(error), login=True)
         answer.headers["Retry-After"] = str(max(1, round(error.seconds)))
         return answer
-    return _problem(503, f"nothing can be shown now: {error}")
+    return _problem(503, f"nothing can be shown now: {told(error)}")
 
 
 def _problem(status: int, text: str, *, login: bool = False) -> JSONResponse:

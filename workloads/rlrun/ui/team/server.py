@@ -18,10 +18,11 @@ from rlrun.ui.app import make_app
 from rlrun.ui.live import Feed
 from rlrun.ui.secrets import Redactor
 from rlrun.ui.static_files import StaticFiles
-from rlrun.ui.team.api_server import CREDENTIALS, Api, ApiServer
+from rlrun.ui.team.api_server import CREDENTIALS, Api, ApiServer, told
 from rlrun.ui.team.callers import Callers, Rights, SignedOutError, TooManyError
 from rlrun.ui.team.cluster_runs import ClusterRuns, TeamRuns, Volumes
 from rlrun.ui.team.gate import Gate, refusal
+from rlrun.ui.team.peers import Network
 from rlrun.ui.team.sessions import Sessions
 
 _GRACE_SECONDS = 2
@@ -38,6 +39,7 @@ class Settings:
         audiences: tokens must be meant for one of them; empty: for the API server.
         prefix: path under which an ingress has the page.
         claims: (namespace, claim) -> folder where it is mounted.
+        trusted: proxies whose `X-Forwarded-For` counts.
         keep_seconds: time for which the API server's word about a user is used again.
         seconds: time between two looks for changes.
     """
@@ -48,6 +50,7 @@ class Settings:
     audiences: tuple[str, ...] = ()
     prefix: str = ""
     claims: Mapping[tuple[str, str], Path] = field(default_factory=dict)
+    trusted: tuple[Network, ...] = ()
     keep_seconds: float = 30.0
     seconds: float = 2.0
 
@@ -67,9 +70,8 @@ def make_team_app(api: Api, settings: Settings, static: StaticFiles, redactor: R
     app = make_app(runs_of, redactor, static, feed)
     for kind in (SignedOutError, TooManyError, ClusterError):
         app.add_exception_handler(kind, _refused)
-    return Gate(
-        app, Callers(api, settings.audiences, settings.keep_seconds), Sessions(), _readiness(runs), settings.prefix
-    )
+    callers = Callers(api, settings.audiences, settings.keep_seconds)
+    return Gate(app, callers, Sessions(), _readiness(runs), settings.prefix, settings.trusted)
 
 
 def _refused(_request: Request, error: Exception) -> Response:
@@ -86,7 +88,7 @@ def _readiness(runs: ClusterRuns) -> Callable[[], str | None]:
             try:
                 runs.all()
             except ClusterError as error:
-                return str(error)
+                return told(error)
             listed = True
         return None
 
@@ -113,7 +115,7 @@ def serve_team(settings: Settings, url: str, say: Callable[[str], None], credent
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # whoever reaches this port could else name any address
+        proxy_headers=False,  # the gate reads them, where a proxy is trusted
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type { Me } from "./answers";
 import { get, onLoggedOut, post } from "./api";
 import { ComparePage } from "./compare";
-import { connected, listen, onChange } from "./live";
+import { connected, listen, onChange, refused } from "./live";
 import { LoginPage } from "./login";
 import { Note, Title } from "./parts";
 import { RolloutPage } from "./rollout";
@@ -73,7 +73,15 @@ export function App() {
   const [chosen, choose] = useState<Theme>(theme());
   const [live, put] = useState<boolean | null>(null);
   const keys = useRef<HTMLDialogElement>(null);
-  useEffect(() => onChange(() => put(connected)), []);
+  const [, why] = useState("");
+  useEffect(
+    () =>
+      onChange(() => {
+        put(connected);
+        why(refused);
+      }),
+    [],
+  );
   useEffect(() => {
     const pressed = (event: KeyboardEvent) => {
       if (typing(event)) return;
@@ -104,7 +112,7 @@ export function App() {
           RLRun
         </a>
         <span class={`live ${live === false ? "off" : ""}`} role="status">
-          {typeof me === "string" ? "" : live === null ? "connecting…" : live ? "live" : "not connected: what is shown may be old"}
+          {typeof me === "string" ? "" : live === null ? "connecting…" : live ? "live" : refused ? `not live: ${refused}` : "not connected: what is shown may be old"}
         </span>
         {me !== null && typeof me === "object" && me.user !== null ? <span class="user">{me.user}</span> : null}
         {me !== null && typeof me === "object" && me.session ? (
