@@ -119,6 +119,12 @@ def test_where_a_run_is_and_where_it_starts_is_no_change() -> None:
     assert changes(config(), after) == ()
 
 
+def test_a_role_that_only_one_of_them_knows_is_left_out() -> None:
+    before, after = config() | {"inference": {"max_steps": 20}}, config(max_steps=40)
+    del after["inference"]
+    assert changes(before, after) == (Change("max_steps", "20", "40"),)
+
+
 def test_a_field_of_one_role_names_the_role() -> None:
     after = config()
     after["orchestrator"]["max_steps"] = 40

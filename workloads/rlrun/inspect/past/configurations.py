@@ -140,9 +140,10 @@ def edits(kept: Sequence[Kept]) -> list[Edit]:
 def changes(before: Config, after: Config) -> tuple[Change, ...]:
     """Fields that differ between two configurations; what only says where a run is, or where it starts, is left out.
 
-    A field that all roles have is named once, without a role, where it changed in all of them alike.
+    A field that all roles have is named once, without a role, where it changed in all of them alike. A role that only one of them knows
+    is left out: of roles that were started by hand, an engine that went on says nothing.
     """
-    sections = dict.fromkeys([*before, *after])
+    sections = [name for name in before if name in after]
     one, other = ({name: _fields(config.get(name)) for name in sections} for config in (before, after))
     owners: dict[str, list[str]] = {}
     changed: dict[tuple[str, str, str], list[str]] = {}
