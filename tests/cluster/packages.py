@@ -72,3 +72,25 @@ def install(packages: Iterable[str]) -> None:
 
 def _there(proof: str) -> bool:
     return Path(proof).exists() if proof.startswith("/") else shutil.which(proof, path=SEARCH_PATH) is not None
+
+
+def unpack(package: str, scratch: Path) -> Path:
+    """Files of a Debian package that is downloaded and not installed, which needs no root.
+
+    Args:
+        package: its name.
+        scratch: an empty folder, for the download, and for the files that are returned.
+
+    Raises:
+        ClusterError: it cannot be downloaded.
+    """
+    command, said, unpacked = ["apt-get", "download", "-q", package], "", scratch / "files"
+    for last in (False, True):
+        result = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
+        if files := sorted(scratch.glob("*.deb")):
+            subprocess.run(["dpkg-deb", "-x", str(files[0]), str(unpacked)], check=True, capture_output=True)
+            return unpacked
+        said = result.stderr.strip()
+        if not last:  # the lists of packages are fetched first when the first try fails; this needs root
+            subprocess.run(["apt-get", "update", "-q"], capture_output=True)
+    raise ClusterError(f"{' '.join(command)} failed: {said[-300:]}; install the package {package}")

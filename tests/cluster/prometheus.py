@@ -2,12 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 from .cache import cache_root, locked
 from .errors import ClusterError
+from .packages import unpack
 from .progress import Say
 
 PACKAGE = "prometheus"
@@ -50,21 +50,6 @@ def _fetch(folder: Path) -> None:
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prometheus-", dir=folder.parent) as scratch:
-        found = _downloaded(Path(scratch))
-        unpacked = Path(scratch) / "files"
-        subprocess.run(["dpkg-deb", "-x", str(found), str(unpacked)], check=True, capture_output=True)
+        unpacked = unpack(PACKAGE, Path(scratch))
         shutil.rmtree(folder, ignore_errors=True)
         (unpacked / "usr" / "bin").rename(folder)
-
-
-def _downloaded(folder: Path) -> Path:
-    """The package's file. The lists of packages are fetched first when the first try fails, which needs root."""
-    command, said = ["apt-get", "download", "-q", PACKAGE], ""
-    for last in (False, True):
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        if files := sorted(folder.glob("*.deb")):
-            return files[0]
-        said = result.stderr.strip()
-        if not last:
-            subprocess.run(["apt-get", "update", "-q"], capture_output=True)
-    raise ClusterError(f"{' '.join(command)} failed: {said[-300:]}; install the package {PACKAGE}")

@@ -1,0 +1,112 @@
+"""Debian's nginx before a page, configured as the documentation says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.cache import cache_root, locked
+from tests.cluster.packages import unpack
+
+PAGE = Path(__file__).parents[2] / "docs/ui.md"
+_SECONDS = 60.0
+_MAIN = """daemon off;
+master_process off;
+pid {folder}/pid;
+error_log stderr;
+events {{}}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body;
+  proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi;
+  scgi_temp_path {folder}/scgi;
+{servers}
+}}
+"""
+
+
+def program() -> Path:
+    """The program: on PATH, in the cache, or out of Debian's package.
+
+    Raises:
+        ClusterError: it cannot be downloaded.
+    """
+    kept = cache_root() / "bin" / "nginx"
+    with locked("binary-nginx"):
+        if (found := shutil.which("nginx")) is not None:
+            return Path(found)
+        if not os.access(kept, os.X_OK):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".nginx-", dir=kept.parent) as scratch:
+                (unpack("nginx", Path(scratch)) / "usr/sbin/nginx").rename(kept)
+    return kept
+
+
+def documented() -> str:
+    """The documentation's configuration."""
+    found = re.search(r"```nginx\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def server(folder: Path, port: int, target: str) -> str:
+    """The documented server on another port, before another target."""
+    places = {
+        "443": str(port),
+        "runs.example.com": "localhost",
+        "/etc/nginx/runs": str(folder / "runs"),
+        "http://127.0.0.1:8080": target,
+    }
+    text = documented()
+    for name, value in places.items():
+        assert text.count(name) in (1, 2), name
+        text = text.replace(name, value)
+    return text
+
+
+@contextmanager
+def started(nginx: Path, folder: Path, targets: dict[int, str]) -> Iterator[None]:
+    """nginx with a server at each port, until it has to end.
+
+    Args:
+        nginx: the program.
+        folder: an empty one.
+        targets: what is behind each port.
+    """
+    certify = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    certify += ["-keyout", f"{folder}/runs.key", "-out", f"{folder}/runs.crt", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run(certify, check=True, capture_output=True)
+    servers = "\n".join(server(folder, port, target) for port, target in targets.items())
+    (folder / "nginx.conf").write_text(_MAIN.format(folder=folder, servers=servers))
+    command = [str(nginx), "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            for port in targets:
+                _wait(process, port, folder / "log")
+            yield
+        finally:
+            process.terminate()
+            process.wait(_SECONDS)
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    until = time.monotonic() + _SECONDS
+    while time.monotonic() < until:
+        assert process.poll() is None, log.read_text()
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
+    raise AssertionError(f"nginx does not listen: {log.read_text()}")
