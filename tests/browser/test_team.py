@@ -106,6 +106,8 @@ def test_one_page_too_many_is_said_to_its_user(page: Page, team: Team) -> None:
         log_in(page, team, ANN)
         expect(page.locator(".live")).to_contain_text(f"not live: you have {OF_ONE_MAX} pages of this server open")
         expect(page.locator("tbody tr")).to_have_count(2)
+        page.set_viewport_size({"width": 360, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
     finally:
         for stream in streams:
             stream.close()
