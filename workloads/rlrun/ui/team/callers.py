@@ -19,7 +19,7 @@ from rlrun.ui.team.kept import Kept, Limit
 KEPT_SECONDS_MAX = 60.0
 """Longest time for which an answer of the API server about a user may be used again."""
 _REFUSED_SECONDS = 10.0
-_COUNTED_SECONDS = 120.0
+_COUNTED_SECONDS = 600.0
 """Time for which a refused token that comes again is no new guess."""
 _TOKEN_MAX = 16 * 1024
 _AT_ONCE = 16
