@@ -52,7 +52,7 @@ from rlrun.trainer.weights import hf_writer
 from tests.trainer import divided_critic, family_models, pipelines
 from tests.trainer.held import watched
 
-LAYOUTS: dict[str, dict[str, int]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp4": {},
     "hsdp2x2": {"dp_replicate": 2},
     "tp2xfsdp2": {"tp": 2},
@@ -74,6 +74,9 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "pp2xcp2": {"pp": 2, "cp": 2},
     "pp2xep2": {"pp": 2, "ep": 2},
     "pp4": {"pp": 4},
+    "pp2xreplicate2-interleaved": {"pp": 2, "dp_replicate": 2, "schedule": "Interleaved1F1B"},
+    "pp2xfsdp2-zero": {"pp": 2, "schedule": "InterleavedZeroBubble"},
+    "pp2xreplicate2-zbv": {"pp": 2, "dp_replicate": 2, "schedule": "ZBVZeroBubble"},
     "tp2": {"tp": 2},
     "cp2": {"cp": 2},
 }

@@ -20,7 +20,14 @@ PADDING = 1.3
 SECONDS = 1500.0
 CASES = {
     "llama": ("fsdp4", "tp4:full", "cp2xfsdp2:offload", "fsdp4:local", "pp2xreplicate2"),
-    "deep": ("pp4:full", "fsdp4", "pp2xfsdp2:local"),
+    "deep": (
+        "pp4:full",
+        "pp2xreplicate2-interleaved",
+        "fsdp4",
+        "pp2xfsdp2:local",
+        "pp2xfsdp2-zero:local",
+        "pp2xreplicate2-zbv:local:full",
+    ),
     "qwen3": (
         "hsdp2x2",
         "hsdp2x2:local",
@@ -83,7 +90,9 @@ def test_a_layout_gives_the_numbers_of_one_rank(found: dict[str, Any], family: s
     assert case["checksum_exact"]
     assert case.get("logprob_error", 0) < LOGPROB_TOLERANCE
     assert case["entries_exact"]
-    assert (1 <= case["held"] < PADDING) == ("local" not in layout)
+    if "-" not in layout:  # with several stages the first layer's passes may be over before there is a gradient
+        assert (1 <= case["held"] < PADDING) == ("local" not in layout)
+    assert case["held"] < PADDING or "local" in layout
     assert ("validation_error" in case) == ("pp" in layout) != ("logprob_error" in case)
     assert case.get("validation_error", 0) < TOLERANCE
     assert case.get("linear_error", 0) < TOLERANCE

@@ -24,6 +24,7 @@ from rlrun.trainer.modeling import activation_choice, packed_attention
 from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.attention import packages
+from rlrun.trainer.modeling.parallel.dims import ParallelDims
 from rlrun.trainer.modeling.shard import Memory, decoder_layers, local_part, shard
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.attention import stand_ins
@@ -152,12 +153,14 @@ def test_a_layer_is_one_graph_with_its_checkpoint_and_its_attention(
 
 
 def test_layers_that_ranks_share_are_not_compiled() -> None:
-    model_module.check_compiler(1)
+    model_module.check_compiler(ParallelDims())
     with pytest.raises(
         RoleError,
         match=r"compile \(true\) does not go with .*\.tp \(2\): .*; set compile: false or tp: 1",
     ):
-        model_module.check_compiler(2)
+        model_module.check_compiler(ParallelDims(tp=2))
+    with pytest.raises(RoleError, match=r"compile \(true\) joins both gradients .*; set compile: false"):
+        model_module.check_compiler(ParallelDims(pp=2, schedule="ZBVZeroBubble", local_stages=2))
 
 
 def test_compiled_code_that_hides_products_is_told(

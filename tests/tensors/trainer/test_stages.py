@@ -17,7 +17,7 @@ from rlrun.config.models.companions import CriticConfig
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
-from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.config.models.parallel import ParallelismConfig, PipelineSchedule
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning.critic import check_layout
@@ -76,9 +76,28 @@ def test_stages_have_every_name_of_the_model_once(make_model: Callable[..., nn.M
         found += [name for name, parameter in stage.named_parameters() if parameter is not copied]
         kept = stage_of(stage)
         assert kept is not None
-        assert (kept.first, kept.last, kept.layers) == (index == 0, index == 1, range(index, index + 1))
+        assert (kept.first, kept.last, kept.layers) == (index == 0, index == 1, {index: range(index, index + 1)})
         assert kept.shapes == {name: tensor.shape for name, tensor in whole.state_dict().items()}
     assert sorted(found) == sorted(name for name, _ in whole.named_parameters())
+
+
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_ranks_with_several_stages_have_every_name_once(schedule: PipelineSchedule, tied: bool) -> None:
+    whole = on_meta("qwen2", tie_word_embeddings=tied)
+    found: list[str] = []
+    numbers = []
+    for index in range(2):
+        rank = copy.deepcopy(whole)
+        keep_stage(rank, decoder_layers(rank), index, 2, per_rank=2, schedule=schedule)
+        copied = second_copy(rank)
+        found += [name for name, parameter in rank.named_parameters() if parameter is not copied]
+        kept = stage_of(rank)
+        assert kept is not None
+        numbers.append([*kept.layers])
+        assert (copied is not None) == (tied and schedule == "Interleaved1F1B" and index == 1)
+    assert sorted(found) == sorted(name for name, _ in whole.named_parameters())
+    assert numbers == ([[0, 2], [1, 3]] if schedule == "Interleaved1F1B" else [[0, 3], [1, 2]])
 
 
 def test_adapters_have_to_be_in_every_stage(make_model: Callable[..., nn.Module]) -> None:

@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.models.parallel import ParallelismConfig, PipelineSchedule
 from rlrun.fit.gpu_products import GIB
 from rlrun.fit.known_models import KNOWN
 from rlrun.fit.parts import Needs
@@ -50,12 +51,33 @@ def test_more_stages_than_layers_are_refused() -> None:
 
 def test_stages_have_the_whole_model_between_them() -> None:
     for model in (LARGE, MIXTURE):
-        stages = stages_of(model, 4)
+        stages = stages_of(model, ParallelismConfig(pp=4))
         assert sum(stage.parameters for stage in stages) == pytest.approx(model.parameters, rel=1e-6)
         assert [stage.rows for stage in stages] == [4, 3, 2, 1]
         assert [stage.links for stage in stages] == [1, 2, 2, 1]
-        (whole,) = stages_of(model, 1)
+        (whole,) = stages_of(model, ParallelismConfig())
         assert whole.parameters == model.parameters
+
+
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"])
+def test_ranks_with_several_stages_have_the_whole_model_between_them(schedule: PipelineSchedule) -> None:
+    ranks = stages_of(LARGE, ParallelismConfig(pp=4, schedule=schedule))
+    assert sum(rank.parameters for rank in ranks) == pytest.approx(LARGE.parameters, rel=1e-6)
+    assert sorted(number for rank in ranks for number in rank.numbers) == [*range(8)]
+    assert sum(rank.links for rank in ranks) == 14
+    assert [rank.first for rank in ranks] == [True, False, False, False]
+    assert [rank.last for rank in ranks].index(True) == (0 if schedule == "ZBVZeroBubble" else 3)
+
+
+def test_a_schedule_changes_what_is_kept_and_how_long_a_rank_waits() -> None:
+    notes = {}
+    for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble"):
+        fields = {"parallelism": {"pp": 4, "schedule": schedule}, "gradientAccumulation": "local", "gpusPerReplica": 4}
+        (notes[schedule],) = [one for one in needs(**fields).remarks if one.startswith("parallelism.pp")]
+    assert "(pp - 1) / (M + pp - 1) of the time, 15.8% of 16 rows" in notes["1F1B"]
+    assert "keeps activations of 5.5 rows" in notes["Interleaved1F1B"]
+    assert "(pp - 1) / (2 M + pp - 1) of the time, 8.6% of 16 rows" in notes["Interleaved1F1B"]
+    assert "(pp - 1) / (6 M + pp - 1) of the time, 3.0% of 16 rows" in notes["ZBVZeroBubble"]
 
 
 def test_a_stage_needs_less_than_a_model_and_keeps_the_rows_in_flight() -> None:
@@ -66,7 +88,7 @@ def test_a_stage_needs_less_than_a_model_and_keeps_the_rows_in_flight() -> None:
     assert "between stages" not in before
     (remark,) = [remark for remark in staged.remarks if remark.startswith("parallelism.pp")]
     number = int(remark.split("number ")[1].split()[0])
-    held = stages_of(LARGE, 4)[number - 1]
+    held = stages_of(LARGE, ParallelismConfig(pp=4))[number - 1]
     assert after["activations"] == pytest.approx(
         before["activations"] * held.rows * held.layers / LARGE.layers, rel=0.1
     )

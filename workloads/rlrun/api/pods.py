@@ -141,6 +141,26 @@ class TrainerBlock(TrainerSpec, PodFields):
             ".parallelism",
         ),
         Rule(
+            "self.parallelism.schedule == '1F1B' || self.parallelism.pp > 1",
+            "parallelism.schedule ({self.parallelism.schedule}) orders the stages of a pipeline, and pp is 1; raise pp, or remove schedule",
+            ".parallelism",
+        ),
+        Rule(
+            "!has(self.parallelism.stagesPerRank) || (self.parallelism.schedule == '1F1B' ? self.parallelism.stagesPerRank == 1 : "
+            "self.parallelism.stagesPerRank == 2 || (self.parallelism.stagesPerRank > 2 && self.parallelism.schedule != 'ZBVZeroBubble'))",
+            "parallelism.stagesPerRank ({self.parallelism.stagesPerRank}) does not go with schedule {self.parallelism.schedule}: "
+            "1F1B has 1, ZBVZeroBubble 2, the others 2 or more; change one of them",
+            ".parallelism",
+        ),
+        Rule(
+            "!self.parallelism.schedule.endsWith('ZeroBubble') || (self.parallelism.tp == 1 && self.gradientAccumulation == 'local' && "
+            "(!has(self.compile) || !self.compile) && !has(self.lora))",
+            "parallelism.schedule ({self.parallelism.schedule}) computes gradients of weights after those of inputs, which needs tp: 1 "
+            "(here {self.parallelism.tp}), gradientAccumulation: local (here {self.gradientAccumulation}), no compile: true and no lora; "
+            "change these, or set schedule: Interleaved1F1B",
+            ".parallelism",
+        ),
+        Rule(
             "self.optimizer.moments == 'float32' || self.parallelism.tp == 1",
             "optimizer.moments (int8) keeps blocks of rows, which parallelism.tp ({self.parallelism.tp}) divides; "
             "set moments: float32 or tp: 1",

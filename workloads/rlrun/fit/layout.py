@@ -45,7 +45,10 @@ def _trainer(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
         yield ("trainer", "parallelism", field), f"{getattr(layout, field)} {text}"
     if layout.pp > 1 and spec.algorithm.critic is not None:
         yield ("trainer", "parallelism", "pp"), f"{layout.pp} {CRITIC_PROBLEM}"
-    if spec.trainer.compile and (fault := compile_problem(layout.tp)) is not None:
+    if (
+        spec.trainer.compile
+        and (fault := compile_problem(layout.tp, later_weights=spec.trainer.later_weights)) is not None
+    ):
         yield ("trainer", "compile"), f"true {fault}"
 
 
@@ -57,7 +60,7 @@ def _divisions(layout: ParallelismConfig, model: Architecture) -> Iterator[tuple
     for name, size in divided.items():
         if (fault := problem(model.trained_type, name, size)) is not None:
             yield name, fault
-    if (fault := stages_problem(layout.pp, model.layers)) is not None:
+    if (fault := stages_problem(layout.pp, model.layers, per_rank=layout.local_stages)) is not None:
         yield "pp", fault
     if (fault := tensor_problem(layout.tp, model.divided)) is not None:
         yield "tp", fault

@@ -14,7 +14,7 @@ from rlrun.fit.architecture import Architecture, Linear
 from rlrun.fit.gpu_products import GIB, gib
 from rlrun.fit.kernels import Expected, attention_seconds, expected_kernel
 from rlrun.fit.parts import Needs, Part
-from rlrun.fit.stages import Held, stages_of
+from rlrun.fit.stages import Held, idle_divisor, idle_share, stages_of
 from rlrun.protocol.messages.buckets import MAX_ROOTS
 
 MASTER_BYTES = 4
@@ -168,7 +168,7 @@ def _needs(
 ) -> Needs:
     found = [
         _needs_of_stage(config, mode, model, reference, held, memory=memory, colocated=colocated, padded=padded)
-        for held in stages_of(model, config.parallelism.pp)
+        for held in stages_of(model, config.parallelism)
     ]
     return max(found, key=lambda one: one.total)
 
@@ -257,7 +257,7 @@ def _companions(
     """Models beside the policy."""
     found = []
     if reference is not None:
-        its = stages_of(reference, held.count)
+        its = stages_of(reference, config.parallelism)
         size = REFERENCE_BYTES * its[min(held.index, len(its) - 1)].parameters / ranks.shards
         found.append(Part("reference", size, "frozen, bfloat16"))
     if config.algorithm.critic is not None:
@@ -282,7 +282,7 @@ def _micro_batch(
     tokens = _row(config) / layout.cp
     each = layer_activations(model, mode, number_bytes=c, tp=layout.tp, compiled=config.compiles, padded=padded)
     kept = held.rows * tokens * (held.layers * each.kept + outside_layers(model, c))
-    of = f"activationCheckpointing: {mode}, {tokens:,.0f} tokens" + (f" x {held.rows} rows" if held.rows > 1 else "")
+    of = f"activationCheckpointing: {mode}, {tokens:,.0f} tokens" + (f" x {held.rows:g} rows" if held.rows > 1 else "")
     parts = [
         Part("activations", kept, of),
         Part("one layer's backward pass", tokens * each.working),
@@ -338,15 +338,27 @@ def _row(config: TrainerConfig) -> int:
     return config.micro_batch_tokens or config.seq_len
 
 
+def _pipeline_remark(config: TrainerConfig, held: Held) -> str:
+    """Stage that needs most, and what the schedule costs: rows kept, and time waited."""
+    layout, divisor = config.parallelism, idle_divisor(config.parallelism)
+    one, several = "stages", ""
+    if len(held.numbers) > 1:
+        one, several = "ranks", f" in {len(held.numbers)} stages"
+    rows = 4 * held.count
+    total = "M + pp - 1" if divisor == 1 else f"{divisor} M + pp - 1"
+    return (
+        f"parallelism.pp: of {held.count} {one} number {held.index + 1} needs most, with {held.layers} layers{several}; "
+        f"schedule {layout.schedule} keeps activations of {held.rows:g} rows there, and of a step of M rows a rank waits for "
+        f"(pp - 1) / ({total}) of the time, {idle_share(layout, rows):.1%} of {rows} rows"
+    )
+
+
 def _remarks(
     config: TrainerConfig, mode: ActivationMode, model: Architecture, held: Held, trained: _Trained
 ) -> list[str]:
     found, ranks = [], _Ranks.of(config)
     if held.count > 1:
-        found.append(
-            f"parallelism.pp: of {held.count} stages number {held.index + 1} needs most, with {held.layers} layers; of a step of M rows "
-            "a rank waits for (pp - 1) / (M + pp - 1) of the time"
-        )
+        found.append(_pipeline_remark(config, held))
     if config.cpu_offload:
         numbers = 2 + _moments(config)
         size = MASTER_BYTES * (held.parameters + (numbers - 1) * trained.all) / ranks.shards

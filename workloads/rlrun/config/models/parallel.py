@@ -19,6 +19,9 @@ GPU_KERNELS: tuple[AttentionKernel, ...] = tuple(
 """Kernels of attention that need a GPU."""
 GradientAccumulation = Literal["reduce", "local"]
 ComputeDType = Literal["auto", "float32", "bfloat16"]
+PipelineSchedule = Literal["1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
+ZERO_BUBBLE: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", "ZBVZeroBubble")
+"""Schedules that compute the gradients of weights later than those of inputs."""
 
 
 class ParallelismConfig(Config):
@@ -35,10 +38,26 @@ class ParallelismConfig(Config):
     ep: Annotated[int, Field(ge=1, le=1024)] = 1
     """Ranks among dpShard * cp that share a mixture's experts."""
     pp: Annotated[int, Field(ge=1, le=64)] = 1
-    """Stages, each of some of the layers, that micro-batches pass through one after the other."""
+    """Parts of the layers, each on ranks of its own, that micro-batches pass through one after the other."""
+    schedule: PipelineSchedule = "1F1B"
+    """Order of a pipeline's forward and backward passes, by torch's names."""
+    stages_per_rank: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Stages of each rank of a pipeline; default: 1 with 1F1B, 2 with the others."""
+
+    @property
+    def local_stages(self) -> int:
+        """Stages of each rank."""
+        return self.stages_per_rank or (1 if self.schedule == "1F1B" else 2)
+
+    @property
+    def folded(self) -> bool:
+        """True if rows go through the ranks and back: the first rank has the first stage and the last."""
+        return self.schedule == "ZBVZeroBubble"
 
     def problem(self, world_size: int) -> str | None:
         """Reason why `world_size` ranks cannot be divided so: the field, its value and the fix. None when they can."""
+        if (problem := self._schedule_problem()) is not None:
+            return problem
         fixed = self.pp * self.dp_replicate * (self.dp_shard or 1) * self.cp * self.tp
         product = "pp * dpReplicate * dpShard * cp * tp"
         if self.dp_shard is not None and fixed != world_size:
@@ -54,6 +73,18 @@ class ParallelismConfig(Config):
         sharing = world_size // self.pp // self.dp_replicate // self.tp
         if sharing % self.ep:
             return f"parallelism.ep ({self.ep}) must divide dpShard * cp ({sharing}); lower ep or raise dpShard"
+        return None
+
+    def _schedule_problem(self) -> str | None:
+        """Contradiction between the fields of a pipeline; None: there is none."""
+        if self.schedule != "1F1B" and self.pp == 1:
+            return f"parallelism.schedule ({self.schedule}) orders the stages of a pipeline, and pp is 1; raise pp, or remove schedule"
+        fewest, most = {"1F1B": (1, 1), "ZBVZeroBubble": (2, 2)}.get(self.schedule, (2, 64))
+        if not fewest <= self.local_stages <= most:
+            return (
+                f"parallelism.stagesPerRank ({self.stages_per_rank}) does not go with schedule {self.schedule}: 1F1B has 1, "
+                "ZBVZeroBubble 2, the others 2 or more; change one of them"
+            )
         return None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
-from rlrun.config.division import compile_problem
+from rlrun.config.division import compile_problem, later_weights_problem
 from rlrun.config.formats import RunName, ServerArgument
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.models.data import DataConfig
@@ -21,6 +21,7 @@ from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import (
     GPU_KERNELS,
+    ZERO_BUBBLE,
     ActivationCheckpointing,
     AttentionKernel,
     ComputeDType,
@@ -135,7 +136,18 @@ class TrainerSpec(Config):
                 f"lora.slots ({self.lora.slots}) needs ranks that fail together, which the stages of parallelism.pp ({pp}) do not; "
                 "set lora.slots: 1 or pp: 1"
             )
+        if self.later_weights and (problem := self._later_weights_problem()) is not None:
+            raise ValueError(problem)
         return self
+
+    def _later_weights_problem(self) -> str | None:
+        return later_weights_problem(
+            self.parallelism.schedule,
+            tp=self.parallelism.tp,
+            adapters=self.lora is not None,
+            compiled=bool(self.compile),
+            accumulation=self.gradient_accumulation,
+        )
 
     def _memory_problem(self) -> str | None:
         """Contradiction between the fields that move or shrink what a GPU holds; None: there is none."""
@@ -173,7 +185,13 @@ class TrainerSpec(Config):
         """True if layers are compiled, where the trainer's image has a C++ compiler."""
         if self.compile is not None:
             return self.compile
-        return self.gpus_per_replica > 0 and compile_problem(self.parallelism.tp) is None
+        problem = compile_problem(self.parallelism.tp, later_weights=self.later_weights)
+        return self.gpus_per_replica > 0 and problem is None
+
+    @property
+    def later_weights(self) -> bool:
+        """True if a pipeline computes the gradients of weights later than those of inputs."""
+        return self.parallelism.schedule in ZERO_BUBBLE
 
     @property
     def ranks_per_replica(self) -> int:

@@ -16,7 +16,7 @@ from rlrun.trainer.learning.lm_head import Entropy, Head, find_head, logits_stat
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.parallel.pipeline import run_rows
 from rlrun.trainer.modeling.parallel.rows import RowPart, join, part_tokens, row_part
-from rlrun.trainer.modeling.parallel.stages import stage_of
+from rlrun.trainer.modeling.parallel.stages import last_stage, one_stage, stage_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,30 +56,31 @@ def rows_logprobs(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
             return [token_logprobs(model, row) for row in rows]
         found: list[Tensor] = []
 
-        def compute(index: int, received: Tensor | None) -> Tensor:
-            if not stage.last:
-                return stage_output(model, rows[index], received)
+        def compute(number: int, index: int, received: Tensor | None) -> Tensor:
+            if not stage.computes_loss(number):
+                return stage_output(model, rows[index], received, number)
             found.append(token_logprobs(model, rows[index], received=received))
             return found[-1].sum()
 
         lengths = [len(row.input_ids) for row in rows]
         run_rows(model, stage, [part_tokens(model, length) for length in lengths], compute, backward=False)
         whole = torch.cat(found) if found else rows[0].advantages.new_empty(sum(lengths))
-        dist.broadcast(whole, group=stage.group, group_src=stage.count - 1)
+        dist.broadcast(whole, group=stage.group, group_src=stage.head_place)
         return list(whole.split(lengths))
 
 
-def stage_output(model: nn.Module, row: MicroBatch, received: Tensor | None) -> Tensor:
-    """Hidden states of this rank's part of a row after this stage's layers, `[P, D]`, on all stages but the last.
+def stage_output(model: nn.Module, row: MicroBatch, received: Tensor | None, number: int) -> Tensor:
+    """Hidden states of this rank's part of a row after a stage's layers, `[P, D]`, on all stages but the last.
 
     Args:
-        model: the stage.
+        model: this rank's stages.
         row: whole.
         received: `[P, D]` of the stage before; None on the first.
+        number: of the stage.
     """
     part = row_part(model, row.input_ids, row.position_ids, row.packed, row.predicted)
     _prepare_once(model)
-    output: Tensor = model.row_hidden(_Wanted(row, part, "none", None, received))
+    output: Tensor = model.row_hidden(_Wanted(row, part, "none", None, received), number)
     return output[0]
 
 
@@ -121,16 +122,16 @@ def _prepare_once(model: nn.Module) -> None:
 def _prepare(model: PreTrainedModel) -> None:
     """Give the model forward methods that FSDP gathers parameters for as for its own."""
     stage = stage_of(model)
-    if stage is not None and not stage.last:
+    model._prepared_for = type(model)
+    if stage is not None:
         model.row_hidden = MethodType(_row_hidden, model)
-        model._prepared_for = type(model)
         register_fsdp_forward_method(model, "row_hidden")
+    if stage is not None and not stage.last:
         return
     model._head = find_head(model)
     if model._head is None:
         logger.warning(f"{type(model).__name__} treats its logits in a way that is not known: its LM head is not fused")
     model.row_statistics = MethodType(_row_statistics, model)
-    model._prepared_for = type(model)
     register_fsdp_forward_method(model, "row_statistics")
 
 
@@ -162,9 +163,10 @@ class _Wanted:
         return start | {"position_ids": self.part.position_ids[None], "packed": self.part.packed}
 
 
-def _row_hidden(model: PreTrainedModel, wanted: _Wanted) -> Tensor:
+def _row_hidden(model: PreTrainedModel, wanted: _Wanted, number: int) -> Tensor:
     """Hidden states of this rank's part of the row after a stage that is not the last, `[1, P, D]`."""
-    hidden: Tensor = model.get_decoder()(**wanted.inputs, use_cache=False).last_hidden_state
+    with one_stage(model, number):
+        hidden: Tensor = model.get_decoder()(**wanted.inputs, use_cache=False).last_hidden_state
     return hidden
 
 
@@ -174,10 +176,12 @@ def _row_statistics(model: PreTrainedModel, wanted: _Wanted) -> tuple[Tensor, Te
     targets, temperatures = row.input_ids[part.targets], row.temperatures[part.targets]
     head: Head | None = model._head
     if head is None:
-        logits = type(model).forward(model, **wanted.inputs, logits_to_keep=part.before, use_cache=False).logits[0]
+        with last_stage(model):
+            logits = type(model).forward(model, **wanted.inputs, logits_to_keep=part.before, use_cache=False).logits[0]
         logprobs, entropy = logits_statistics(logits, targets, temperatures)
     else:
-        hidden = model.get_decoder()(**wanted.inputs, use_cache=False).last_hidden_state[0, part.before]
+        with last_stage(model):
+            hidden = model.get_decoder()(**wanted.inputs, use_cache=False).last_hidden_state[0, part.before]
         if coefficients is not None:
             weighted = head.weighted(hidden, targets, temperatures, coefficients)
             if weighted is not None:

@@ -12,6 +12,7 @@ The sums are the same up to the rounding of their order.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,19 +36,20 @@ def attach(model: nn.Module, accumulation: GradientAccumulation) -> None:
     object.__setattr__(model, _ATTRIBUTE, accumulation)
 
 
-def prepare_backward(model: nn.Module, *, last: bool) -> None:
+def prepare_backward(model: nn.Module, *, last: bool, layers: Sequence[nn.Module] | None = None) -> None:
     """Set what FSDP reduces after the next backward pass; a plain model has nothing to reduce.
 
     Args:
         model: as `shard` left it, or a plain one.
         last: whether this is the last micro-batch before the optimizer's step.
+        layers: those that it is the last one for, beside the root's own parameters; None: all.
     """
     if not isinstance(model, FSDPModule):
         return
-    if getattr(model, _ATTRIBUTE) == "local":
-        model.set_requires_gradient_sync(last)
-    else:
-        model.set_requires_all_reduce(last)
+    local = getattr(model, _ATTRIBUTE) == "local"
+    for module in (model,) if layers is None else (model, *layers):
+        change = module.set_requires_gradient_sync if local else module.set_requires_all_reduce
+        change(last, recurse=layers is None or module is not model)
 
 
 def check_memory(

@@ -25,12 +25,14 @@ from rlrun.trainer.learning.gradient_accumulation import prepare_backward
 from rlrun.trainer.learning.optim.stopwatch import Stopwatch
 from rlrun.trainer.learning.optim.update import apply_gradient
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
-from rlrun.trainer.modeling.parallel.pipeline import Compute, run_rows
+from rlrun.trainer.modeling.parallel.pipeline import run_rows
 from rlrun.trainer.modeling.parallel.rows import part_tokens
 from rlrun.trainer.modeling.parallel.stages import add_shared_gradients, stage_of
 from rlrun.trainer.modeling.shard import counts_here, local_part
 from rlrun.trainer.ranks.group import Group
 
+Objective = Callable[[int, Tensor | None], Tensor]
+"""Scalar that is pulled back for a row: its number and, with a pipeline, what the stage before the last made of it."""
 _IDLE = ""
 """Environment of a row without samples: none has this name."""
 
@@ -67,7 +69,7 @@ def train_step(
     divisors = _divisors(batch, loss)
     parts: list[dict[str, Tensor]] = []
 
-    def compute(index: int, received: Tensor | None = None) -> Tensor:
+    def compute(index: int, received: Tensor | None) -> Tensor:
         objective, metrics = _objective(
             model,
             inputs[index],
@@ -97,7 +99,7 @@ def train_step(
     }
 
 
-def _backward(model: nn.Module, inputs: Sequence[MicroBatch], objective: Compute, agree: Callable[[], None]) -> None:
+def _backward(model: nn.Module, inputs: Sequence[MicroBatch], objective: Objective, agree: Callable[[], None]) -> None:
     """Add the gradients of all micro-batches; with a pipeline those of the stages, the last of which computes the objective."""
     stage = stage_of(model)
     if stage is None:
@@ -107,8 +109,10 @@ def _backward(model: nn.Module, inputs: Sequence[MicroBatch], objective: Compute
             objective(index, None).backward()
         return
 
-    def compute(index: int, received: Tensor | None) -> Tensor:
-        return objective(index, received) if stage.last else stage_output(model, inputs[index], received)
+    def compute(number: int, index: int, received: Tensor | None) -> Tensor:
+        if stage.computes_loss(number):
+            return objective(index, received)
+        return stage_output(model, inputs[index], received, number)
 
     agree()  # not between rows, which ranks of different stages do not reach together
     tokens = [part_tokens(model, len(row.input_ids)) for row in inputs]
@@ -187,7 +191,7 @@ def _divisors(batch: Batch, loss: Mixture) -> Divisors:
 def _over_ranks(values: Mapping[str, float], group: Group) -> dict[str, float]:
     """Token sums and maxima of this rank -> those of the whole batch."""
     if group.dims.pp > 1:  # the last stage alone has any
-        names = group.broadcast(list(values), root=group.world_size - 1)
+        names = group.broadcast(list(values), root=group.dims.head_place * group.dims.stage_size)
         values = {name: values.get(name, -math.inf if name.endswith("_max") else 0.0) for name in names}
     sums = group.data_sums({name: value for name, value in values.items() if not name.endswith("_max")})
     return sums | group.maxima({name: value for name, value in values.items() if name.endswith("_max")})

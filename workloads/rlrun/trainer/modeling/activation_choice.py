@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from transformers import PreTrainedConfig
 
-from rlrun.config.models.parallel import ActivationCheckpointing, ActivationMode
+from rlrun.config.models.parallel import ZERO_BUBBLE, ActivationCheckpointing, ActivationMode
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.architecture import Architecture, ShapeError, from_config
 from rlrun.fit.sources import UnknownModelError, shape_of
@@ -76,6 +76,10 @@ def _against_compiling(mode: ActivationMode, model: PreTrainedModel, group: Grou
         return "the trainer computes on a CPU"
     if group.dims.tp > 1:
         return f"parallelism.tp ({group.dims.tp}) shares every layer, and torch compiles no such layer for rows of all lengths"
+    if group.dims.schedule in ZERO_BUBBLE:
+        return (
+            f"parallelism.schedule ({group.dims.schedule}) divides the gradients of a layer, which a compiled one joins"
+        )
     if not has_compiler():
         return NO_COMPILER
     if mode == "selective" and not is_traced(model):

@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlrun.config.division import compile_problem
 from rlrun.config.models.model import ModelConfig
-from rlrun.config.models.parallel import ActivationCheckpointing, ActivationMode, GradientAccumulation
+from rlrun.config.models.parallel import ZERO_BUBBLE, ActivationCheckpointing, ActivationMode, GradientAccumulation
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
@@ -34,7 +34,9 @@ from rlrun.trainer.modeling.activation_choice import NO_COMPILER, activation_mod
 from rlrun.trainer.modeling.activation_offload import Offload
 from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.modeling.parallel import rows
+from rlrun.trainer.modeling.parallel.dims import ParallelDims
 from rlrun.trainer.modeling.parallel.experts import divide_experts, experts_of
+from rlrun.trainer.modeling.parallel.later_weights import postpone
 from rlrun.trainer.modeling.parallel.stages import Elsewhere, keep_stage, second_copy
 from rlrun.trainer.modeling.parallel.tensor import check_family, divide_layers
 from rlrun.trainer.modeling.small_config import deterministic
@@ -183,11 +185,14 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     policy = _mixed_precision(memory, group.device)
     if meshes is not None and dims.pp > 1:
         stage, dtype = dims.stage(group.rank), policy.param_dtype or torch.float32
-        keep_stage(model, stack, stage, dims.pp, group=meshes.pp, dtype=dtype)
+        per_rank, schedule = dims.local_stages, dims.schedule
+        keep_stage(model, stack, stage, dims.pp, per_rank=per_rank, schedule=schedule, group=meshes.pp, dtype=dtype)
     layers = [layer for layer in stack if not isinstance(layer, Elsewhere)]
     _divide(model, layers, group)
+    if dims.schedule in ZERO_BUBBLE:
+        postpone(model, layers)
     if memory.compile:
-        check_compiler(dims.tp)
+        check_compiler(dims)
     gradient_accumulation.check_memory(
         model,
         memory.accumulation,
@@ -283,16 +288,14 @@ def _mixed_precision(memory: Memory, device: torch.device) -> MixedPrecisionPoli
     return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
 
 
-def check_compiler(tp: int) -> None:
+def check_compiler(dims: ParallelDims) -> None:
     """Refuse to compile where the compiler cannot.
 
-    Args:
-        tp: ranks that share every layer's matrices.
-
     Raises:
-        RoleError: there is no compiler, or the ranks share matrices; names the fix.
+        RoleError: there is no compiler, or the layout does not allow it; names the fix.
     """
-    if (problem := compile_problem(tp)) is not None:
+    problem = compile_problem(dims.tp, later_weights=dims.schedule in ZERO_BUBBLE)
+    if problem is not None:
         raise RoleError(f"trainer.compile (true) {problem}", exit_codes.CONFIGURATION)
     if not has_compiler():
         raise RoleError(

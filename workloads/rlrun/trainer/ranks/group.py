@@ -83,7 +83,7 @@ class Group:
 
     def data_sums(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sums of what was computed from this rank's rows: ranks with the same rows count once, the last stage's."""
-        first = self.rank % (self.dims.cp * self.dims.tp) == 0 and self.dims.stage(self.rank) == self.dims.pp - 1
+        first = self.rank % (self.dims.cp * self.dims.tp) == 0 and self.dims.stage(self.rank) == self.dims.head_place
         return self.sums({name: value if first else 0.0 for name, value in values.items()})
 
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.config.models.parallel import ParallelismConfig, PipelineSchedule
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
@@ -26,6 +26,9 @@ class ParallelDims:
     ep: int = 1
     """Divides `dp_shard * cp`; groups of neighbours there."""
     pp: int = 1
+    schedule: PipelineSchedule = "1F1B"
+    local_stages: int = 1
+    """Stages of each rank."""
 
     @classmethod
     def of(cls, config: ParallelismConfig, world_size: int) -> ParallelDims:
@@ -38,7 +41,16 @@ class ParallelDims:
         if problem is not None:
             raise RoleError(f"trainer.{problem}", exit_codes.CONFIGURATION)
         rest = world_size // (config.pp * config.dp_replicate * config.cp * config.tp)
-        return cls(config.dp_replicate, config.dp_shard or rest, config.cp, config.tp, config.ep, config.pp)
+        return cls(
+            config.dp_replicate,
+            config.dp_shard or rest,
+            config.cp,
+            config.tp,
+            config.ep,
+            config.pp,
+            config.schedule,
+            config.local_stages,
+        )
 
     @property
     def world_size(self) -> int:
@@ -51,8 +63,13 @@ class ParallelDims:
         return self.dp_replicate * self.fsdp * self.tp
 
     def stage(self, rank: int) -> int:
-        """Number of the stage, of `pp`, that a rank belongs to."""
+        """Place of a rank, of `pp`, among those that a row passes through: the number of its first stage."""
         return rank // self.stage_size
+
+    @property
+    def head_place(self) -> int:
+        """Place of the ranks that have the last stage, and compute the loss."""
+        return 0 if self.schedule == "ZBVZeroBubble" else self.pp - 1
 
     @property
     def fsdp(self) -> int:
@@ -77,7 +94,8 @@ class ParallelDims:
             "tp": self.tp,
             "ep": self.ep,
         }
-        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank"
+        text = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank"
+        return text if self.local_stages == 1 else f"{text}, {self.local_stages} stages each in {self.schedule}"
 
 
 class Meshes:

@@ -12,74 +12,111 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.nn.functional import pad
 
 from rlrun.trainer.learning.gradient_accumulation import prepare_backward
+from rlrun.trainer.modeling.parallel.later_weights import hold_gradients, later_weights_of, reduce_gradients
+from rlrun.trainer.modeling.parallel.schedules import Order, order
 from rlrun.trainer.modeling.parallel.stages import Stage
 
-Compute = Callable[[int, Tensor | None], Tensor]
-"""Stage's computation of one row: its number and what the stage before made of it `[P, D]` (None on the first) -> this stage's `[P, D]`;
-on the last one the loss, a scalar."""
+Compute = Callable[[int, int, Tensor | None], Tensor]
+"""Computation of one row by one stage: their numbers and what the stage before made of the row `[P, D]` (None on the first) -> this stage's
+`[P, D]`; on the last one the loss, a scalar."""
 
 
 def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Compute, *, backward: bool) -> None:
     """Send all rows through the stages, and their gradients back. Every rank calls it, with the same rows along a column of stages.
 
     Args:
-        model: this rank's stage of it, sharded.
+        model: this rank's stages of it, sharded.
         stage: which.
         tokens: P of each row, the tokens that this rank computes of it.
-        compute: called once for each row, in order.
-        backward: whether gradients are wanted; rows then go forward and back in turns (1F1B), as soon as there are as many as stages.
+        compute: called once for each row and stage of this rank; each stage's rows in order.
+        backward: whether gradients are wanted; rows then go forward and back as the schedule says.
     """
+    own = [_stage(model, stage, number, tokens, compute, backward=backward) for number in stage.layers]
+    options: dict[str, Any] = {"loss_fn": _loss if backward else None, "scale_grads": False}
+    if len(own) == 1:
+        kind = Schedule1F1B if backward and len(tokens) >= stage.count else ScheduleGPipe
+        schedule = kind(own[0], len(tokens), **options)
+    else:
+        actions = order(stage.schedule, stage.count, len(own), len(tokens), backward=backward)
+        schedule = _Several(own, len(tokens), actions, **options)
+    later = later_weights_of(model) if backward else None
+    if later is not None:
+        hold_gradients(model)
+    schedule.step(target=torch.zeros(len(tokens)) if backward and stage.last else None, return_outputs=False)
+    if later is not None:
+        reduce_gradients(model)
+
+
+def _stage(
+    model: nn.Module, stage: Stage, number: int, tokens: Sequence[int], compute: Compute, *, backward: bool
+) -> _Stage:
+    """torch's stage for one of this rank's stages."""
     device = next(model.parameters()).device
     longest, width = max(tokens), model.config.get_text_config().hidden_size
     between = torch.empty(longest, width, dtype=stage.dtype, device="meta", requires_grad=backward)
     scalar = torch.empty((), dtype=torch.float32, device="meta")
-    one = _Stage(
+    later = later_weights_of(model)
+    return _Stage(
         model,
-        _Rows(stage, tokens, longest, compute),
-        stage.index,
-        stage.count,
+        stage,
+        _Rows(stage, number, tokens, longest, compute),
+        number,
+        stage.total,
         device,
-        input_args=() if stage.first else (between,),
-        output_args=(scalar if stage.last else between,),
+        input_args=() if number == 0 else (between,),
+        output_args=(scalar if stage.computes_loss(number) else between,),
         group=stage.group,
+        dw_builder=None if later is None else later.take,
     )
-    kind = Schedule1F1B if backward and len(tokens) >= stage.count else ScheduleGPipe
-    schedule = kind(one, len(tokens), loss_fn=_loss if backward else None, scale_grads=False)
-    schedule.step(target=torch.zeros(len(tokens)) if backward and stage.last else None, return_outputs=False)
 
 
 def _loss(output: Tensor, target: Tensor) -> Tensor:
     return output
 
 
-class _Rows(nn.Module):  # type: ignore[misc]  # torch is not type-checked
+class _Several(_PipelineScheduleRuntime):  # type: ignore[misc]  # torch is not type-checked
+    """torch's executor of actions, for ranks with several stages."""
+
+    def __init__(self, stages: Sequence[_Stage], rows: int, actions: Order, **options: Any) -> None:
+        super().__init__(list(stages), rows, **options)
+        self.stage_index_to_group_rank = dict(actions.places)
+        for stage in stages:
+            stage.stage_index_to_group_rank = self.stage_index_to_group_rank
+        self.pipeline_order_with_comms = actions.sent
+
+
+class _Rows(nn.Module):  # type: ignore[misc]
     """Module that torch's stage calls, row by row in order. The model is not registered in it: its gradients are not torch's to handle."""
 
-    def __init__(self, stage: Stage, tokens: Sequence[int], longest: int, compute: Compute) -> None:
+    def __init__(self, stage: Stage, number: int, tokens: Sequence[int], longest: int, compute: Compute) -> None:
         super().__init__()
-        self._stage, self._tokens, self._longest, self._compute, self._next = stage, tokens, longest, compute, 0
+        self._last, self._number = stage.computes_loss(number), number
+        self._tokens, self._longest, self._compute, self._next = tokens, longest, compute, 0
 
     def forward(self, *received: Tensor) -> Tensor:
         """`[longest, D]` of the stage before -> `[longest, D]`, or the loss."""
         index, self._next = self._next, self._next + 1
         tokens = self._tokens[index]
-        made = self._compute(index, received[0][:tokens] if received else None)
-        return made if self._stage.last else pad(made, (0, 0, 0, self._longest - tokens))
+        made = self._compute(self._number, index, received[0][:tokens] if received else None)
+        return made if self._last else pad(made, (0, 0, 0, self._longest - tokens))
 
 
 class _Stage(PipelineStage):  # type: ignore[misc]
     """torch's stage, which tells FSDP before each backward pass what to reduce after it."""
 
-    def __init__(self, model: nn.Module, *arguments: Any, **options: Any) -> None:
+    def __init__(self, model: nn.Module, stage: Stage, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._model = model
+        self._model, self._own = model, stage
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         """See torch."""
-        prepare_backward(self._model, last=last_backward)
+        if self.dw_builder is None:
+            layers = [self._own.stack[index] for index in self._own.layers[self.stage_index]]
+            prepare_backward(self._model, last=last_backward, layers=layers if len(self._own.layers) > 1 else None)
         super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)

@@ -43,7 +43,7 @@ def check_stages(model: PreTrainedModel, group: Group, *, seq_len: int) -> None:
     count, layers = group.dims.pp, len(decoder_layers(model))
     if count == 1:
         return
-    if (problem := stages_problem(count, layers)) is not None:
+    if (problem := stages_problem(count, layers, per_rank=group.dims.local_stages)) is not None:
         raise RoleError(f"trainer.parallelism.pp ({count}) {problem}", exit_codes.CONFIGURATION)
     fault = group.broadcast(fault_of_stages(model, seq_len=seq_len) if group.leads else None)
     if fault is not None:
