@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from loguru import logger
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlrun.config.models.lora import LoRAConfig
@@ -23,8 +25,9 @@ from rlrun.trainer.modeling import activation_choice, lora, packed_attention
 from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_choice import compiled_layers
 from rlrun.trainer.modeling.attention import packages
+from rlrun.trainer.modeling.compiled import fallback
 from rlrun.trainer.modeling.parallel.dims import ParallelDims
-from rlrun.trainer.modeling.shard import Memory, shard
+from rlrun.trainer.modeling.shard import Memory, local_part, shard
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.attention import stand_ins
 
@@ -164,32 +167,51 @@ def test_the_log_says_what_was_chosen_and_why(
     assert found == line.startswith("on")
 
 
+@pytest.mark.parametrize("fails", ["forward", "backward"])
 @pytest.mark.parametrize("asked", [None, True])
 def test_a_compiler_that_fails_ends_a_run_that_has_asked_for_it_alone(
     asked: bool | None,
+    fails: str,
     solo: Group,
     make_model: Callable[..., Any],
     make_sample: Callable[..., Sample],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(*_: object) -> Any:
-        raise RuntimeError("ptxas is of another release")
+    def compiler(graph: Any, inputs: Any, *, is_backward: bool = False, **_: object) -> Any:
+        if is_backward == (fails == "backward"):
+            raise RuntimeError("ptxas is of another release")
+        return make_boxed_func(graph.forward)
 
+    passes = {"fw_compiler": compiler, "bw_compiler": partial(compiler, is_backward=True)}
     packed_attention.register()
     monkeypatch.setattr(model_module, "compiled_layers", lambda *_: True)
     monkeypatch.setattr(model_module, "check_compiler", lambda _: None)
-    monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend=broken))
+    monkeypatch.setattr(fallback, "compile_operations", compiler)
+    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback.torch, "compile", partial(torch.compile, backend=aot_autograd(**passes)))
     torch._dynamo.reset()
     row = micro_batch([make_sample(9, seed=0)], CPU)
     model = make_model("qwen3", attn=packed_attention.NAME)
-    wanted = token_statistics(model, row).logprobs
+
+    def gradients(model: Any) -> list[Any]:
+        model.zero_grad()
+        token_statistics(model, row).logprobs.sum().backward()
+        return [local_part(parameter.grad).clone() for parameter in model.parameters()]
+
+    wanted = gradients(model)
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
     with torch._dynamo.config.patch(suppress_errors=False):
         shard(model, solo, memory=Memory(compile=asked))
         if asked:
-            with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="ptxas"):
-                token_statistics(model, row)
+            with pytest.raises((torch._dynamo.exc.BackendCompilerFailed, RuntimeError), match="ptxas"):
+                gradients(model)
         else:
-            assert torch.equal(token_statistics(model, row).logprobs, wanted)
+            for found, one in zip(gradients(model), wanted, strict=True):
+                torch.testing.assert_close(found, one, atol=1e-6, rtol=1e-5)
+    logger.remove(handler)
+    said = [line for line in lines if "cannot compile the backward pass of a layer (RuntimeError: ptxas is of" in line]
+    assert len(said) == (asked is None and fails == "backward")
     torch._dynamo.reset()
 
 

@@ -32,6 +32,7 @@ from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.activation_choice import NO_COMPILER, activation_mode, compiled_layers, has_compiler
 from rlrun.trainer.modeling.activation_offload import Offload
+from rlrun.trainer.modeling.compiled.fallback import compile_layer
 from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.modeling.parallel import rows
 from rlrun.trainer.modeling.parallel.dims import ParallelDims
@@ -208,12 +209,12 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     compiles = compiled_layers(memory.compile, mode, model, group)
     if memory.compile and not inside:
         _warn_of_hidden_products(model, memory, mode, group)
-    if compiles and memory.compile is None:
-        _go_on_without_compiler()
     for layer in layers:
-        _compile(layer, compiles and not inside)
+        if compiles and not inside:
+            compile_layer(layer, asked=bool(memory.compile))
         keep_activations(layer, mode, offloaded)
-        _compile(layer, compiles and inside)
+        if compiles and inside:
+            compile_layer(layer, asked=bool(memory.compile))
         experts = experts_of(layer)
         if experts is not None and dims.ep > 1:
             assert meshes is not None
@@ -225,18 +226,6 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
     _move_buffers(model, group.device)
     return model.train()
-
-
-def _compile(layer: nn.Module, wanted: bool) -> None:
-    if wanted:
-        layer.forward = torch.compile(layer.forward, dynamic=True)
-
-
-def _go_on_without_compiler() -> None:
-    """Have torch compute as it is written what its compiler fails at, with a warning: nobody has asked for the compiler."""
-    import torch._dynamo  # takes seconds
-
-    torch._dynamo.config.suppress_errors = True
 
 
 def _warn_of_hidden_products(model: nn.Module, memory: Memory, mode: str, group: Group) -> None:

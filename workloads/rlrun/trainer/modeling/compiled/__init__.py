@@ -1,0 +1,1 @@
+"""Compiled layers, and what a run does where torch's compiler fails."""
