@@ -37,6 +37,8 @@ RUNS = MetricTable(
         "use",
         counter=True,
     ),
+    _of_run("rlrun_tokens_per_gpu_hour", "Tokens trained per GPU-hour, since the run began"),
+    _of_run("rlrun_samples_per_gpu_hour", "Samples trained per GPU-hour, since the run began"),
     _of_run("rlrun_budget_gpu_seconds", "GPU time that `spec.budget` allows", seconds=True),
     _of_run("rlrun_engines_wanted", "Engines that a run is to have"),
     _of_run("rlrun_engines_ready", "Engines that are ready"),

@@ -214,6 +214,10 @@ def _gpu_seconds(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], fl
                 totals[row.role, use] = totals.get((row.role, use), 0) + seconds
     for (role, use), seconds in totals.items():
         yield "rlrun_gpu_seconds_total", (role, use), seconds
+    rates = (status.cost.per_gpu_hour if status.cost is not None else None) or {}
+    for what in ("tokens", "samples"):
+        if what in rates:
+            yield f"rlrun_{what}_per_gpu_hour", (), rates[what]
 
 
 def _budget(run: Manifest) -> float | None:

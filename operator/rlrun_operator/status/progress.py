@@ -54,6 +54,8 @@ class Report:
     """Load of the engines over the last steps."""
     drained: tuple[str, ...] | None = None
     """Addresses of engines that nobody uses any more; None: the orchestrator cannot drain."""
+    trained: tuple[int, int] | None = None
+    """Tokens and samples that the run has trained; None: none, or not told."""
     start: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the attempt's start by phase."""
     engines_wanted: int | None = None
@@ -82,9 +84,18 @@ def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
         results=_lines(found.get(keys.RESULTS)),
         load=parse_load(found.get(keys.ENGINES)),
         drained=_words(found.get(keys.ENGINES_DRAINED)),
+        trained=_trained(found.get(keys.TRAINED, "")),
         start=parse_start(found.get(keys.START_SECONDS)),
         engines_wanted=_count(found, keys.ENGINES_WANTED),
     )
+
+
+def _trained(text: str) -> tuple[int, int] | None:
+    """Tokens and samples of an annotation, which any client may have written."""
+    match [int(word) for word in text.split() if word.isascii() and word.isdecimal() and len(word) <= 16]:
+        case [int(tokens), int(samples)] if 0 < tokens <= COUNT_MAX and 0 < samples <= COUNT_MAX:
+            return tokens, samples
+    return None
 
 
 def is_training(report: Report | None) -> bool:

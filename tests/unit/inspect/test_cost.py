@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ from rlrun.inspect.cost.account import of_folder, of_snapshot, sums
 from rlrun.inspect.cost.text import NO_GPUS, table
 from rlrun.inspect.folder import read_folder
 from rlrun.inspect.snapshot import CostRow
+from rlrun.protocol.files.forked import ForkedFrom, fork_document
 from rlrun.protocol.files.launcher import new_record, write_record
+from rlrun.protocol.files.metrics_line import FURTHEST
 from rlrun.protocol.files.paths import RunPaths
 from tests.unit.inspect.recorded import Recorded
 
@@ -29,10 +34,11 @@ def an_rlrun(name: str, namespace: str, **more: Any) -> dict[str, Any]:
         {"attempt": 7, "role": "trainer", "gpuSeconds": {"trained": 2 * HOUR, "waitedForRollouts": HOUR}},
         {"attempt": 7, "role": "inference", "gpuSeconds": {"trained": 3 * HOUR, "startup": HOUR}},
     ]
+    cost = {"gpuHours": 8.0, "attempts": attempts, "trained": {"tokens": 8000, "samples": 80}}
     return {
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"maxSteps": 10, "budget": {"gpuHours": 16}},
-        "status": {"phase": "Running", "attempt": 7, "cost": {"gpuHours": 8.0, "attempts": attempts}} | more,
+        "status": {"phase": "Running", "attempt": 7, "cost": cost} | more,
     }
 
 
@@ -70,6 +76,7 @@ def test_attempts_and_roles_are_there_in_json(cluster: Recorded, capsys: pytest.
         (7, "inference"),
     ]
     assert first["budget"] == {"gpuHours": 16}
+    assert first["perGpuHour"] == {"tokens": 1000.0, "samples": 10.0}
 
 
 def test_wide_has_a_line_per_attempt_and_role(cluster: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,16 +105,58 @@ def a_folder(root: Path, gpus: dict[str, int]) -> Path:
 def test_a_folder_is_divided_by_its_metrics(tmp_path: Path) -> None:
     found = of_folder(a_folder(tmp_path / "a", {"trainer": 2, "inference": 1}), time.time())
     by_role = {row.role: dict(row.seconds) for row in found.rows}
-    assert by_role["trainer"] == {"trained": 300, "waitedForRollouts": 100, "startup": 200}
-    assert by_role["inference"] == {"trained": 200, "startup": 100}
+    assert by_role["trainer"] == {"trained": 270, "waitedForRollouts": 90, "startup": 240}, (
+        "the first step is its last part"
+    )
+    assert by_role["inference"] == {"trained": 180, "startup": 120}
     assert (found.gpus, found.seconds) == (True, 3 * 300)
     assert (found.tokens, found.samples) == (10_000, 80)
+
+
+def line(step: int, attempt: int, at: float, **more: float) -> dict[str, float]:
+    return {"step": step, "attempt": attempt, "time": BEGAN + at, "time/step": 10.0, "batch/tokens": 100.0, **more}
+
+
+def test_what_a_folder_has_lost_repeated_and_ended_with_is_told(tmp_path: Path) -> None:
+    paths = RunPaths(a_folder(tmp_path / "a", {"trainer": 1, "inference": 1}))
+    again = {FURTHEST: 4.0}
+    lines = [line(1, 1, 110, **{"time/start_imports": 60.0}), line(2, 1, 120)]
+    lines += [line(3, 2, 560, **again), line(4, 2, 570, **again), line(5, 2, 580), line(6, 2, 590)]
+    paths.metrics.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    log = paths.root / "logs" / "attempt_0001" / "trainer" / "trainer.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("")
+    os.utime(log, (BEGAN + 140, BEGAN + 140))
+    ended = replace(new_record("a", 2, "again", {"trainer": 1, "inference": 1}), state="Complete")
+    write_record(paths.launcher, replace(ended, began=BEGAN + 490, time=BEGAN + 595))
+    rows = {row.attempt: dict(row.seconds) for row in of_folder(paths.root, time.time()).rows if row.role == "trainer"}
+    assert rows[1] == {"startup": 110, "trained": 30}, "steps 3 and 4, that were lost, were trained first"
+    assert rows[2] == {"startup": 70, "repeated": 10, "trained": 20, "stopping": 5}
+
+
+def test_a_fork_does_not_pay_for_the_run_that_it_comes_from(tmp_path: Path) -> None:
+    root = a_folder(tmp_path / "a", {})
+    RunPaths(root).fork.write_text(fork_document(ForkedFrom("b", "u", 10, 1, "/b")))
+    found = of_folder(root, time.time())
+    assert (found.seconds, found.tokens, found.samples) == (0, None, None)
 
 
 def test_a_folder_without_gpus_has_hours_of_the_machine(tmp_path: Path) -> None:
     found = of_folder(a_folder(tmp_path / "a", {}), time.time())
     assert (found.gpus, found.seconds, found.rows[0].role) == (False, 300, "machine")
     assert NO_GPUS in table([found], wide=True)
+
+
+def test_the_status_says_what_an_hour_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = a_folder(tmp_path / "a", {"trainer": 2, "inference": 1})
+    assert main(["status", str(root)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cost")]
+    assert re.fullmatch(
+        r"cost +[0-9.]+ GPU-hours; [0-9,]+ tokens and [0-9,]+ samples per GPU-hour; rlrun cost says what for", line
+    )
+    RunPaths(root).metrics.unlink()
+    assert main(["status", str(root)]) == 0
+    assert "per GPU-hour" not in capsys.readouterr().out, "nothing was trained"
 
 
 def test_a_torn_folder_is_an_account_of_nothing(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from rlrun.orchestrator.tasks.permutation import permuted, share_out
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.metrics_line import FURTHEST
 
 
 def rollout(reward: float, tokens: int = 3, version: int = 0, sequences: int = 1) -> Rollout:
@@ -410,6 +411,27 @@ def test_lines_wait_for_their_evaluation_and_stay_in_order(tmp_path: Path) -> No
     file.add(2, "evaluation", {})
     assert steps_in(path) == [0, 1, 2, 3]
     assert file.pending() == []
+
+
+def test_what_is_trained_again_is_marked_and_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    counts = {"batch/tokens": 100.0, "batch/samples": 4.0}
+    path.write_text("".join(json.dumps({"step": s, "attempt": 1} | counts) + "\n" for s in range(1, 6)))
+    file = metrics_file(path, 3)
+    assert (file.tokens, file.samples) == (300, 12), "of steps 1 to 3, which stand"
+    for step in (4, 5, 6):
+        file.add(step, "batch", counts)
+        file.add(step, "trained", {})
+        if step % 2 == 0:
+            file.add(step, "evaluation", {})
+    wait_for_writer()
+    assert [line.get(FURTHEST) for line in read_lines(path)] == [None, None, None, 5, 5, None]
+    assert (file.tokens, file.samples) == (600, 24)
+    file = metrics_file(path, 4)
+    file.add(5, "batch", counts)
+    file.add(5, "trained", {})
+    assert steps_in(path)[-1] == 5
+    assert read_lines(path)[-1][FURTHEST] == 6, "also what the last but one has reached"
 
 
 def test_lines_of_lost_steps_are_removed_and_kept_ones_come_back(tmp_path: Path) -> None:

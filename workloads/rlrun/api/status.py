@@ -255,6 +255,10 @@ class CostStatus(Config):
     """All of it."""
     gpu_seconds: dict[str, Count] = Field(default_factory=dict)
     """By use: trained, waitedForRollouts, waitedForTrainer, startup, repeated, stopping, other."""
+    trained: dict[str, Count] | None = None
+    """`tokens` and `samples` trained."""
+    per_gpu_hour: dict[str, float] | None = None
+    """The same per GPU-hour."""
     attempts: list[RoleCost] = Field(default_factory=list)
     """By attempt and role."""
     counted_to: str

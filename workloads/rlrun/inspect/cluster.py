@@ -72,6 +72,7 @@ def snapshot(
         host=_text(_map(spec, "trainer").get("sharedWith")),
         results=tuple(printable(str(line)) for line in status.get("results") or ()),
         cost=_cost(_map(status, "cost")),
+        trained=_trained(_map(status, "cost")),
         budget=_number(_map(spec, "budget").get("gpuHours")),
     )
 
@@ -82,6 +83,11 @@ def _cost(counted: Manifest) -> tuple[CostRow, ...]:
         seconds = ((printable(str(use)), _count(found)) for use, found in _map(row, "gpuSeconds").items())
         rows.append(CostRow(_count(row.get("attempt")), _text(row.get("role")) or "", tuple(seconds)))
     return tuple(rows)
+
+
+def _trained(counted: Manifest) -> tuple[tuple[str, int], ...]:
+    found = _map(counted, "trained")
+    return tuple((what, count) for what in ("tokens", "samples") if (count := _count(found.get(what))))
 
 
 def _progress(status: Manifest, spec: Manifest, heard: Manifest, now: float) -> Progress:

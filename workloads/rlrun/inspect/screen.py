@@ -5,13 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from rlrun.inspect.snapshot import Failure, Snapshot
+from rlrun.inspect.snapshot import MACHINE, Failure, Snapshot
 from rlrun.inspect.times import ago, span
 from rlrun.inspect.why import STALE_SECONDS, Explanation, Finding
 
 WIDTH = 100
 _HEAD = ("NAME", "PHASE", "STEP", "REWARD", "TRAINER", "INFERENCE", "RESTARTS", "CKPT", "AGE", "REASON")
-_WIDE = ("TASK", "ATTEMPT", "VERSION", "STALENESS", "TOK/S", "ETA", "WAITS FOR")
+_WIDE = ("TASK", "ATTEMPT", "VERSION", "STALENESS", "TOK/S", "TOK/GPU-H", "ETA", "WAITS FOR")
 _MESSAGE_MAX = 300
 
 
@@ -61,7 +61,8 @@ def _wide(run: Snapshot) -> Sequence[str]:
     waits = run.wait.text if run.wait is not None else "–"
     return (
         *(run.task, str(run.attempt), version, number(progress.staleness_mean, ".2f")),
-        *(number(progress.tokens_per_second, ",.0f"), span(progress.eta_seconds), cut(waits, 60)),
+        *(number(progress.tokens_per_second, ",.0f"), number(_per_hour(run).get("tokens"), ",.0f")),
+        *(span(progress.eta_seconds), cut(waits, 60)),
     )
 
 
@@ -155,8 +156,7 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
         counted = f", {run.restarts_counted} counted{most}" if run.place == "cluster" else ""
         yield "restarts", f"{run.restarts}{counted}"
     if run.cost:
-        budget = f" of {run.budget:g} (budget)" if run.budget is not None else ""
-        yield "cost", f"{run.gpu_hours:.2f}{budget} GPU-hours; rlrun cost says what for"
+        yield "cost", _cost(run)
     if run.start is not None:
         yield "start", run.start.text
         if run.start.slow:
@@ -167,6 +167,21 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
         yield "host", run.host
     if run.forked_from:
         yield "forked", f"from {run.forked_from}"
+
+
+def _cost(run: Snapshot) -> str:
+    """GPU-hours, or hours of this machine, and what was trained in each."""
+    gpus = any(row.role != MACHINE for row in run.cost)
+    budget = f" of {run.budget:g} (budget)" if run.budget is not None else ""
+    whole = f"{run.gpu_hours:.2f}{budget} GPU-hours" if gpus else f"{run.gpu_hours:.2f} hours of this machine, no GPUs"
+    rates = [f"{rate:,.0f} {what}" for what, rate in _per_hour(run).items()]
+    each = f"; {' and '.join(rates)} per {'GPU-hour' if gpus else 'hour'}" if rates else ""
+    return f"{whole}{each}; rlrun cost says what for"
+
+
+def _per_hour(run: Snapshot) -> dict[str, float]:
+    """Tokens and samples in each hour of its cost."""
+    return {what: count / run.gpu_hours for what, count in run.trained} if run.gpu_hours else {}
 
 
 def _failures(failures: Sequence[Failure], now: float) -> list[str]:

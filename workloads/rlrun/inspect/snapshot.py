@@ -107,6 +107,10 @@ class Wait:
     """RFC 3339."""
 
 
+MACHINE = "machine"
+"""Role of the hours of a run without GPUs on one machine."""
+
+
 @dataclass(frozen=True)
 class CostRow:
     """Time that the GPUs of one role were held in one attempt."""
@@ -189,7 +193,9 @@ class Snapshot:
     results: tuple[str, ...] = ()
     """Measures of an evaluation."""
     cost: tuple[CostRow, ...] = ()
-    """GPU time, in a cluster."""
+    """GPU time: in a cluster, and of a folder where `cost.account.counted` has read it."""
+    trained: tuple[tuple[str, int], ...] = ()
+    """Tokens and samples that were trained in this time; empty: none, or not known."""
     budget: float | None = None
     """GPU-hours that the run may cost."""
     unread: tuple[str, ...] = ()

@@ -15,6 +15,8 @@ from rlrun.inspect.report.redact import REMOVED, is_secret
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.why import explain
 from rlrun.protocol.files.forked import ForkedFrom
+from rlrun.protocol.files.metrics_line import FURTHEST
+from rlrun.protocol.messages.start_times import MEASURED, PREFIX
 from rlrun.runtime.printable import printable
 from rlrun.ui import models
 from rlrun.ui.confine import OutsideError
@@ -121,10 +123,22 @@ def _cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> models.Cost
 def _spent(index: StepIndex, attempt: int) -> Spent:
     """Time of an attempt's steps."""
     first, last = index.attempts[attempt]
-    steps = index.line("time/step", first, last).values
-    waited = index.line("time/wait_for_batch", first, last).values
-    began, ended = index.times(first, last)
-    return Spent(sum(steps), sum(waited), max(0.0, began - steps[0]) if steps else began, ended)
+    took = index.line("time/step", first, last)
+    if not took.steps:
+        return Spent()
+    begin, again = took.steps[0], set(index.line(FURTHEST, first, last).steps)
+    waits = index.line("time/wait_for_batch", first, last)
+    (trained, ended), more = index.times(begin, last), list(zip(took.steps, took.values, strict=True))[1:]
+    start = sum(sum(index.line(PREFIX + phase, begin, begin).values) for phase in MEASURED)
+    return Spent(
+        steps=sum(seconds for _, seconds in more),
+        waited=sum(w for step, w in zip(waits.steps, waits.values, strict=True) if step > begin and step not in again),
+        repeated=sum(seconds for step, seconds in more if step in again),
+        again=bool(again),
+        began=max(0.0, trained - took.values[0] - start),
+        trained=trained,
+        ended=ended,
+    )
 
 
 def curves(

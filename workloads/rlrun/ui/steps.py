@@ -10,6 +10,7 @@ from threading import Lock
 
 from rlrun.inspect.curves import Line, smoothed, thinned
 from rlrun.protocol.files.growing_lines import Lines
+from rlrun.protocol.files.metrics_line import FURTHEST
 
 _CHUNK = 4 * 1024 * 1024
 METRICS_MAX = 2000
@@ -85,7 +86,7 @@ class StepIndex:
     def names(self) -> list[str]:
         """Metrics that were measured at some step, sorted."""
         with self._lock:
-            return sorted(self._columns)
+            return sorted(self._columns.keys() - {FURTHEST})
 
     @property
     def bounds(self) -> tuple[int, int] | None:

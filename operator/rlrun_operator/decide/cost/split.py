@@ -25,6 +25,8 @@ from rlrun_operator.times import rfc3339, seconds_of
 Use = Literal["trained", "waitedForRollouts", "waitedForTrainer", "startup", "repeated", "stopping", "other"]
 COUNT_SECONDS = 60
 """While nothing changes, what is held is counted this often: a status is written for each."""
+_DIGITS = 4
+"""Significant digits of what is per GPU-hour."""
 ATTEMPTS_KEPT = 6
 """Attempts with rows of their own; older ones are one."""
 _STARTS = (None, "Unserved", "Pending", "Queued", "Starting")
@@ -50,7 +52,7 @@ def counted(case: Case, new: RLRunStatus) -> CostStatus | None:
     )
     for (attempt, role), steady in _spread(case, found.spans, rows, new).items():
         _divide(rows.setdefault((attempt, role), Counter()), role, steady, case, new)
-    return _written(rows, found)
+    return _written(rows, found, _trained(case))
 
 
 def _is_due(case: Case, new: RLRunStatus, found: Ledger) -> bool:
@@ -140,7 +142,15 @@ def _waiting_share(case: Case, role: Role) -> float:
     return load.waited if role == "trainer" else load.idle
 
 
-def _written(rows: Rows, found: Ledger) -> CostStatus:
+def _trained(case: Case) -> dict[str, int] | None:
+    """Tokens and samples that the run has trained, as it said last; None: none yet."""
+    heard = read_lease(case.observed.lease, case.past.attempt)
+    if heard is None or heard.trained is None:
+        return case.past.cost.trained if case.past.cost is not None else None
+    return dict(zip(("tokens", "samples"), heard.trained, strict=True))
+
+
+def _written(rows: Rows, found: Ledger, trained: Mapping[str, int] | None) -> CostStatus:
     kept = sorted({attempt for attempt, _ in rows if attempt})[-ATTEMPTS_KEPT:]
     merged: Rows = {}
     for (attempt, role), row in rows.items():
@@ -148,8 +158,11 @@ def _written(rows: Rows, found: Ledger) -> CostStatus:
     every: Counter[str] = Counter()
     for row in merged.values():
         every.update(row)
+    hours = every.total() / 3600
     return CostStatus(
-        gpu_hours=round(every.total() / 3600, 4),
+        gpu_hours=round(hours, 4),
+        trained=dict(trained) if trained else None,
+        per_gpu_hour=_rates(trained, hours) if trained and hours else None,
         gpu_seconds=_plain(every),
         attempts=[
             RoleCost(attempt=a, role=r, gpu_seconds=_plain(row)) for (a, r), row in sorted(merged.items()) if +row
@@ -161,3 +174,7 @@ def _written(rows: Rows, found: Ledger) -> CostStatus:
 
 def _plain(row: Counter[str]) -> dict[str, int]:
     return {use: min(seconds, COUNT_MAX) for use, seconds in sorted(row.items()) if seconds}
+
+
+def _rates(trained: Mapping[str, int], hours: float) -> dict[str, float]:
+    return {what: float(f"{count / hours:.{_DIGITS}g}") for what, count in trained.items()}

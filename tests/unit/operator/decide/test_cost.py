@@ -93,6 +93,20 @@ def test_what_is_counted_is_what_pods_with_a_node_hold() -> None:
     assert uses(kube)["startup"] == 2 * TRAINERS + 2 * ENGINES, "from node to the first step"
 
 
+def test_what_was_trained_is_divided_by_the_same_time() -> None:
+    kube = Kube(SPEC).start()
+    assert "trained" not in cost(kube)
+    run_for(kube, 600, 4, trained="90000 640")
+    found = cost(kube)
+    assert found["trained"] == {"tokens": 90000, "samples": 640}
+    hours = sum(found["gpuSeconds"].values()) / 3600
+    assert found["perGpuHour"]["tokens"] == pytest.approx(90000 / hours, rel=1e-3)
+    run_for(kube, 600, 5, trained="1e9 -3")
+    later = cost(kube)
+    assert later["trained"] == found["trained"], "words that nobody can read leave what is known"
+    assert later["perGpuHour"]["tokens"] < found["perGpuHour"]["tokens"], "time goes on"
+
+
 def test_a_pod_that_waits_for_a_node_costs_nothing() -> None:
     kube = Kube(SPEC)
     kube.schedule = False

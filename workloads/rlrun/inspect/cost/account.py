@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from rlrun.inspect.folder import json_lines, read_folder
-from rlrun.inspect.snapshot import CostRow, Snapshot
-from rlrun.protocol.files.launcher import read_record
+from rlrun.inspect.snapshot import MACHINE, CostRow, Snapshot
+from rlrun.protocol.files.forked import read_fork
+from rlrun.protocol.files.launcher import LauncherRecord, read_record
+from rlrun.protocol.files.metrics_line import FURTHEST
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.messages.start_times import MEASURED, PREFIX
 
 USES = ("trained", "waitedForRollouts", "waitedForTrainer", "startup", "repeated", "stopping", "other")
-MACHINE = "machine"
-"""Role of the hours of a run without GPUs on one machine."""
+READ_MAX = 32 * 2**20
+"""Bytes of metrics that are read for a run's status; `rlrun cost` reads all."""
 
 
 @dataclass(frozen=True)
@@ -64,33 +68,56 @@ def sums(rows: Iterable[CostRow]) -> dict[str, int]:
 
 def of_snapshot(seen: Snapshot) -> Account:
     """Account of a run in a cluster, as its status counts it."""
-    return Account(seen.name, seen.where, seen.place, seen.cost, seen.budget)
+    trained = dict(seen.trained)
+    return Account(
+        seen.name, seen.where, seen.place, seen.cost, seen.budget,
+        tokens=trained.get("tokens"), samples=trained.get("samples"),
+    )  # fmt: skip
+
+
+def counted(seen: Snapshot, now: float) -> Snapshot:
+    """`seen` with the cost of a run on this machine, if its metrics are not so long that reading them takes seconds."""
+    root = Path(seen.where)
+    with suppress(OSError):
+        if seen.place == "folder" and RunPaths(root).metrics.stat().st_size <= READ_MAX:
+            found = of_folder(root, now)
+            trained = {"tokens": found.tokens, "samples": found.samples}
+            return replace(seen, cost=found.rows, trained=tuple((what, n) for what, n in trained.items() if n))
+    return seen
 
 
 def of_folder(root: Path, now: float) -> Account:
-    """Account of a run on this machine: the time of its attempts, divided by what each step's line of metrics says.
-
-    Steps that a restart has lost have left no line: their time is in `other`.
-    """
+    """Account of a run on this machine: the time of its attempts, divided by what each step's line of metrics says."""
     paths, seen = RunPaths(root), read_folder(root, now)
+    first = _first_own(paths)
     lines = json_lines(paths.metrics.read_text(errors="replace")) if paths.metrics.is_file() else []
+    lines = [line for line in lines if _number(line, "attempt") >= first]
     numbers = {int(_number(line, "attempt")) for line in lines}
     spent = {number: _spent([line for line in lines if line.get("attempt") == number]) for number in numbers}
     rows, roles = _attempts(paths, now, spent)
     base = Account(seen.name, seen.where, seen.place, tuple(rows), gpus=bool(roles))
     if not lines:
         return base
-    return replace(base, tokens=int(_total(lines, "batch/tokens")), samples=int(_total(lines, "batch/samples")))
+    found = (int(_total(lines, f"batch/{what}")) or None for what in ("tokens", "samples"))
+    return replace(base, **dict(zip(("tokens", "samples"), found, strict=True)))
 
 
 class Spent(NamedTuple):
-    """Time of the steps of one attempt, in seconds; times since the epoch, 0: not known."""
+    """Time of the steps of one attempt behind its first, in seconds; times since the epoch, 0: not known."""
 
-    steps: float
-    waited: float
-    began: float
-    """Beginning of the first step."""
-    ended: float
+    steps: float = 0.0
+    """Of all."""
+    waited: float = 0.0
+    """For batches, in steps that were not trained before."""
+    repeated: float = 0.0
+    """In steps that had been trained before a restart lost them."""
+    again: bool = False
+    """True if any step, the first included, had been trained before."""
+    began: float = 0.0
+    """Beginning of the attempt, as its trainer measures it."""
+    trained: float = 0.0
+    """End of the first step, which is the end of the start."""
+    ended: float = 0.0
     """End of the last step."""
 
 
@@ -106,24 +133,71 @@ def of_steps(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tuple[d
     return sums(rows), bool(roles)
 
 
+def _first_own(paths: RunPaths) -> int:
+    """Number of the first attempt that is this run's own: those before are of the run that a fork comes from."""
+    forked = read_fork(paths.fork)
+    return 0 if forked is None else forked.attempt + 1
+
+
 def _attempts(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tuple[list[CostRow], dict[str, int]]:
     """Rows of all attempts, and the GPUs of each role."""
-    record = read_record(paths.launcher)
+    record, first = read_record(paths.launcher), _first_own(paths)
     roles = {role: count for role, count in (record.gpus if record is not None else {}).items() if count}
     rows: list[CostRow] = []
-    for number in paths.attempts_on_disk():
-        own = spent.get(number, Spent(0.0, 0.0, 0.0, 0.0))
-        if record is not None and record.attempt == number:
-            own = own._replace(ended=max(own.ended, now if record.alive(now) else record.time))
-        rows += _rows(number, own, _began(paths, number), roles)
+    numbers = [number for number in paths.attempts_on_disk() if number >= first]
+    for number, following in zip_longest(numbers, numbers[1:]):
+        span = _span(paths, number, spent.get(number, Spent()), record, now)
+        lost = following is not None and spent.get(following, Spent()).again
+        rows += _rows(number, span, roles, lost=lost)
     return rows, roles
+
+
+class Span(NamedTuple):
+    """One attempt, in seconds since the epoch."""
+
+    spent: Spent
+    began: float
+    """0: not known."""
+    ended: float
+    goes_on: bool
+
+
+def _span(paths: RunPaths, number: int, spent: Spent, record: LauncherRecord | None, now: float) -> Span:
+    """Beginning and end of an attempt: what its launcher says where that is the last one, else what its files do."""
+    began = [time for time in (_began(paths, number), spent.began) if time]
+    ended, goes_on = max(spent.ended, _last_word(paths, number)), False
+    if record is not None and record.attempt == number:
+        goes_on = record.alive(now)
+        began, ended = [*began, record.began], max(spent.ended, now if goes_on else record.time)
+    return Span(spent, min(filter(None, began), default=0.0), ended, goes_on)
+
+
+def _last_word(paths: RunPaths, attempt: int) -> float:
+    """When the roles of an attempt have written into their logs last, in seconds since the epoch; 0: they have none."""
+    times = []
+    for file in (paths.root / "logs" / f"attempt_{attempt:04d}").glob("*/*.log"):
+        with suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return max(times, default=0.0)
 
 
 def _spent(lines: Sequence[Mapping[str, object]]) -> Spent:
     """Time of an attempt's steps, by its lines of metrics."""
-    began = min((_number(line, "time") - _number(line, "time/step") for line in lines), default=0.0)
-    ended = max((_number(line, "time") for line in lines), default=0.0)
-    return Spent(_total(lines, "time/step"), _total(lines, "time/wait_for_batch"), began, ended)
+    steps = [line for line in lines if _number(line, "time/step")]
+    if not steps:
+        return Spent()
+    first, more = steps[0], steps[1:]
+    start = sum(_number(first, PREFIX + phase) for phase in MEASURED)
+    new, ends = [line for line in more if FURTHEST not in line], [_number(line, "time") for line in steps]
+    return Spent(
+        steps=_total(more, "time/step"),
+        waited=_total(new, "time/wait_for_batch"),
+        repeated=_total(more, "time/step") - _total(new, "time/step"),
+        again=any(FURTHEST in line for line in steps),
+        began=max(0.0, _number(first, "time") - _number(first, "time/step") - start),
+        trained=_number(first, "time"),
+        ended=max(ends),
+    )
 
 
 def _began(paths: RunPaths, attempt: int) -> float:
@@ -135,19 +209,40 @@ def _began(paths: RunPaths, attempt: int) -> float:
     return _number(document, "started_at") if isinstance(document, dict) else 0.0
 
 
-def _rows(attempt: int, spent: Spent, began: float, roles: Mapping[str, int]) -> list[CostRow]:
-    """Rows of one attempt; without GPUs one of the machine."""
-    whole = max(0, int(spent.ended - began)) if began else 0
-    steps = min(whole, int(spent.steps))
-    waited = min(steps, int(spent.waited))
-    startup = min(whole - steps, max(0, int((spent.began or spent.ended) - began)))
+def _rows(attempt: int, span: Span, roles: Mapping[str, int], *, lost: bool) -> list[CostRow]:
+    """Rows of one attempt; without GPUs one of the machine. `lost`: the next one has trained its last steps again."""
     found = []
     for role, gpus in (roles or {MACHINE: 1}).items():
-        waits = waited if role == "trainer" else 0
-        uses = {"trained": steps - waits, "waitedForRollouts": waits, "startup": startup}
-        uses["other"] = whole - sum(uses.values())
+        uses = _uses(span, waits=role == "trainer" and "inference" in roles, lost=lost)
         found.append(CostRow(attempt, role, tuple((use, gpus * n) for use, n in uses.items() if n)))
     return [row for row in found if row.seconds]
+
+
+def _uses(span: Span, *, waits: bool, lost: bool) -> dict[str, int]:
+    """Whole seconds of an attempt by use; their sum is its length.
+
+    The start ends with the first step, as in a cluster. Behind the last step that has a line come steps that a restart has lost, the
+    step that is trained now, or the end.
+    """
+    spent = span.spent
+    whole = max(0, int(span.ended - span.began)) if span.began else 0
+    if not spent.trained:
+        return {"startup": whole}
+    startup = min(whole, max(0, int(spent.trained - span.began)))
+    middle = min(whole - startup, max(0, int(spent.ended - spent.trained)))
+    steps = min(middle, int(spent.steps))
+    repeated = min(steps, int(spent.repeated))
+    waited = min(steps - repeated, int(spent.waited)) if waits else 0
+    rest = whole - startup - middle
+    tail = rest if span.goes_on or lost else 0
+    return {
+        "trained": steps - repeated - waited + tail,
+        "waitedForRollouts": waited,
+        "startup": startup,
+        "repeated": repeated,
+        "stopping": rest - tail,
+        "other": middle - steps,
+    }
 
 
 def by_namespace(accounts: Sequence[Account]) -> list[Account]:

@@ -39,8 +39,10 @@ def document(one: Account) -> Json:
     found |= {"gpuHours" if one.gpus else "machineHours": round(one.hours, 4), unit: one.uses()}
     if one.budget is not None:
         found["budget"] = {"gpuHours": one.budget}
-    rates = {"tokensPerHour": one.tokens, "samplesPerHour": one.samples}
-    found |= {name: round(count / one.hours, 1) for name, count in rates.items() if count and one.seconds}
+    trained = {what: count for what, count in (("tokens", one.tokens), ("samples", one.samples)) if count}
+    if trained and one.seconds:
+        rates = {what: round(count / one.hours, 1) for what, count in trained.items()}
+        found |= {"trained": trained, "perGpuHour" if one.gpus else "perMachineHour": rates}
     found["attempts"] = [{"attempt": row.attempt, "role": row.role, unit: dict(row.seconds)} for row in one.rows]
     return found
 

@@ -166,6 +166,7 @@ def progress_annotations(progress: Progress, attempt: int) -> dict[str, str | No
         if progress.storage is None
         else f"{progress.storage.reason}: {progress.storage.text}"[:1024],
         names.START_SECONDS: None if progress.start_seconds is None else start_text(progress.start_seconds),
+        names.TRAINED: None if not progress.tokens or not progress.samples else f"{progress.tokens} {progress.samples}",
         names.RESULTS: "\n".join(line[:RESULT_MAX] for line in progress.results[:RESULTS_MAX]) or None,
         names.ENGINES: None if progress.engine_load is None else EngineLoad(**progress.engine_load).text(),
         names.ENGINES_DRAINED: None

@@ -22,7 +22,8 @@ from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.metrics_line import MetricsLine
+from rlrun.protocol.files.forked import read_fork
+from rlrun.protocol.files.metrics_line import FURTHEST, MetricsLine
 from rlrun.protocol.files.paths import RunPaths
 
 _TAIL_BYTES = 1024 * 1024
@@ -60,12 +61,20 @@ class MetricsFile:
         writer: BestEffortWriter,
     ) -> None:
         self._path, self._attempt, self._evaluated, self._writer = path, attempt, evaluated, writer
-        lines = [line for line in read_lines(path) if line["step"] <= base_step]
+        found = read_lines(path)
+        self._furthest = max((line.get(FURTHEST, line["step"]) for line in found), default=0)
+        """Highest step that the run has trained before this attempt, as far as the file says."""
+        lines = [line for line in found if line["step"] <= base_step]
         written = {int(line["step"]) for line in lines}
         kept = "".join(json.dumps(line) + "\n" for line in lines).encode()
         writer.write(path.name, lambda: write_bytes(path, kept), keep=True)
         self.last: MetricsLine = lines[-1] if lines else {}
         """The newest line."""
+        forked = read_fork(RunPaths(path.parent).fork)
+        own = [line for line in lines if forked is None or line.get("attempt", 0) > forked.attempt]
+        self.tokens = sum(int(line.get("batch/tokens", 0)) for line in own)
+        self.samples = sum(int(line.get("batch/samples", 0)) for line in own)
+        """Tokens and samples of all steps that have lines, this attempt's and those before it; a fork's own alone."""
         self._lines: dict[int, MetricsLine] = {}
         self._parts: dict[int, set[str]] = {}
         self._leaving: deque[tuple[int, MetricsLine]] = deque()
@@ -113,6 +122,10 @@ class MetricsFile:
                 return
             self._check_alone()
             line = {"step": step, "attempt": self._attempt, "time": time.time()} | self._lines.pop(step)
+            if step <= self._furthest:
+                line[FURTHEST] = self._furthest
+            self.tokens += int(line.get("batch/tokens", 0))
+            self.samples += int(line.get("batch/samples", 0))
             self._leaving.append((step, line))
             self._writer.write(self._path.name, self._append, keep=True)
             self.last = line

@@ -76,6 +76,10 @@ class Progress:
     """Addresses of engines that nobody uses any more, because they are to go; None: this task drains none."""
     start_seconds: dict[str, float] | None = None
     """Seconds of the attempt's start by phase, once its first step is trained (`messages.start_times`)."""
+    tokens: int | None = None
+    """Tokens that the run has trained, those of steps that restarts have lost left out; None: nothing is trained."""
+    samples: int | None = None
+    """Samples likewise."""
     results: tuple[str, ...] = ()
     """Measures of policies, where that is what the run is for: a line per policy and environment."""
 

@@ -99,6 +99,8 @@ class Standing:
             waiting_phase=waiting.phase,
             waiting_since=waiting.since,
             start_seconds=self._clock.start,
+            tokens=self._metrics.tokens or None,
+            samples=self._metrics.samples or None,
             engine_load=self._engines.load(),
             engines_drained=self._engines.drain.drained(),
             activity=self._activity.saw(

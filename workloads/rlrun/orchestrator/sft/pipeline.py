@@ -270,6 +270,8 @@ class DataPipeline:
             waiting_phase=waiting.phase,
             waiting_since=waiting.since,
             start_seconds=self._clock.start,
+            tokens=self._metrics.tokens or None,
+            samples=self._metrics.samples or None,
             activity=self._activity.saw(
                 self._trained,
                 made=self._made,

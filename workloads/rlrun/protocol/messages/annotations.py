@@ -59,6 +59,8 @@ drains engines beyond."""
 ENGINES_WINDOW = "rlrun.io/engines-window"
 """Seconds that a report of the load is to cover; written and read likewise."""
 
+TRAINED = "rlrun.io/trained"
+"""Tokens and samples that the run has trained, apart by a space; steps that restarts have lost are left out. Absent: none."""
 START_SECONDS = "rlrun.io/start-seconds"
 """Seconds of the attempt's start by phase, as JSON (`start_times`), once its first step is trained."""
 
@@ -82,6 +84,7 @@ ALL = (
     RESULTS,
     ENGINES,
     ENGINES_DRAINED,
+    TRAINED,
     START_SECONDS,
 )
 """Annotations that the orchestrator writes."""
