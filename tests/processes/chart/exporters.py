@@ -20,8 +20,9 @@ from aiohttp import web
 from rlrun.orchestrator.progress.exposition import EngineLook, Measures, StepTotals
 from rlrun.orchestrator.progress.server import Progress, ProgressServer
 from rlrun.pod.role import pod_metrics
-from rlrun.pod.role.pod_metrics import PodMetrics, Sample
+from rlrun.pod.role.pod_metrics import PodMetrics
 from rlrun.pod.start import rendezvous
+from rlrun.runtime.nvml import Sample
 from rlrun.runtime.site import Site
 from rlrun_operator.kube.resources import WATCHED
 from rlrun_operator.runtime.cache import Store

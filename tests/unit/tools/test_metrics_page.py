@@ -21,8 +21,9 @@ from rlrun.orchestrator.progress.exposition import (
     exposition,
 )
 from rlrun.orchestrator.progress.server import Progress
-from rlrun.pod.role.pod_metrics import POD, PodMetrics, Sample, gpus_here
+from rlrun.pod.role.pod_metrics import POD, PodMetrics
 from rlrun.runtime.metric_table import MetricSpec
+from rlrun.runtime.nvml import Sample, gpus_here
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.runtime.metric_names import OPERATOR
 from rlrun_operator.runtime.metrics import Metrics

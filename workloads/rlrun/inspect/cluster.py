@@ -192,7 +192,15 @@ def _process(pod: Manifest) -> Process:
         ready=own.get("ready") is True,
         restarts=_count(own.get("restartCount")),
         node=_text(_map(pod, "spec").get("nodeName")),
+        gpus=_gpus(pod, role),
     )
+
+
+def _gpus(pod: Manifest, role: str) -> int:
+    """GPUs that NVML may show in a pod's own container, parts of GPUs among them."""
+    own = next((c for c in _list(_map(pod, "spec"), "containers") if c.get("name") == role), {})
+    limits = _map(_map(own, "resources"), "limits")
+    return sum(_count(count) for name, count in limits.items() if name.endswith("/gpu") or "/mig-" in name)
 
 
 def _message(one: Manifest) -> str:

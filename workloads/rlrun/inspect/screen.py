@@ -147,6 +147,7 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
     for name, role in run.roles:
         if role.why is not None:
             yield name, cut(role.why, _MESSAGE_MAX)
+    yield from _gpus(run)
     saved = "none is complete" if progress.checkpoint_step is None else f"step {progress.checkpoint_step} is complete"
     resumed = f", this attempt began from step {progress.resumed_from_step}" if progress.resumed_from_step else ""
     lost = f", {progress.steps_lost} steps were trained twice" if progress.steps_lost else ""
@@ -167,6 +168,22 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
         yield "host", run.host
     if run.forked_from:
         yield "forked", f"from {run.forked_from}"
+
+
+def _gpus(run: Snapshot) -> Iterator[tuple[str, str]]:
+    """How busy each role's GPUs are, a line each; nothing for a run without GPUs."""
+    label = "GPU use"
+    for role, use in run.gpus:
+        busy = (
+            f"{use.utilization:.0%} busy" if use.utilization is not None else "a share of a GPU, whose use nobody says"
+        )
+        memory = f"{use.used_bytes / 2**30:,.1f} of {use.size_bytes / 2**30:,.1f} GiB"
+        idle = f", idle for {use.idle:.0%} of the attempt" if use.idle is not None else ""
+        measured = f"{use.gpus} GPU{'s' if use.gpus > 1 else ''}{f' of {use.of}' if use.of > use.gpus else ''}"
+        yield label, f"{role}: {measured}, {busy}, {memory}{idle}"
+        label = ""
+    if run.gpus_unknown:
+        yield label, cut(run.gpus_unknown, _MESSAGE_MAX)
 
 
 def _cost(run: Snapshot) -> str:

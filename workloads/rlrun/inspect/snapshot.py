@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rlrun.protocol.files.gpu_use import GpuUse
+
 Place = Literal["folder", "cluster"]
 _LONGEST = 6
 """Phases that a line names."""
@@ -63,6 +65,7 @@ class Process:
     ready: bool
     restarts: int = 0
     node: str | None = None
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,10 @@ class Snapshot:
     """GPU time: in a cluster, and of a folder where `cost.account.counted` has read it."""
     trained: tuple[tuple[str, int], ...] = ()
     """Tokens and samples that were trained in this time; empty: none, or not known."""
+    gpus: tuple[tuple[str, GpuUse], ...] = ()
+    """Use of each role's GPUs, while the run goes on."""
+    gpus_unknown: str | None = None
+    """Why a run that has GPUs does not show their use; None: it does, or has none."""
     budget: float | None = None
     """GPU-hours that the run may cost."""
     unread: tuple[str, ...] = ()

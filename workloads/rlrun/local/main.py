@@ -46,6 +46,7 @@ from rlrun.local.preflight import (
 )
 from rlrun.local.record import Recorder
 from rlrun.local.shared import running_engines
+from rlrun.local.shared.gpu_meter import GpuMeter
 from rlrun.local.shared.gpus import Claim, claimed, gpu_ids
 from rlrun.local.shared.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
@@ -217,10 +218,18 @@ class _Call:
         told = Farewell(self.paths, shlex.quote(self.folder), self.again, trains=self.trains, failed=failed)
         return list(told.lines())
 
-    def recorder(self, attempt: int, gpus: Claim) -> Recorder:
-        """Writer of the attempt's launcher record."""
-        counts = {"trainer": len(gpus.trainer), "inference": len(set(gpus.inference) - set(gpus.trainer))}
-        return Recorder(self.paths.launcher, name=self.name, attempt=attempt, command=self.again, gpus=counts)
+    def recorder(self, attempt: int, gpus: Claim, held: ExitStack) -> Recorder:
+        """Writer of the attempt's launcher record, with the use of its GPUs until `held` lets them go."""
+        roles = {"trainer": gpus.trainer, "inference": [one for one in gpus.inference if one not in gpus.trainer]}
+        held.callback((meter := GpuMeter(roles)).close)
+        return Recorder(
+            self.paths.launcher,
+            name=self.name,
+            attempt=attempt,
+            command=self.again,
+            gpus={role: len(ids) for role, ids in roles.items()},
+            use=meter.document,
+        )
 
     @property
     def folder(self) -> str:
@@ -275,7 +284,7 @@ def _run(call: _Call, held: ExitStack) -> int:
         call.say(line)
     supervisor = Supervisor(launch_id, place.gpus.descriptors)
     sink = SinkProcess(files[0], call.paths.root, os.environ) if enabled_trackers(config.tracking, os.environ) else None
-    recorder = call.recorder(attempt, place.gpus)
+    recorder = call.recorder(attempt, place.gpus, held)
     with mirror_beside(config, files[0], os.environ, say=call.say, hurry=lambda: bool(call.interrupted)):
         failed = _play(call, config, supervisor, sink, specs, place, recorder)
         recorder.end("Interrupted" if call.interrupted else "Failed" if failed else "Complete", failed)

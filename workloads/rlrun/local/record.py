@@ -21,6 +21,7 @@ class Recorder:
         attempt: the attempt's number.
         command: what goes on with the run.
         gpus: of each role.
+        use: present use of each role's GPUs.
         clock: seconds since the epoch.
     """
 
@@ -32,9 +33,10 @@ class Recorder:
         attempt: int,
         command: str,
         gpus: Mapping[str, int] | None = None,
+        use: Callable[[], Mapping[str, Any]] = dict,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path, self._clock = path, clock
+        self._path, self._clock, self._use = path, clock, use
         self._record = new_record(name, attempt, command, gpus)
         self._written = 0.0
 
@@ -53,6 +55,6 @@ class Recorder:
         self._write(self._clock())
 
     def _write(self, now: float) -> None:
-        self._record = replace(self._record, time=now)
+        self._record = replace(self._record, time=now, gpu_use=self._use())
         write_record(self._path, self._record)
         self._written = now

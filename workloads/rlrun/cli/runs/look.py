@@ -24,6 +24,7 @@ from rlrun.cli.runs.common import (
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.inspect import screen
 from rlrun.inspect.cost.account import counted
+from rlrun.inspect.cost.use import with_gpus
 from rlrun.inspect.kubectl import Api, ClusterError, is_configured
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun, Run, find, read, read_cluster, read_folders
@@ -107,7 +108,8 @@ def status_parser() -> Parser:
 def run_status(argv: Sequence[str]) -> int:
     """Run `rlrun status`; returns the exit code."""
     options, now = status_parser().parse_args(list(argv)), time.time()
-    seen = counted(read(the_run(options), api(options), now), now)
+    cluster = api(options)
+    seen = with_gpus(counted(read(the_run(options), cluster, now), now), cluster, now)
     if options.output:
         write(document(seen), options.output)
     else:

@@ -98,8 +98,8 @@ def of_folder(root: Path, now: float) -> Account:
     base = Account(seen.name, seen.where, seen.place, tuple(rows), gpus=bool(roles))
     if not lines:
         return base
-    found = (int(_total(lines, f"batch/{what}")) or None for what in ("tokens", "samples"))
-    return replace(base, **dict(zip(("tokens", "samples"), found, strict=True)))
+    tokens, samples = (int(_total(lines, f"batch/{what}")) or None for what in ("tokens", "samples"))
+    return replace(base, tokens=tokens, samples=samples)
 
 
 class Spent(NamedTuple):

@@ -1,7 +1,6 @@
 """Prometheus metrics of a trainer's or engine's pod: use, memory and idle time of its GPUs.
 
-The numbers are NVML's, which needs no CUDA context and no memory of the GPU. Without the package nvidia-ml-py, a driver or a GPU there
-are no series of GPUs, and no error.
+Without the package nvidia-ml-py, a driver or a GPU there are no series of GPUs, and no error.
 """
 
 from __future__ import annotations
@@ -10,17 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from rlrun.runtime.metric_table import MetricSpec, MetricTable
-
-SAMPLE_SECONDS = 2.0
-IDLE_BELOW = 0.05
-"""A GPU that computes for less than this share of a sample is idle."""
+from rlrun.runtime.nvml import IDLE_BELOW, SAMPLE_SECONDS, Gpus, Sample, gpus_here
 
 _GPU = ("gpu",)
 POD = MetricTable(
@@ -40,59 +34,6 @@ POD = MetricTable(
     ),
 )
 """Every metric of a pod of trainers or engines; run, role and attempt are labels of the scraped pod."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One GPU at one moment."""
-
-    utilization: float | None
-    """From 0 to 1; None: the device does not say, as slices of one do not."""
-    used_bytes: int
-    size_bytes: int
-
-
-class Gpus(Protocol):
-    """A source of samples."""
-
-    def sample(self) -> Sequence[Sample]:
-        """Present state of each GPU, in order."""
-        ...
-
-
-class NvmlGpus:
-    """GPUs that NVML shows in this container. Needs nvidia-ml-py.
-
-    Raises:
-        ImportError: the package is missing.
-        Exception: there is no driver, as NVML's own error says.
-    """
-
-    def __init__(self) -> None:
-        import pynvml
-
-        self._nvml: Any = pynvml
-        self._nvml.nvmlInit()
-        self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
-
-    def sample(self) -> Sequence[Sample]:
-        """Present state of each GPU; one that does not answer is left out."""
-        found = []
-        for handle in self._handles:
-            with suppress(self._nvml.NVMLError):
-                memory, utilization = self._nvml.nvmlDeviceGetMemoryInfo(handle), None
-                with suppress(self._nvml.NVMLError):
-                    utilization = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-                found.append(Sample(utilization, int(memory.used), int(memory.total)))
-        return found
-
-
-def gpus_here() -> Gpus | None:
-    """GPUs of this container; None without the package, a driver or a GPU."""
-    try:
-        return NvmlGpus()
-    except Exception:  # NVML's errors are a class of its own, of a package that may be missing
-        return None
 
 
 class PodMetrics:

@@ -52,6 +52,8 @@ class LauncherRecord:
     """Name of the process that ended the attempt, such as `trainer` or `inference-1`."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs of each role; those that both use are the trainer's. Empty: none, or not known."""
+    gpu_use: Mapping[str, Any] = field(default_factory=dict)
+    """Use of each role's GPUs (`gpu_use.GpuUse`), as NVML showed it last; empty: there is no NVML, or no GPU."""
     exit_code: int | None = None
     """Exit code of that process, as `subprocess` has it: -n is signal n."""
 
@@ -104,7 +106,8 @@ def read_record(path: Path) -> LauncherRecord | None:
         record = LauncherRecord(**{key: value for key, value in document.items() if key in known})
     except TypeError:
         return None
-    whole = isinstance(record.pid, int) and isinstance(record.attempt, int) and isinstance(record.progress, dict)
+    whole = isinstance(record.pid, int) and isinstance(record.attempt, int)
+    whole = whole and all(isinstance(one, dict) for one in (record.progress, record.gpus, record.gpu_use))
     counts = isinstance(record.gpus, dict) and all(type(count) is int for count in record.gpus.values())
     numbers = all(isinstance(value, int | float) for value in (record.time, record.began, record.progress_time))
     return record if whole and numbers and counts and record.state in get_args(State) else None

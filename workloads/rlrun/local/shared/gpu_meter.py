@@ -1,0 +1,72 @@
+"""Use of a run's GPUs on this machine, for its launcher's record."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rlrun.protocol.files.gpu_use import GpuUse, mean, use_document
+from rlrun.runtime.nvml import IDLE_BELOW, SAMPLE_SECONDS, Gpus, Sample, gpus_here
+
+Ids = Sequence[int | str]
+
+
+class GpuMeter:
+    """Samples of each role's GPUs, in a thread, until `close`. Without NVML there are none, and no error.
+
+    Args:
+        roles: GPUs of each role, by index or UUID.
+        gpus: makes the source of a role's samples; called in the thread, since a driver may take seconds to answer.
+        clock: steady seconds.
+    """
+
+    def __init__(
+        self,
+        roles: Mapping[str, Ids],
+        gpus: Callable[[Ids], Gpus | None] = gpus_here,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock, self._closed = clock, threading.Event()
+        self._use: Mapping[str, GpuUse] = {}
+        self._idle: dict[str, tuple[float, float]] = {}
+        """Of each role: GPU-seconds that were idle, and all that say so."""
+        wanted = {role: ids for role, ids in roles.items() if ids}
+        if wanted:
+            threading.Thread(target=self._run, args=(wanted, gpus), name="gpus", daemon=True).start()
+
+    def _run(self, roles: Mapping[str, Ids], gpus: Callable[[Ids], Gpus | None]) -> None:
+        sources = {role: source for role, ids in roles.items() if (source := gpus(ids)) is not None}
+        before = self._clock()
+        while sources and not self._closed.wait(SAMPLE_SECONDS):
+            with suppress(Exception):  # a broken driver costs these numbers alone
+                samples, now = {role: source.sample() for role, source in sources.items()}, self._clock()
+                self.note(samples, now - before)
+                before = now
+
+    def note(self, samples: Mapping[str, Sequence[Sample]], seconds: float) -> None:
+        """Take samples in.
+
+        Args:
+            samples: of each role's GPUs.
+            seconds: since the samples before.
+        """
+        self._use = {role: self._noted(role, found, seconds) for role, found in samples.items() if found}
+
+    def _noted(self, role: str, samples: Sequence[Sample], seconds: float) -> GpuUse:
+        said = [sample.utilization for sample in samples if sample.utilization is not None]
+        idle, whole = self._idle.get(role, (0.0, 0.0))
+        idle, whole = idle + seconds * sum(one < IDLE_BELOW for one in said), whole + seconds * len(said)
+        self._idle[role] = idle, whole
+        used, size = sum(one.used_bytes for one in samples), sum(one.size_bytes for one in samples)
+        return GpuUse(len(samples), mean(said), used, size, idle / whole if whole else None)
+
+    def document(self) -> dict[str, Any]:
+        """The last samples by role, as the record has them."""
+        return {role: use_document(use) for role, use in self._use.items()}
+
+    def close(self) -> None:
+        """Sample no more."""
+        self._closed.set()
