@@ -278,6 +278,7 @@ def _exit_codes() -> list[str]:
         (exit_codes.DATA, "data is wrong: a model folder without weights, errors that dominate"),
         (exit_codes.UNAVAILABLE, "a port is in use, or a device is missing"),
         (exit_codes.CONFIGURATION, "the configuration is wrong"),
+        (exit_codes.INTERRUPTED, "a signal has ended the command (Ctrl-C)"),
     ]
     return [
         "## Exit codes",

@@ -229,6 +229,10 @@ def test_eval_of_a_manifest_asks_a_server_once(
         "model": "m", "max_tokens": 8, "temperature": 1.0, "top_k": 5, "stop": ["\n"],
     }  # fmt: skip
     assert {one["seed"] for one in api.asked} == {1, 2}
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "  answers:  evaluations/r/answers",
+        "  go on:    more --samples-per-task or --max-tasks with the same command ask only what is new",
+    ]
     api.answers = [never]
     assert main(words) == 0
     assert len(api.asked) == 5, "what is answered is not asked again"
@@ -241,7 +245,12 @@ def test_synthesize_of_files_writes_messages(api: ChatApi, tmp_path: Path, capsy
     api.answers = [status(400, "too long"), backwards]
     words = ["synthesize", "@", "s.yaml", "--output", "d.jsonl", "--max-tasks", "3", "--client.headers.X-Org", "o"]
     assert main(words) == 0
-    assert "1 of 3 answers failed; the first: " in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "1 of 3 answers failed; the first: " in told.err
+    assert told.out.splitlines()[-2:] == [
+        "  answers:  d.jsonl.parts/answers",
+        "  go on:    train on it with task SFT and `data.sources: [{path: d.jsonl}]`",
+    ]
     rows = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
     assert [row["policy"] for row in rows] == ["m", "m"], "the only model that the server has"
     assert rows[0]["messages"][0]["content"].strip("<>")[::-1] == rows[0]["messages"][1]["content"].strip("<>")
@@ -257,19 +266,27 @@ def test_a_server_that_never_answers_ends_the_command(
     run = manifest(tmp_path / "run.yaml", environments=[{"id": "reverse-text", "timeoutSeconds": 1}])
     api.answers = [never]
     assert main(["eval", run, "--client.base-url", api.url, "--max-tasks", "9"]) == 69
-    assert (
-        "8 questions in a row were not answered, the last one: no reply within the 1 s of an episode"
-        in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert "8 questions in a row were not answered, the last one: no reply within the 1 s of an episode" in told
+    assert told.splitlines()[-3:] == [
+        "  saved:    nothing is answered yet",
+        "  log:      evaluations/r/eval.log",
+        f"  repair the cause, then go on: rlrun eval {run} --client.base-url {api.url} --max-tasks 9",
+    ]
     assert len(api.asked) <= 9, "none is asked again"
 
 
-def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path, number: int) -> None:
     run = manifest(tmp_path / "run.yaml", orchestrator={"maxConcurrency": 1})
     api.answers = [backwards, backwards, never]
     words = [sys.executable, "-m", "rlrun.cli.main", "eval", run, "--client.base-url", api.url, "--max-tasks", "4"]
     process = subprocess.Popen(
-        words, env=os.environ | {"PYTHONPATH": f"{ROOT}/workloads:{ROOT}"}, start_new_session=True
+        words,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/workloads:{ROOT}"},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         for _ in range(6000):
@@ -278,8 +295,16 @@ def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path)
             time.sleep(0.01)
         assert len(api.asked) == 3
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        os.killpg(process.pid, number)
+        _, told = process.communicate()
+    if number != signal.SIGKILL:
+        assert process.returncode == 130, told
+        assert told.splitlines()[-4:] == [
+            "eval: interrupted: everything is stopped",
+            "  saved:    2 answers in evaluations/r/answers, of which none is asked again",
+            "  log:      evaluations/r/eval.log",
+            f"  go on:    rlrun {' '.join(words[3:])}",
+        ]
     api.answers = [backwards]
     assert main(words[3:]) == 0
     assert len(api.asked) == 3 + 2

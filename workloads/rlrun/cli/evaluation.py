@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -167,7 +168,8 @@ def run_eval(argv: Sequence[str]) -> int:
             return served
         from rlrun.evaluate.main import evaluate
 
-        return evaluate(_served_request(served, work=served.options.output, split="eval", training_sampling=False))
+        request = _served_request(served, work=served.options.output, split="eval", training_sampling=False)
+        return evaluate(request, command=shlex.join(["rlrun", "eval", *argv]))
     if "@" in argv or _describes(argv):
         from rlrun.cli.rl import start
         from rlrun.cli.sources.run_config import EvalConfig
@@ -180,7 +182,8 @@ def run_eval(argv: Sequence[str]) -> int:
 
     from rlrun.evaluate.main import evaluate
 
-    return evaluate(_request(options, work=options.output, steps=options.steps, newest=False, split="eval"))
+    request = _request(options, work=options.output, steps=options.steps, newest=False, split="eval")
+    return evaluate(request, command=shlex.join(["rlrun", "eval", *argv]))
 
 
 def _describes(argv: Sequence[str]) -> bool:
@@ -192,7 +195,7 @@ def _describes(argv: Sequence[str]) -> bool:
 def run_synthesize(argv: Sequence[str]) -> int:
     """Run `synthesize`; returns the exit code."""
     if (served := _served(argv, synthesize_parser())) is not None:
-        return served if isinstance(served, int) else _synthesize_served(served)
+        return served if isinstance(served, int) else _synthesize_served(served, argv)
     if "@" in argv:
         print(
             "synthesize: the files name no server; set client.base_url, or make a manifest of them with `rlrun convert FILE -o run.yaml` "
@@ -213,7 +216,11 @@ def run_synthesize(argv: Sequence[str]) -> int:
     work = output.with_name(f"{output.name}.parts")
     steps = None if options.step is None else [options.step]
     request = _request(options, work=work, steps=steps, newest=True, split=options.split)
-    return synthesize(request, output, min_reward=options.min_reward)
+    return synthesize(request, output, min_reward=options.min_reward, command=_synthesize_command(argv))
+
+
+def _synthesize_command(argv: Sequence[str]) -> str:
+    return shlex.join(["rlrun", "synthesize", *argv])
 
 
 def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
@@ -237,14 +244,14 @@ def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
     return served
 
 
-def _synthesize_served(served: Served) -> int:
+def _synthesize_served(served: Served, argv: Sequence[str]) -> int:
     from rlrun.evaluate.main import synthesize
 
     options = served.options
     output: Path = options.output.absolute()
     work = output.with_name(f"{output.name}.parts")
     request = _served_request(served, work=work, split=options.split, training_sampling=True)
-    return synthesize(request, output, min_reward=options.min_reward)
+    return synthesize(request, output, min_reward=options.min_reward, command=_synthesize_command(argv))
 
 
 def _served_request(served: Served, *, work: Path | None, split: str, training_sampling: bool) -> ServedRequest:

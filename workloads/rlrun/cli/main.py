@@ -122,7 +122,7 @@ def call(name: str, words: Sequence[str]) -> int:
     except SystemExit as ended:  # --help and wrong options end argparse this way
         return ended.code if isinstance(ended.code, int) else exit_codes.OK
     except KeyboardInterrupt:
-        return 130
+        return exit_codes.INTERRUPTED
 
 
 if __name__ == "__main__":

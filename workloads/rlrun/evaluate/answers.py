@@ -24,6 +24,8 @@ from rlrun.orchestrator.evaluation.evaluator import Answer, Question, TraceLine,
 from rlrun.protocol.files.durable import fsync_path, make_folder
 from rlrun.protocol.files.failures import storage_errors
 
+ANSWERS = "answers"
+"""Folder of all answers, below that of a command or a run."""
 Key = tuple[int, int]
 """Position of the task in its split, and number of the sample."""
 

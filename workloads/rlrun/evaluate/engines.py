@@ -50,7 +50,7 @@ class Engines:
             ended = self.supervisor.exited()
             if ended:
                 explain(ended[0], self.root)
-                message = "everything is stopped; what was answered is kept, the same command goes on from there"
+                message = "everything is stopped; what was answered is kept"
                 raise RoleError(message, exit_code(ended[0], self.root))
             await asyncio.sleep(_POLL_SECONDS)
 

@@ -16,24 +16,32 @@ from rich.progress import MofNCompleteColumn, Progress, TaskID
 
 from rlrun.config.loading.problems import ConfigError
 from rlrun.evaluate import dataset, report
+from rlrun.evaluate.answers import ANSWERS
+from rlrun.evaluate.farewell import short, stopped
 from rlrun.evaluate.job import Request, prepare
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Part, run, until_signalled
 from rlrun.evaluate.served.job import ServedJob, ServedRequest, prepare_served
 from rlrun.evaluate.served.play import ask_servers
+from rlrun.local.farewell import rows_text
 from rlrun.local.measures import table
 from rlrun.orchestrator.failures import first_cause
 from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.runtime import exit_codes, role_log
 
-INTERRUPTED = 130
+_PLAIN: dict[str, bool] = {"highlight": False, "soft_wrap": True, "markup": False}
 _WIDTH = 160
 """Columns of a table that is written into a file or pipe."""
 
 
-def evaluate(request: Request | ServedRequest) -> int:
-    """Run `eval`; returns the exit code."""
+def evaluate(request: Request | ServedRequest, *, command: str) -> int:
+    """Run `eval`; returns the exit code.
+
+    Args:
+        request: what is asked.
+        command: what the user called, for the last words.
+    """
 
     def finish(job: Plan, parts: list[Part], console: Console) -> int:
         document = report.results(job, parts)
@@ -42,13 +50,24 @@ def evaluate(request: Request | ServedRequest) -> int:
             write_json(path, document)
         console.print(table(document))
         console.print(f"all of it: {path}", highlight=False, soft_wrap=True)
-        return _complain(parts)
+        code = _complain(parts)
+        more = "more --samples-per-task or --max-tasks with the same command ask only what is new"
+        again = f"{command} asks the rest" if report.unanswered(parts) else more
+        console.print(rows_text([("answers", short(job.work / ANSWERS)), ("go on", again)]), **_PLAIN)
+        return code
 
-    return _command("eval", request, finish)
+    return _command("eval", request, finish, command)
 
 
-def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: float | None) -> int:
-    """Run `synthesize`; returns the exit code."""
+def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: float | None, command: str) -> int:
+    """Run `synthesize`; returns the exit code.
+
+    Args:
+        request: what is asked.
+        output: the data set's file.
+        min_reward: rollouts of a lower reward are left out.
+        command: what the user called, for the last words.
+    """
 
     def finish(job: Plan, parts: list[Part], console: Console) -> int:
         selected = dataset.select(parts, min_reward=min_reward)
@@ -75,6 +94,9 @@ def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: fl
         code = _complain(parts)
         if code == exit_codes.OK and not report.unanswered(parts) and not selected.no_chat:
             shutil.rmtree(job.work, ignore_errors=True)  # nothing is left to go on with
+        kept = [("answers", short(job.work / ANSWERS))] if job.work.exists() else []
+        use = f"train on it with task SFT and `data.sources: [{{path: {short(output)}}}]`"
+        console.print(rows_text([*kept, ("go on", use)]), **_PLAIN)
         return code
 
     try:
@@ -82,13 +104,21 @@ def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: fl
     except RoleError as error:
         print(f"synthesize: {error}", file=sys.stderr)
         return error.code
-    return _command("synthesize", request, finish)
+    return _command("synthesize", request, finish, command)
 
 
-def _command(name: str, request: Request | ServedRequest, finish: Callable[[Plan, list[Part], Console], int]) -> int:
+def _command(
+    name: str, request: Request | ServedRequest, finish: Callable[[Plan, list[Part], Console], int], command: str
+) -> int:
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=_WIDTH)
     told = Console(stderr=True)
+    job: Plan | None = None
+
+    def say(text: str, *, failed: bool) -> None:
+        lines = [text] if job is None else [text, stopped(job.work, job.work / f"{name}.log", command, failed=failed)]
+        print("\n".join(lines), file=sys.stderr)
+
     try:
         job = prepare_served(request) if isinstance(request, ServedRequest) else prepare(request, told)
         with _alone(job.work):
@@ -100,17 +130,17 @@ def _command(name: str, request: Request | ServedRequest, finish: Callable[[Plan
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; what was answered is kept, the same command goes on from there", file=sys.stderr)
-        return INTERRUPTED
+        say(f"{name}: interrupted: {'nothing was asked' if job is None else 'everything is stopped'}", failed=False)
+        return exit_codes.INTERRUPTED
     except BrokenPipeError:
         raise  # the reader of the table has read enough
     except Exception as failure:
         cause = first_cause(failure)
         if isinstance(cause, RoleError):
-            print(f"{name}: {cause}", file=sys.stderr)
+            say(f"{name}: {cause}", failed=True)
             return cause.code
         if isinstance(cause, OSError):
-            print(f"{name}: {cause.filename or 'volume'}: {cause.strerror}", file=sys.stderr)
+            say(f"{name}: {cause.filename or 'volume'}: {cause.strerror}", failed=True)
             return exit_codes.STORAGE
         raise
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.evaluate.answers import AnswerFile, Entry, Line, fingerprint, keep
+from rlrun.evaluate.answers import ANSWERS, AnswerFile, Entry, Line, fingerprint, keep
 from rlrun.evaluate.engines import Engines, check_given, given_engines, own_engines
 from rlrun.evaluate.job import Job
 from rlrun.evaluate.plan import Plan
@@ -156,7 +156,7 @@ def _parts(plan: Plan, policy: Policy, arenas: Sequence[Arena]) -> Iterator[Part
     for index, arena in enumerate(arenas):
         sampling = plan.evaluation.sampling_over(arena.config.sampling or config.sampling)
         digest = fingerprint(policy, arena.config, sampling, seq_len=config.seq_len, split=plan.split)
-        file = AnswerFile.of(plan.work / "answers", policy, arena.config, digest, plan.attempt)
+        file = AnswerFile.of(plan.work / ANSWERS, policy, arena.config, digest, plan.attempt)
         wanted = _wanted(plan, arena)
         if not wanted:
             fix = "leave it out with --environment-ids" if plan.attempt is None else "remove it"

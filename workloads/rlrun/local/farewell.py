@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +40,7 @@ class Farewell:
         if self.failed:
             rows.append(("why", f"rlrun why {self.folder}"))
         rows.append(("repair the cause, then go on" if self.failed else "go on", self.command))
-        for label, text in rows:
-            yield f"  {label + ':':<9} {text}"
+        yield from rows_text(rows).splitlines()
 
     def _saved(self, checkpoint: Artifact | None) -> Iterator[tuple[str, str]]:
         if not self.trains:
@@ -68,6 +67,11 @@ class Farewell:
             yield "exports", f"{self.folder}/{self.paths.exports.name}"
         if checkpoint is not None:
             yield "model", f"rlrun export {self.folder} --output DIR"
+
+
+def rows_text(rows: Iterable[tuple[str, str]]) -> str:
+    """Labels and texts below each other, a line each."""
+    return "\n".join(f"  {label + ':':<9} {text}" for label, text in rows)
 
 
 def _size(checkpoint: Path) -> str:

@@ -65,7 +65,6 @@ from rlrun.tracking.options import full_names
 from rlrun.tracking.starter import SinkProcess, log_file
 
 _POLL_SECONDS = 0.25
-_INTERRUPTED = 130
 _MAX_PORT = 65_535
 
 
@@ -119,7 +118,7 @@ def not_yet(start: Callable[[], int]) -> int:
         return start()
     except KeyboardInterrupt:
         print("\ninterrupted: nothing was started", file=sys.stderr)
-        return _INTERRUPTED
+        return exit_codes.INTERRUPTED
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -422,7 +421,7 @@ def _farewell_of_signal(call: _Call) -> int:
         call.say(f"interrupted{name}: nothing was started")
     else:
         call.say("\n".join([f"interrupted{name}: everything is stopped", *call.farewell(failed=False)]))
-    return _INTERRUPTED
+    return exit_codes.INTERRUPTED
 
 
 def _end_tracking(call: _Call, sink: SinkProcess, *, hurry: Callable[[], bool]) -> None:

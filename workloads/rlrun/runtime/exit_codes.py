@@ -17,3 +17,5 @@ UNAVAILABLE = 69
 """A port is in use, or a device is missing."""
 CONFIGURATION = 78
 """The configuration is wrong."""
+INTERRUPTED = 130
+"""A signal has ended a command (Ctrl-C); no role ends so."""

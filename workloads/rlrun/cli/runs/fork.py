@@ -57,6 +57,9 @@ def run_fork(argv: Sequence[str]) -> int:
     except RoleError as error:
         print(f"rlrun fork: {error}", file=sys.stderr)
         return error.code
+    except KeyboardInterrupt:
+        print("rlrun fork: interrupted; no folder was made, and the run was not changed", file=sys.stderr)
+        return exit_codes.INTERRUPTED
     except ConfigError as error:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION

@@ -62,6 +62,9 @@ def run_replay(argv: Sequence[str]) -> int:
     except RoleError as error:
         print(f"rlrun replay: {error}", file=sys.stderr)
         return error.code
+    except KeyboardInterrupt:
+        print("rlrun replay: interrupted; it reads the run, and has changed nothing", file=sys.stderr)
+        return exit_codes.INTERRUPTED
 
 
 def _replay(

@@ -30,7 +30,7 @@ LONGEST_RETRY_AFTER_SECONDS = 600.0
 """A server that asks for more is asked by the next command."""
 FAILED_IN_A_ROW = 8
 """Questions without any answer between them after which no other one is asked."""
-_KEPT = "what was answered is kept, the same command goes on from there"
+_KEPT = "what was answered is kept"
 _OF_KEY, _OF_ALL = (401, 403), (402, 404)
 _NEWER_LIMIT = "max_completion_tokens"
 
