@@ -23,6 +23,7 @@ from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.queues import queue_of
 from rlrun_operator.reconcile.reconciler import Decide, Outside, Queue, Reconciler
 from rlrun_operator.reconcile.surroundings import Cluster
+from rlrun_operator.reconcile.volcano_queue import VolcanoQueue
 from rlrun_operator.runtime import health, preflight
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.defaults_files import DefaultsFiles
@@ -154,8 +155,8 @@ class Operator:
                 asyncio.create_task(self._follow_defaults(), name="defaults"),
                 asyncio.create_task(self._territory.run(), name="territory"),
             ]
-            if isinstance(self._queue, KueueQueue):
-                tasks.append(asyncio.create_task(self._queue.run(), name="kueue"))
+            if isinstance(self._queue, KueueQueue | VolcanoQueue):
+                tasks.append(asyncio.create_task(self._queue.run(), name="queue"))
             stopped = asyncio.create_task(self._stop.wait(), name="stop")
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()

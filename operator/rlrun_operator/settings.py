@@ -21,6 +21,8 @@ from rlrun_operator.state import Json
 
 HTTP_PORT = 8080
 LogFormat = Literal["plain", "json"]
+Provider = Literal["none", "own", "kueue", "volcano"]
+"""Queue in which runs wait."""
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -104,8 +106,8 @@ class RenderSettings:
     """Limits on what runs may ask for (`RLRUN_POLICY`, a JSON map), and operator identity (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
     assigned_users: bool = False
     """True if the namespace assigns users and groups of pods, as OpenShift does (`RLRUN_ASSIGNED_USERS`); else they are 1000."""
-    kueue: bool = False
-    """True if Kueue is the queue, so that `spec.queueName` is acted on (`RLRUN_QUEUE`)."""
+    provider: Provider = "none"
+    """Queue in which runs wait (`RLRUN_QUEUE`): of others, `spec.queueName` is acted on."""
 
 
 class FlavorSettings(BaseModel):
@@ -122,12 +124,12 @@ class QueueSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
-    provider: Literal["", "none", "own", "kueue"] = ""
+    provider: Literal["", Provider] = ""
     """Queue in which runs wait; empty: `own` if `enabled`, else `none`."""
     enabled: bool = False
     """Hold runs back until all of their pods have room: `provider: own`, by its older name."""
     name: str = ""
-    """LocalQueue of Kueue for runs that name none; empty: those begin at once."""
+    """LocalQueue of Kueue for runs that name none; empty: those begin at once. Or their Queue of Volcano; empty: `default`."""
     flavors: dict[str, FlavorSettings] = Field(default_factory=dict)
     """Kueue's ResourceFlavors by name, for an operator that may not read them."""
     capacity: dict[str, float] = Field(default_factory=dict)
@@ -146,7 +148,7 @@ class QueueSettings(BaseModel):
     """Time within which all pods of an admitted run have nodes; else it is released and tried again later."""
 
     @property
-    def kind(self) -> Literal["none", "own", "kueue"]:
+    def kind(self) -> Provider:
         """Provider that is meant."""
         return self.provider or ("own" if self.enabled else "none")
 
@@ -227,7 +229,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
             network=network,
             installation=installation,
             assigned_users=assigned,
-            kueue=queue.kind == "kueue",
+            provider=queue.kind,
         ),
         name=name,
         namespaces=namespaces,

@@ -42,6 +42,8 @@ class Placed:
     annotations: Mapping[str, str] = field(default_factory=dict)
     scheduling_gates: tuple[str, ...] = ()
     """Names of gates that the queue's controller removes."""
+    scheduler: str = ""
+    """Scheduler of the pods; empty: the run's own choice."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Admission:
     message: str
     stops: bool = False
     """It has to give back the room that it has."""
+    lapsed: bool = False
+    """What is on record of an admission holds no more, as the run has no pods: its next attempt waits once more."""
     position: int | None = None
     """Place in the queue, from 1; None: it does not wait there."""
     waiting: int = 0

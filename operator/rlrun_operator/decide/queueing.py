@@ -57,7 +57,7 @@ def stopping_words(case: Case) -> str:
 def awaited(case: Case) -> Say | None:
     """Admitted, of a run whose next attempt has to wait for it; None: the admission is on record, or there is no queue."""
     answer = case.observed.admission
-    if answer is None or is_true(case.past.conditions, reasons.ADMITTED):
+    if answer is None or (is_true(case.past.conditions, reasons.ADMITTED) and not answer.lapsed):
         return None
     return _answer(case)
 

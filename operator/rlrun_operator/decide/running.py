@@ -155,8 +155,11 @@ def _ignored(case: Case) -> str:
     """Fields of a usable specification that are not acted on."""
     if case.judgement.ignored:
         return f"ignored, because this operator does not know them: {case.judgement.ignored}; upgrade the operator"
-    if case.spec is not None and case.spec.queue_name and not case.settings.kueue:
-        return f"ignored: queueName {case.spec.queue_name}, because Kueue is not this operator's queue (queue.provider)"
+    spec, provider = case.spec, case.settings.provider
+    if spec is not None and spec.queue_name and provider not in ("kueue", "volcano"):
+        return f"ignored: queueName {spec.queue_name}, because neither Kueue nor Volcano is this operator's queue (queue.provider)"
+    if spec is not None and spec.priority and provider == "volcano":
+        return f"ignored: priority {spec.priority}, because Volcano ranks runs by trainer.priorityClassName alone"
     return ""
 
 

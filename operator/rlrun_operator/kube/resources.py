@@ -65,8 +65,11 @@ FLAVOR = Resource("ResourceFlavor", "kueue.x-k8s.io", "v1beta2", "resourceflavor
 WORKLOAD_PRIORITY_CLASS = Resource(
     "WorkloadPriorityClass", "kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses", namespaced=False
 )
+POD_GROUP = Resource("PodGroup", "scheduling.volcano.sh", "v1beta1", "podgroups")
+"""Volcano's, of runs that wait in one of its queues."""
+VOLCANO_QUEUE = Resource("Queue", "scheduling.volcano.sh", "v1beta1", "queues", namespaced=False)
 PRIORITY_CLASS = Resource("PriorityClass", "scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
 
 SECRET = Resource("Secret", "", "v1", "secrets")
 """Created and never read: an attacker who takes over the operator reads no key."""
-BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, QUOTA, SECRET, WORKLOAD)}
+BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, QUOTA, SECRET, WORKLOAD, POD_GROUP)}

@@ -42,12 +42,14 @@ class Subject:
     namespace: str
     uid: str
     queue: str
-    """LocalQueue."""
+    """LocalQueue of Kueue, or Queue of Volcano."""
     pod_sets: tuple[Json, ...]
-    """Needs of the next attempt, by role (`workload.pod_sets`); none: the specification is invalid."""
+    """Needs of the next attempt, by role (`workload.pod_sets`, `volcano.members`); none: the specification is invalid."""
     priority: Priority = Priority()
     holds: bool = False
     """Its admission is on record, it is on the way into suspension, or a pod of it exists, an ending one too, or what may make one."""
+    has_pods: bool = False
+    """A pod of it exists that has not ended, or what may make one."""
     begins: bool = True
     """No attempt is under way: the pods that come next are those of `pod_sets`."""
     engines: int = 0

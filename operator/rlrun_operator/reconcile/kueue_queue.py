@@ -168,11 +168,11 @@ def _why_absent(error: ApiError) -> str:
 
 
 def subject_of(case: Case, queue: str, sets: tuple[Json, ...]) -> Subject:
-    """A run as Kueue sees it.
+    """A run as Kueue or Volcano sees it.
 
     Args:
         case: the run.
-        queue: its LocalQueue.
+        queue: its LocalQueue, or Queue.
         sets: pod sets of its next attempt.
     """
     past, uid = case.past, str(case.metadata["uid"])
@@ -191,6 +191,7 @@ def subject_of(case: Case, queue: str, sets: tuple[Json, ...]) -> Subject:
         queue=queue,
         pod_sets=sets,
         holds=bool(live) or makes or (ended is None and (recorded or stops)),
+        has_pods=bool(live) or makes,
         begins=case.attempt == 0 or at_rest,
         engines=case.wanted.engines,
         suspended=queueing.shall_rest(case),

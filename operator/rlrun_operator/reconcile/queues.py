@@ -6,6 +6,7 @@ from rlrun_operator.reconcile.admissions import Admissions
 from rlrun_operator.reconcile.kueue_queue import KueueQueue
 from rlrun_operator.reconcile.reconciler import Queue
 from rlrun_operator.reconcile.surroundings import Cluster
+from rlrun_operator.reconcile.volcano_queue import VolcanoQueue
 from rlrun_operator.settings import QueueSettings, RenderSettings
 
 
@@ -13,6 +14,8 @@ def queue_of(cluster: Cluster, settings: QueueSettings, render: RenderSettings) 
     """The queue that the settings name; None: none."""
     if settings.kind == "kueue":
         return KueueQueue(cluster, settings, render)
+    if settings.kind == "volcano":
+        return VolcanoQueue(cluster, settings, render)
     if settings.kind == "none":
         return None
     return Admissions(

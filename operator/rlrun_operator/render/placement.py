@@ -127,6 +127,8 @@ def added(template: Manifest, placed: Placed) -> Json:
     own = list(spec.get("tolerations") or ())
     if more := [one for one in placed.tolerations if one not in own]:
         spec["tolerations"] = [*own, *more]
+    if placed.scheduler:
+        spec["schedulerName"] = placed.scheduler
     gates = list(spec.get("schedulingGates") or ())
     if placed.scheduling_gates:
         spec["schedulingGates"] = [*gates, *({"name": name} for name in placed.scheduling_gates)]
@@ -146,6 +148,9 @@ def contradiction(template: Manifest, placed: Placed, role: Role) -> str:
     metadata = template["metadata"]
     if QUEUE_LABEL in metadata["labels"]:
         return f"{role}.podTemplate.metadata.labels: remove {QUEUE_LABEL}: the run waits in the queue, not its pods"
+    scheduler = template["spec"].get("schedulerName")
+    if placed.scheduler and scheduler not in (None, placed.scheduler):
+        return f"{role}: schedulerName is {scheduler}, and the queue's is {placed.scheduler}; remove it from the run"
     pairs = (
         ("nodeSelector", placed.node_selector, template["spec"].get("nodeSelector") or {}),
         ("label", placed.labels, metadata["labels"]),

@@ -273,4 +273,4 @@ def test_the_provider_of_older_values_is_the_own_queue() -> None:
     assert from_environment({}).queue.kind == "none"
     assert from_environment({"RLRUN_QUEUE": '{"enabled": true}'}).queue.kind == "own"
     both = from_environment({"RLRUN_QUEUE": '{"enabled": true, "provider": "kueue"}'})
-    assert (both.queue.kind, both.render.kueue) == ("kueue", True)
+    assert (both.queue.kind, both.render.provider) == ("kueue", "kueue")

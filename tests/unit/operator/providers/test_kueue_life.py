@@ -6,7 +6,7 @@ import pytest
 
 from rlrun_operator.names import Ref
 from rlrun_operator.providers import workload as objects
-from rlrun_operator.settings import RenderSettings
+from rlrun_operator.settings import Provider, RenderSettings
 from tests.support.kueue import counts, is_true
 from tests.unit.operator.providers.life import Life
 
@@ -182,10 +182,10 @@ def test_an_admission_that_contradicts_the_pods_ends_the_run_before_it_has_any()
     assert (life.phase, life.made) == ("Starting", 2), life.said
 
 
-@pytest.mark.parametrize(("kueue", "reason"), [(False, "FieldsIgnored"), (True, "Valid")])
-def test_a_queue_name_that_nobody_acts_on_is_told(kueue: bool, reason: str) -> None:
+@pytest.mark.parametrize(("provider", "reason"), [("own", "FieldsIgnored"), ("kueue", "Valid"), ("volcano", "Valid")])
+def test_a_queue_name_that_nobody_acts_on_is_told(provider: Provider, reason: str) -> None:
     life = Life(queueName="team-a")
-    life.kube.settings = RenderSettings(kueue=kueue)
+    life.kube.settings = RenderSettings(provider=provider)
     life.settle()
     assert life.kube.condition("ConfigurationValid")["reason"] == reason
 

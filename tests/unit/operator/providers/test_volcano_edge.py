@@ -1,0 +1,206 @@
+"""Volcano's edge: reads and writes of PodGroups, and what it answers when they do not succeed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rlrun_operator.kube.client import Client
+from rlrun_operator.names import ROLES
+from rlrun_operator.providers.workload import name_of
+from rlrun_operator.reconcile.cache_feed import Feed
+from rlrun_operator.reconcile.observe import LookUps
+from rlrun_operator.reconcile.queue_objects import STALE_SECONDS
+from rlrun_operator.reconcile.queues import queue_of
+from rlrun_operator.reconcile.surroundings import Cluster
+from rlrun_operator.reconcile.volcano_queue import READ_SECONDS, VolcanoQueue
+from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.settings import QueueSettings, RenderSettings, from_environment
+from rlrun_operator.state import Admission
+from tests.unit.operator.decide.kube import SMALLEST
+from tests.unit.operator.edge.fake_api import FakeApi, Json, serving
+
+VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
+PLACE = f"{VOLCANO}/namespaces/team-a/podgroups"
+NAME = name_of("a", "uid-a")
+EVENTS = "/api/v1/namespaces/team-a/events"
+
+
+class Bench:
+    """A queue over an API server, with one run `a`."""
+
+    def __init__(self, api: FakeApi, client: Client, **settings: Any) -> None:
+        self.api, self.store, self.time = api, Store(), 1000.0
+        self.woken: list[Key] = []
+        cluster = Cluster(
+            client=client,
+            store=self.store,
+            feed=Feed(self.store, client, lambda key, seconds: self.woken.append(key)),
+            look_ups=LookUps(client, read_nodes=False),
+            namespaces=("team-a",),
+            serves=lambda run: True,
+            is_active=lambda: True,
+            again=lambda key, seconds: self.woken.append(key),
+            now=lambda: self.time,
+            clock=lambda: self.time,
+        )
+        found = queue_of(cluster, QueueSettings(provider="volcano", **settings), RenderSettings(provider="volcano"))
+        assert isinstance(found, VolcanoQueue)
+        self.queue = found
+        api.objects[f"{VOLCANO}/queues/team-a"] = {"status": {"state": "Open"}}
+
+    def run(self, *, spec: Json | None = None, **status: Any) -> Json:
+        metadata = {"name": "a", "namespace": "team-a", "uid": "uid-a", "generation": 1}
+        metadata |= {"resourceVersion": str(self.api.version + 1000), "creationTimestamp": "2026-01-01T00:00:00Z"}
+        document = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": metadata}
+        document |= {"spec": {**SMALLEST, "queueName": "team-a"} | (spec or {}), "status": status}
+        self.api.version += 1
+        self.store.put(document, self.time)
+        return document
+
+    async def ask(self, run: Json) -> Admission:
+        self.time += STALE_SECONDS + READ_SECONDS
+        answer = await self.queue.answer(run)
+        assert answer is not None
+        return answer
+
+    def group(self) -> Json:
+        return self.api.objects[f"{PLACE}/{NAME}"]
+
+    def set_phase(self, phase: str) -> None:
+        self.api._store(f"{PLACE}/{NAME}", {**self.group(), "status": {"phase": phase}})
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    api = FakeApi()
+    async with serving(api) as client:
+        yield Bench(api, client)
+
+
+def recorded() -> Json:
+    when = "2026-01-01T00:00:00Z"
+    said = {"type": "Admitted", "status": "True", "reason": "RoomFound", "message": "", "lastTransitionTime": when}
+    return {"phase": "Running", "attempt": 1, "launchedAttempt": 1, "conditions": [said]}
+
+
+async def test_a_run_gets_one_group_and_its_pods_when_that_is_inqueue(bench: Bench) -> None:
+    run = bench.run()
+    first = await bench.ask(run)
+    assert (first.admitted, first.reason) == (False, "WaitingForTurn")
+    assert f"Volcano has not judged PodGroup {NAME} yet" in first.message
+    bench.set_phase("Pending")
+    await bench.ask(run)
+    assert [verb for verb, path in bench.api.writes() if path.endswith("podgroups")] == ["create"]
+    bench.set_phase("Inqueue")
+    answer = await bench.ask(run)
+    assert (answer.admitted, answer.message) == (True, f"Volcano Queue team-a: PodGroup {NAME} is Inqueue")
+    for role in ROLES:
+        marks = {"scheduling.k8s.io/group-name": NAME, "volcano.sh/task-spec": role}
+        assert (answer.placed[role].scheduler, answer.placed[role].annotations) == ("volcano", marks)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "queue"),
+    [({"queueName": None}, "", "default"), ({"queueName": None}, "spare", "spare"), ({}, "spare", "team-a")],
+    ids=["none", "the chart's", "its own"],
+)
+async def test_a_run_is_in_the_queue_that_it_names(spec: Json, name: str, queue: str) -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, name=name)
+        await bench.ask(bench.run(spec=spec))
+        assert bench.group()["spec"]["queue"] == queue
+
+
+async def test_why_volcano_does_not_take_a_group_is_in_its_event(bench: Bench) -> None:
+    run = bench.run()
+    await bench.ask(run)
+    bench.set_phase("Pending")
+    about = {"kind": "PodGroup", "name": NAME, "uid": bench.group()["metadata"]["uid"]}
+
+    def event(number: int, message: str, uid: str | None = None) -> None:
+        subject = {**about, "uid": uid} if uid else about
+        when = f"2026-01-01T00:00:0{number}Z"
+        said = {"reason": "Unschedulable", "message": message, "involvedObject": subject, "lastTimestamp": when}
+        bench.api.seed(f"{EVENTS}/e{number}", said)
+
+    event(1, "resource in cluster is overused: overused cpu")
+    event(2, "queue resource quota insufficient: insufficient nvidia.com/gpu")
+    event(3, "0/0 tasks in gang unschedulable: pod group is not ready, 3 minAvailable")
+    event(4, "of a group of this name that is gone", "another")
+    answer = await bench.ask(run)
+    assert (answer.reason, answer.message) == (
+        "WaitingForResources",
+        f"Volcano Queue team-a: PodGroup {NAME} is Pending: queue resource quota insufficient: insufficient nvidia.com/gpu; "
+        "it asks for 1 trainer, 1 inference, 1 orchestrator",
+    )
+
+
+async def test_a_queue_that_does_not_exist_is_told_and_one_that_may_not_be_read_is_asked_after(bench: Bench) -> None:
+    run = bench.run(spec={"queueName": "nobody"})
+    answer = await bench.ask(run)
+    assert answer.reason == "QueueMisconfigured"
+    assert answer.message.startswith(
+        "Volcano Queue nobody: Volcano has no such Queue; name another one in spec.queueName"
+    )
+    refusal = (403, "Forbidden", 'User "x" cannot get resource "queues"')
+    bench.api.hook = lambda verb, path, body: refusal if "/queues/" in path else None
+    answer = await bench.ask(run)
+    assert answer.reason == "WaitingForTurn"
+    assert "Does the Queue exist? This operator may not read Queues" in answer.message
+
+
+async def test_without_volcano_a_run_waits_and_says_so_and_one_that_was_let_in_goes_on(bench: Bench) -> None:
+    bench.api.hook = lambda verb, path, body: (404, "NotFound", "page not found") if "volcano" in path else None
+    answer = await bench.ask(bench.run())
+    assert (answer.reason, answer.admitted) == ("QueueUnavailable", False)
+    assert answer.message.startswith(
+        "Volcano is not installed: the cluster does not serve podgroups.scheduling.volcano.sh/v1beta1; install it, or set"
+    )
+    kept = await bench.ask(bench.run(**recorded()))
+    assert (kept.admitted, kept.placed["trainer"].scheduler) == (True, "volcano")
+    assert "Volcano is not installed" in kept.message
+
+
+async def test_a_missing_right_is_told(bench: Bench) -> None:
+    message = 'User "x" cannot list resource "podgroups"'
+    bench.api.hook = lambda verb, path, body: (403, "Forbidden", message) if verb == "list" else None
+    answer = await bench.ask(bench.run())
+    assert answer.message == (
+        f"Volcano's PodGroups may not be read: {message}; a helm upgrade of the operator's chart grants it"
+    )
+
+
+async def test_a_webhook_that_refuses_the_group_is_told_and_asked_again(bench: Bench) -> None:
+    words = 'admission webhook "validatepodgroup.volcano.sh" denied the request: unable to find queue'
+    bench.api.hook = lambda verb, path, body: (400, "BadRequest", words) if verb == "create" else None
+    answer = await bench.ask(bench.run())
+    assert (answer.reason, words in answer.message) == ("QueueUnavailable", True)
+    assert ("team-a", "a") in bench.woken
+    bench.api.hook = lambda verb, path, body: None
+    await bench.ask(bench.run())
+    assert bench.group()["spec"]["minMember"] == 3
+
+
+async def test_a_run_that_began_before_and_a_guest_are_left_alone(bench: Bench) -> None:
+    before = bench.run(phase="Running", attempt=1, launchedAttempt=1)
+    assert await bench.queue.answer(before) is None
+    guest = bench.run(spec={"trainer": {"sharedWith": "host"}})
+    assert await bench.queue.answer(guest) is None
+    assert bench.api.writes() == []
+
+
+async def test_a_foreign_group_of_the_name_is_left_alone_and_told(bench: Bench) -> None:
+    labels = {"rlrun.io/run": "a"}
+    bench.api.seed(f"{PLACE}/{NAME}", {"kind": "PodGroup", "metadata": {"labels": labels}, "spec": {"minMember": 1}})
+    answer = await bench.ask(bench.run())
+    assert (answer.reason, bench.group()["spec"]) == ("QueueUnavailable", {"minMember": 1})
+    assert answer.message == f"Volcano Queue team-a: PodGroup {NAME} exists and is not of this run; delete it"
+
+
+def test_the_provider_is_one_of_the_settings() -> None:
+    told = from_environment({"RLRUN_QUEUE": '{"provider": "volcano", "name": "spare"}'})
+    assert (told.queue.kind, told.render.provider, told.queue.name) == ("volcano", "volcano", "spare")
