@@ -59,7 +59,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $given | default (printf "ghcr.io/rlrun/rlrun-%s:%s" (index . 2) (index . 0).Chart.AppVersion) -}}
 {{- end -}}
 
-{{/* Queue in which runs wait: none, own or kueue. */}}
+{{/* Queue in which runs wait: none, own, kueue or volcano. */}}
 {{- define "rlrun.queue" -}}
 {{- $queue := .Values.queue | default dict -}}
 {{- $queue.provider | default (ternary "own" "none" (eq true $queue.enabled)) -}}
@@ -124,6 +124,16 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
   verbs: [get]
 - apiGroups: [scheduling.k8s.io]
   resources: [priorityclasses]
+  verbs: [get]
+{{- end }}
+{{- end }}
+{{- if eq (include "rlrun.queue" .) "volcano" }}
+- apiGroups: [scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [get, list, create, patch, delete]
+{{- if .Values.clusterWide }}
+- apiGroups: [scheduling.volcano.sh]
+  resources: [queues]
   verbs: [get]
 {{- end }}
 {{- end }}

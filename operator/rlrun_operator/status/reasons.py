@@ -163,8 +163,8 @@ CONDITION_REASONS = {
     PREEMPTED: "The run gives its room to another one: it saves, and waits for its next turn.",
     RELEASED: "Not all pods of the run got a node in time: it gives its room back, and is tried again later.",
     EVICTED: "Kueue takes the run's room back, or it needs another one: it saves, and waits for its next admission; the message says why.",
-    QUEUE_MISCONFIGURED: "Kueue does not know the queue, or the operator a class or flavor that it needs; the message names it.",
-    QUEUE_UNAVAILABLE: "Kueue is not installed, or does not take the run's Workload; the message says why.",
+    QUEUE_MISCONFIGURED: "Kueue or Volcano does not know the queue, or the operator a class or flavor that it needs; the message names it.",
+    QUEUE_UNAVAILABLE: "Kueue or Volcano is not installed, or does not take the run's Workload or PodGroup; the message says why.",
     DEACTIVATED: "Somebody has deactivated the run's Workload, or Kueue has after too many evictions.",
     NOT_QUEUED: "The run asks for no room: it is suspended, or is being stopped.",
     CLAIM_BOUND: "The claim has its volume.",
@@ -225,7 +225,7 @@ CONDITION_REASONS = {
     PERMANENT_FAILURE: "A role ended with an exit code from 64 to 78: starting again cannot help.",
     MAX_RESTARTS_EXCEEDED: "One more failure than `failurePolicy.maxRestarts`.",
     DEADLINE_EXCEEDED: "The run was active for `activeDeadlineSeconds`; it saves and ends.",
-    FAILED_TO_START: "The run's pods and what Kueue's admission adds to them contradict each other; the message names the field.",
+    FAILED_TO_START: "The run's pods and what the queue's admission adds to them contradict each other; the message names the field.",
     FAILED_BY_RULE: "A rule of `failurePolicy.rules` with the action FailRun fits; the message names it.",
 }
 

@@ -240,6 +240,21 @@ def test_kueue_has_rights_only_where_it_is_the_queue_and_cluster_wide_ones_only_
     assert verbs(nodes, "", "pods") == set(), "the own queue alone counts pods"
 
 
+def test_volcano_has_rights_only_where_it_is_the_queue_and_reads_queues_only_cluster_wide(render: Render) -> None:
+    def volcanos(values: dict[str, Any]) -> dict[str, set[str]]:
+        role = run_roles(render(values))[0]
+        return {each: verbs(role, "scheduling.volcano.sh", each) for each in ("podgroups", "queues")}
+
+    assert volcanos({}) == volcanos({"queue": {"provider": "kueue"}}) == {"podgroups": set(), "queues": set()}
+    values = {"queue": {"provider": "volcano", "name": "team-a"}}
+    namespaced = {"get", "list", "create", "patch", "delete"}
+    assert volcanos(values) == {"podgroups": namespaced, "queues": set()}
+    assert not of_kind(render(values), "ClusterRole")
+    told = from_environment({"RLRUN_QUEUE": environment(render(values))["RLRUN_QUEUE"]}).queue
+    assert (told.kind, told.name) == ("volcano", "team-a")
+    assert volcanos({**values, "clusterWide": True, "watchNamespaces": []})["queues"] == {"get"}
+
+
 def test_two_releases_share_no_name_of_a_role(render: Render) -> None:
     def names(release: str) -> set[tuple[str, str | None, str]]:
         documents = of_kind(render({"watchNamespaces": ["a"], "readNodes": True}, release=release), *ROLES, *BINDINGS)
@@ -392,7 +407,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replicas": "two"}, "/replicas.*got string, want integer"),
     ({"readNodes": "yes"}, "/readNodes.*want boolean"),
     ({"queue": {"preemption": "Always"}}, "/queue/preemption"),
-    ({"queue": {"provider": "volcano"}}, "/queue/provider.*'own', 'kueue'"),
+    ({"queue": {"provider": "slurm"}}, "/queue/provider.*'kueue', 'volcano'"),
     ({"queue": {"flavors": {"h100": {"labels": {}}}}}, "/queue/flavors/h100.*'labels' not allowed"),
     ({"serviceMonitor": {"interval": "soon"}}, "/serviceMonitor/interval"),
     ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0.*name"),

@@ -87,7 +87,7 @@ class RunFields(Config):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     """Place among the runs that wait: the highest first. It may take room from lower ones, which are suspended."""
     queue_name: ObjectName | None = None
-    """Kueue's LocalQueue for the run; default: label `kueue.x-k8s.io/queue-name`."""
+    """Kueue's LocalQueue for the run (default: label `kueue.x-k8s.io/queue-name`), or Volcano's Queue."""
     suspend: bool = False
     """Save and remove all pods; false again: go on."""
     managed_by: OperatorName | None = None

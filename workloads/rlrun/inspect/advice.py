@@ -131,10 +131,12 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
     ),
     "QueueMisconfigured": Advice(
         "problem",
-        "`kubectl get localqueues -n NAMESPACE`: correct spec.queueName, or have the queue, class or flavor made that the message names.",
+        "`kubectl get localqueues -n NAMESPACE`, of Volcano `kubectl get queues.scheduling.volcano.sh`: correct spec.queueName, "
+        "or have made what the message names.",
     ),
     "QueueUnavailable": Advice(
-        "problem", "Have Kueue installed or repaired, or queue.provider of the operator's chart set to another."
+        "problem",
+        "Have Kueue or Volcano installed or repaired, or queue.provider of the operator's chart set to another.",
     ),
     "WorkloadDeactivated": Advice(
         "problem", "Set spec.active of the Workload that the message names to true, or suspend the run and resume it."
