@@ -110,6 +110,11 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
 - apiGroups: [""]
   resources: [resourcequotas]
   verbs: [list]
+{{- if .Values.clusterWide }}
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
+  verbs: [get]
+{{- end }}
 {{- end }}
 {{- if eq (include "rlrun.queue" .) "kueue" }}
 - apiGroups: [kueue.x-k8s.io]

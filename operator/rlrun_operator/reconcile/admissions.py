@@ -15,7 +15,7 @@ from rlrun_operator.queue.admit import admit
 from rlrun_operator.queue.gang import gang_of, held_pods, rooms_of, total_room
 from rlrun_operator.queue.model import Applicant, Capacity, PodSet, QueueRules, QueueState, Stage, Verdict
 from rlrun_operator.queue.quota import Quota, read_quota
-from rlrun_operator.reconcile.observe import LookUps, observe
+from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe
 from rlrun_operator.render import workloads
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings
@@ -23,6 +23,7 @@ from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find, is_true
+from rlrun_operator.team_defaults import applied
 from rlrun_operator.times import seconds_of
 
 PLAN_SECONDS = 1.0
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 class _Entry:
     key: Key
     applicant: Applicant
+    unranked: str
+    """Reason why the class that its priority would come from counts as 0; empty: it does not."""
 
 
 class Admissions:
@@ -78,6 +81,8 @@ class Admissions:
         self._state = QueueState()
         self._next_at = float("-inf")
         self._answers: dict[str, Admission] = {}
+        self._values: dict[str, int | str] = {}
+        """PriorityClasses that the settings do not name: their values, or why they have none."""
         self._gangs: dict[str, tuple[object, tuple[PodSet, ...]]] = {}
 
     async def answer(self, run: Manifest) -> Admission:
@@ -100,6 +105,7 @@ class Admissions:
     async def _plan(self) -> None:
         before = self._answers
         capacity, quotas = await self._capacity(), await self._quotas()
+        self._values = await self._look_ups.priorities(self._unknown_classes())
         began = self._clock()
         # From here on nothing is awaited: the runs are those of one moment, and an admission is remembered before the next one reads.
         # The wall clock may be set: the queue counts with a steady one, and times on record are moved to that.
@@ -110,7 +116,8 @@ class Admissions:
         applicants, there = [entry.applicant for entry in entries], capacity(set(by_uid.values()))
         plan = admit(applicants, there, self._rules, self._state, began, epoch=epoch, quotas=quotas)
         self._state = plan.state
-        self._answers = {uid: _answer(verdict) for uid, verdict in plan.verdicts.items()}
+        unranked = {entry.applicant.uid: entry.unranked for entry in entries}
+        self._answers = {uid: _answer(verdict, unranked[uid]) for uid, verdict in plan.verdicts.items()}
         self._gangs = {uid: gang for uid, gang in self._gangs.items() if uid in by_uid}
         self._next_at = began + max(PLAN_SECONDS, (self._clock() - began) / PLAN_SHARE)
         for uid, answer in self._answers.items():
@@ -166,7 +173,7 @@ class Admissions:
             if case.spec is not None and case.spec.trainer.elastic is not None
             else (),
         )
-        return _Entry(key, applicant)
+        return _Entry(key, applicant, self._unranked(case.applied.run))
 
     def _gang(self, case: Case) -> tuple[PodSet, ...]:
         """Pods that the run's next attempt needs; rendering them takes as long as a pass, so it is done once for each edit."""
@@ -189,12 +196,29 @@ class Admissions:
         return known[1]
 
     def _priority(self, run: Manifest) -> int:
-        spec = run.get("spec") or {}
-        if isinstance(own := spec.get("priority"), int) and own:
-            return own
-        trainer = spec.get("trainer")
-        name = trainer.get("priorityClassName") if isinstance(trainer, dict) else None
-        return self._settings.priority_classes.get(str(name), 0)
+        own, name = _ranks(run)
+        value = own or self._settings.priority_classes.get(name, self._values.get(name, 0))
+        return value if isinstance(value, int) else 0
+
+    def _unranked(self, run: Manifest) -> str:
+        own, name = _ranks(run)
+        why = "" if own or name in self._settings.priority_classes else self._values.get(name, "")
+        return f"its priority counts as 0: PriorityClass {name} {why}" if why and isinstance(why, str) else ""
+
+    def _unknown_classes(self) -> set[str]:
+        """Classes that decide on a run's priority, and that the settings do not name."""
+        runs = [run for run in self._store.runs() if self._serves(run)]
+        ranks = [_ranks(applied(run, defaults_of(self._store, str(run["metadata"]["namespace"]))).run) for run in runs]
+        return {name for own, name in ranks if name and not own} - self._settings.priority_classes.keys()
+
+
+def _ranks(run: Manifest) -> tuple[int, str]:
+    """Priority of a run by its number, and the PriorityClass of its trainer; 0 and empty: it has none."""
+    spec = run.get("spec")
+    block = spec if isinstance(spec, dict) else {}
+    own, trainer = block.get("priority"), block.get("trainer")
+    name = trainer.get("priorityClassName") if isinstance(trainer, dict) else None
+    return own if isinstance(own, int) else 0, name if isinstance(name, str) else ""
 
 
 def rules_of(settings: QueueSettings) -> QueueRules:
@@ -240,11 +264,11 @@ def _since(case: Case) -> float:
     return born if born is not None and not case.past.attempt else case.now
 
 
-def _answer(verdict: Verdict) -> Admission:
+def _answer(verdict: Verdict, unranked: str) -> Admission:
     return Admission(
         admitted=verdict.admitted,
         reason=verdict.reason,
-        message=verdict.message,
+        message=f"{verdict.message}; {unranked}" if unranked and verdict.position is not None else verdict.message,
         stops=verdict.stops,
         position=verdict.position,
         waiting=verdict.waiting,

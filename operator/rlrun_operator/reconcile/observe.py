@@ -19,6 +19,7 @@ from rlrun_operator.kube.resources import (
     NODE,
     PART_KINDS,
     POD,
+    PRIORITY_CLASS,
     QUOTA,
     RLRUN,
     STATEFUL_SET,
@@ -33,6 +34,8 @@ LOOK_UP_SECONDS = 5.0
 """Events of a namespace and nodes are asked for at most this often, however many runs wait."""
 LOOK_UP_SHARE = 0.05
 """Largest share of the time that is spent on such a request: thousands of nodes are asked for less often than ten."""
+CLASS_SECONDS = 60.0
+"""A PriorityClass, whose value never changes, is believed this long: another one may take its name."""
 QUOTA_SECONDS = 2.0
 """Quotas are small, and each admission changes what is used of one."""
 FORBIDDEN_SECONDS = 300.0
@@ -113,6 +116,7 @@ class LookUps:
         self._clock = clock
         self._warnings: dict[str, _Shared[list[Manifest]]] = {}
         self._quotas: dict[str, _Shared[list[Manifest]]] = {}
+        self._classes: dict[str, _Shared[int | str]] = {}
         self._nodes: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_nodes, clock)
         self._pods: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_pods, clock)
 
@@ -145,6 +149,14 @@ class LookUps:
         }
         return {name: await shared.get() for name, shared in list(self._quotas.items())}
 
+    async def priorities(self, names: Iterable[str]) -> dict[str, int | str]:
+        """Values of PriorityClasses by name; in the place of one that cannot be read, why, with the fix."""
+        wanted = sorted(set(names))
+        self._classes = {
+            name: self._classes.get(name) or _Shared(partial(self._priority, name), self._clock) for name in wanted
+        }
+        return {name: await shared.get() for name, shared in list(self._classes.items())}
+
     async def _warnings_of(self, namespace: str) -> list[Manifest]:
         if namespace not in self._warnings:
             self._warnings = {name: kept for name, kept in self._warnings.items() if kept.is_current()}
@@ -170,6 +182,19 @@ class LookUps:
                 "quotas of namespace %s cannot be read, so that the queue does not count them: %s", namespace, error
             )
             return [], FORBIDDEN_SECONDS
+
+    async def _priority(self, name: str) -> tuple[int | str, float]:
+        try:
+            found = await self._client.get(PRIORITY_CLASS, None, name)
+        except ApiError as error:
+            log.info("PriorityClass %s cannot be read: %s", name, error)
+            return (
+                f"may not be read by this operator; put {name} into queue.priorityClasses of its chart",
+                FORBIDDEN_SECONDS,
+            )
+        if found is None:
+            return "does not exist; have it made, or name another one", LOOK_UP_SECONDS
+        return int(found.get("value") or 0), CLASS_SECONDS
 
     async def _all_nodes(self) -> tuple[tuple[Manifest, ...] | None, float]:
         try:

@@ -32,6 +32,8 @@ class Cluster:
         self.pods: tuple[Any, ...] = ()
         self.limited: list[Any] = []
         """ResourceQuotas."""
+        self.classes: dict[str, int | str] = {}
+        """PriorityClasses: their values, or why they cannot be read."""
         self.asked = 0
         self.admissions = Admissions(
             self.store,
@@ -46,6 +48,9 @@ class Cluster:
 
     async def quotas(self, namespaces: set[str]) -> dict[str, Any]:
         return dict.fromkeys(namespaces, self.limited)
+
+    async def priorities(self, names: set[str]) -> dict[str, int | str]:
+        return {name: self.classes[name] for name in names}
 
     async def nodes_and_pods(self) -> tuple[Any, Any]:
         self.asked += 1
@@ -165,6 +170,29 @@ async def test_a_priority_class_gives_its_priority() -> None:
     cluster.run("low", **admitted())
     await cluster.ask(cluster.run("high", spec={"trainer": {"priorityClassName": "urgent"}}))
     assert (await cluster.ask(cluster.store.runs()[0])).stops  # type: ignore[arg-type]
+
+
+async def test_the_value_of_a_priority_class_is_read_where_the_settings_have_none() -> None:
+    cluster = Cluster(8, priority_classes={"urgent": -10})
+    cluster.classes = {"high": 100000}
+    low = cluster.run("low", **admitted())
+    await cluster.ask(cluster.run("urgent", spec={"trainer": {"priorityClassName": "urgent"}}))
+    assert not (await cluster.ask(low)).stops
+    cluster.run("high", spec={"trainer": {"priorityClassName": "high"}})
+    assert (await cluster.ask(low)).stops
+
+
+async def test_a_priority_class_that_cannot_be_read_counts_as_0_and_is_told() -> None:
+    cluster = Cluster(8)
+    cluster.classes = {"gone": "does not exist; have it made, or name another one"}
+    cluster.run("low", **admitted())
+    answer = await cluster.ask(cluster.run("high", spec={"trainer": {"priorityClassName": "gone"}}))
+    assert (answer.admitted, answer.position) == (False, 1)
+    assert answer.message.endswith(
+        "; its priority counts as 0: PriorityClass gone does not exist; have it made, or name another one"
+    )
+    answer = await cluster.ask(cluster.run("numbered", spec={"priority": 1, "trainer": {"priorityClassName": "gone"}}))
+    assert "counts as 0" not in answer.message
 
 
 async def test_a_number_stands_for_nodes_that_may_not_be_read() -> None:
