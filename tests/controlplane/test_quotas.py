@@ -117,6 +117,40 @@ def test_a_filled_in_limit_below_the_request_is_told_and_waited_for(world: World
     wait_for(lambda: len(world.pods("a")), lambda count: count == 3, "all pods are made", timeout=60)
 
 
+def scoped(world: World, name: str, pods: str, **scope: Any) -> None:
+    """Create or change a quota of pods with scopes, and wait until it counts."""
+    path = world.path(CORE, "resourcequotas", name)
+    if world.kube.get(path) is None:
+        made = {"metadata": {"name": name}, "spec": {"hard": {"pods": pods}, **scope}}
+        world.kube("POST", world.path(CORE, "resourcequotas"), made)
+    else:
+        world.kube("PATCH", path, {"spec": {"hard": {"pods": pods}}})
+    wait_for(
+        lambda: world.kube("GET", path)["status"].get("hard"),
+        lambda hard: hard == {"pods": pods},
+        f"quota {name} counts",
+    )
+
+
+def test_the_queue_counts_quotas_with_scopes_as_the_api_server_does(
+    cluster: Cluster, namespace: str, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Pods that ask for devices alone are BestEffort; those of no class are not of a quota for classes."""
+    world = World(cluster, namespace)
+    classes = [{"scopeName": "PriorityClass", "operator": "Exists"}]
+    scoped(world, "classes", "0", scopeSelector={"matchExpressions": classes})
+    scoped(world, "bounded", "0", scopes=["NotBestEffort"])
+    scoped(world, "loose", "2", scopes=["BestEffort", "NotTerminating"])
+    own = {"RLRUN_WATCH_NAMESPACES": namespace, "POD_NAMESPACE": namespace, "RLRUN_OPERATOR_NAME": "scoped"}
+    queue = json.dumps({"provider": "own"})
+    with OperatorProcess(cluster, tmp_path_factory.mktemp("scoped"), "scoped", RLRUN_QUEUE=queue, **own):
+        world.create("a", managedBy="scoped", **GPUS)
+        status = world.wait_told("a", "quota loose: pods: asked 3, used 0 of 2, even if nothing else ran")
+        assert (status["phase"], world.kube.items(world.path(CORE, "pods"))) == ("Queued", [])
+        scoped(world, "loose", "3")
+        world.wait_pods_ready("a", 2, timeout=60)
+
+
 def test_the_queue_makes_no_pod_of_a_run_that_a_quota_keeps_out(
     cluster: Cluster, namespace: str, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -107,8 +107,9 @@ def _why(run: Subject, group: Manifest | None, queue: QueueState, told: str) -> 
         return reasons.QUEUE_MISCONFIGURED, (
             "Volcano has no such Queue; name another one in spec.queueName, or have a cluster administrator make it"
         )
-    if queue.state not in ("", "Open"):
-        return reasons.WAITING_FOR_TURN, f"the Queue is {queue.state}, and takes nothing until it is Open again"
+    if queue.exists and queue.state != "Open":
+        state = f"is {queue.state}" if queue.state else "has no state yet (is Volcano's controller running?)"
+        return reasons.WAITING_FOR_TURN, f"the Queue {state}, and takes nothing until it is Open"
     if group is None:
         return reasons.WAITING_FOR_TURN, "the run's PodGroup is being made"
     name = group["metadata"]["name"]

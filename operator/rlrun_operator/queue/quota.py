@@ -1,15 +1,13 @@
-"""Room that a namespace's ResourceQuotas leave for gangs.
-
-Quotas with scopes are not counted: what they match is the API server's to say.
-"""
+"""Room that a namespace's ResourceQuotas leave for gangs, of those with scopes for the pods that they count."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlrun_operator.node_fit import quantity, show
 from rlrun_operator.queue.model import Amounts, Applicant, PodSet
+from rlrun_operator.queue.scopes import Scope, counts, scopes_of
 from rlrun_operator.state import Manifest
 
 _BARE = ("cpu", "memory", "ephemeral-storage")
@@ -24,6 +22,11 @@ class Quota:
     name: str
     hard: Amounts
     used: dict[str, float] = field(default_factory=dict)
+    scopes: tuple[Scope, ...] = ()
+
+    def asked_of(self, gang: Iterable[PodSet]) -> dict[str, float]:
+        """Amounts of those pods of a gang that it counts."""
+        return asked_of(pods for pods in gang if counts(self.scopes, pods.spec))
 
     def lacks(self, asked: Amounts, *, empty: bool = False) -> str:
         """Words for the first amount that is too much; without words: it fits.
@@ -46,43 +49,42 @@ class Quotas:
 
     def __init__(self, quotas: Mapping[str, Sequence[Quota]]) -> None:
         self._quotas = {
-            namespace: [Quota(each.name, each.hard, dict(each.used)) for each in found]
-            for namespace, found in quotas.items()
+            namespace: [replace(each, used=dict(each.used)) for each in found] for namespace, found in quotas.items()
         }
-        self._known: dict[str, dict[str, float]] = {}
+        self._known: dict[tuple[str, str], dict[str, float]] = {}
 
     def charge(self, namespace: str, gang: Iterable[PodSet]) -> None:
         """Count pods that will be made."""
-        if quotas := self._quotas.get(namespace):
-            asked = asked_of(gang)
-            for quota in quotas:
-                for name in quota.hard.keys() & asked.keys():
-                    quota.used[name] = quota.used.get(name, 0.0) + asked[name]
+        pods = tuple(gang)
+        for quota in self._quotas.get(namespace) or ():
+            asked = quota.asked_of(pods)
+            for name in quota.hard.keys() & asked.keys():
+                quota.used[name] = quota.used.get(name, 0.0) + asked[name]
 
     def know(self, run: Applicant) -> None:
         """Count pods of a run that exist: what a quota reports may be of a moment before they were made."""
-        if quotas := self._quotas.get(run.namespace):
-            known = self._known.setdefault(run.namespace, {})
-            for pod in run.pods:
-                for name, amount in asked_of((PodSet(pod.role, 1, pod.requests),)).items():
-                    known[name] = known.get(name, 0.0) + amount
-            for quota in quotas:
-                for name in quota.hard.keys() & known.keys():
-                    quota.used[name] = max(quota.used.get(name, 0.0), known[name])
+        specs = {pods.role: pods.spec for pods in run.gang}
+        for quota in self._quotas.get(run.namespace) or ():
+            known = self._known.setdefault((run.namespace, quota.name), {})
+            counted = [pod for pod in run.pods if counts(quota.scopes, specs.get(pod.role, {}))]
+            for name, amount in asked_of(PodSet(pod.role, 1, pod.requests) for pod in counted).items():
+                known[name] = known.get(name, 0.0) + amount
+            for name in quota.hard.keys() & known.keys():
+                quota.used[name] = max(quota.used.get(name, 0.0), known[name])
 
     def lack(self, run: Applicant, *, empty: bool = False) -> str:
         """Words for what a run's quotas lack for it; without words: they have room."""
-        quotas = self._quotas.get(run.namespace)
-        if not quotas:
-            return ""
-        asked = asked_of(run.gang)
-        return next((words for quota in quotas if (words := quota.lacks(asked, empty=empty))), "")
+        quotas = self._quotas.get(run.namespace) or ()
+        return next((said for quota in quotas if (said := quota.lacks(quota.asked_of(run.gang), empty=empty))), "")
 
     def allows(self, run: Applicant, larger: Applicant) -> bool:
         """True if a run that has its pods may have those of a larger size instead."""
-        had = asked_of(run.gang)
-        more = {name: amount - had.get(name, 0.0) for name, amount in asked_of(larger.gang).items()}
-        return not any(quota.lacks(more) for quota in self._quotas.get(run.namespace) or ())
+        for quota in self._quotas.get(run.namespace) or ():
+            had = quota.asked_of(run.gang)
+            more = {name: amount - had.get(name, 0.0) for name, amount in quota.asked_of(larger.gang).items()}
+            if quota.lacks(more):
+                return False
+        return True
 
 
 def unmade(run: Applicant) -> tuple[PodSet, ...]:
@@ -125,10 +127,10 @@ def _limits(spec: Manifest) -> dict[str, float]:
 
 
 def read_quota(manifest: Manifest) -> Quota | None:
-    """A ResourceQuota; None: it has scopes, or was not counted by its controller yet."""
+    """A ResourceQuota; None: it was not counted by its controller yet."""
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
-    if spec.get("scopes") or spec.get("scopeSelector") or not status.get("hard"):
+    if not status.get("hard"):
         return None
     used = {name: quantity(amount) for name, amount in (status.get("used") or {}).items()}
     hard = {name: quantity(amount) for name, amount in (spec.get("hard") or {}).items()}
-    return Quota(str(manifest["metadata"]["name"]), hard, used)
+    return Quota(str(manifest["metadata"]["name"]), hard, used, scopes_of(spec))

@@ -142,7 +142,8 @@ class VolcanoQueue:
                     last = max(last, (str(event.get("lastTimestamp") or event.get("eventTime") or ""), message))
         except ApiError as error:
             log.info("events of PodGroup %s were not read: %s", metadata["name"], error)
-        self._told[metadata["uid"]] = last[1], self._cluster.clock() + READ_SECONDS
+        believed = READ_SECONDS if last[1] else LOOK_SECONDS
+        self._told[metadata["uid"]] = last[1], self._cluster.clock() + believed
         return last[1]
 
     def _keep(self, uids: set[str]) -> None:

@@ -152,7 +152,10 @@ def test_a_queue_that_is_missing_or_closed_is_told_by_its_name() -> None:
     life = Life()
     life.volcano.queues["team-a"] = "Closed"
     life.settle()
-    assert "Volcano Queue team-a: the Queue is Closed, and takes nothing until it is Open again" in life.said
+    assert "Volcano Queue team-a: the Queue is Closed, and takes nothing until it is Open" in life.said
+    life.volcano.queues["team-a"] = ""
+    life.settle()
+    assert "the Queue has no state yet (is Volcano's controller running?), and takes nothing" in life.said
 
 
 def test_a_group_deleted_by_hand_is_made_again_and_costs_nothing() -> None:

@@ -135,7 +135,7 @@ async def test_a_quota_is_room_that_may_be_missing() -> None:
     words = "quota team: requests.nvidia.com/gpu: asked 8, used 4 of 8; free some of it, or have the quota raised"
     assert answer.message == words
     cluster.limited = [{**quota, "spec": {"hard": hard, "scopes": ["Terminating"]}}]
-    assert (await cluster.ask(run)).admitted, "what a scope matches is not ours to say"
+    assert (await cluster.ask(run)).admitted, "it counts none of the run's pods"
 
 
 async def test_an_admission_counts_before_its_run_has_put_it_on_record() -> None:
