@@ -64,7 +64,7 @@ class StandIn:
             return 0
         if is_true(one, "Evicted") and one["status"].get("admission"):
             return 0  # the integration has to stop its pods first
-        if condition(one, "Requeued").get("reason", "").startswith("Deactivated"):
+        if condition(one, "Requeued").get("reason") == "Deactivated":  # of this word alone, as Kueue 0.17 has it
             self._say(one, "Requeued", True, "Reactivated", "The workload was reactivated")
         if one.get("status", {}).get("admission"):
             return 0

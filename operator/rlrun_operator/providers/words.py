@@ -25,6 +25,10 @@ REASONS: Mapping[str, str] = {
     "Inadmissible": reasons.QUEUE_MISCONFIGURED,
 }
 """Reason of QuotaReserved -> reason of the run's condition Admitted."""
+_PENDING = "Pending"
+_NEVER = ("> maximum capacity", "unavailable in ClusterQueue")
+_LATER = "insufficient unused quota"
+"""Words of releases before 0.19, which have one reason for all that waits: Kueue 0.17, flavorassigner.go."""
 
 
 def refused(reason: str, message: str, *, stops: bool = False) -> Admission:
@@ -53,8 +57,15 @@ def waits(run: Subject, workload: Manifest) -> Admission:
         return refused(reasons.WAITING_FOR_TURN, f"LocalQueue {run.queue}: quota is reserved; {_checks(workload)}")
     if not quota:
         return not_judged(run)
-    reason = REASONS.get(str(quota.get("reason")), reasons.WAITING_FOR_RESOURCES)
-    return refused(reason, f"LocalQueue {run.queue}: {_told(quota)}")
+    return refused(_reason(quota), f"LocalQueue {run.queue}: {_told(quota)}")
+
+
+def _reason(quota: Mapping[str, object]) -> str:
+    """Reason of Admitted for what QuotaReserved says; one flavor that has room later is enough to wait for."""
+    reason, message = str(quota.get("reason")), str(quota.get("message"))
+    if reason == _PENDING and _LATER not in message and any(words in message for words in _NEVER):
+        return reasons.NEVER_FITS
+    return REASONS.get(reason, reasons.WAITING_FOR_RESOURCES)
 
 
 def not_judged(run: Subject) -> Admission:

@@ -28,6 +28,7 @@ SUSPENDED_ANNOTATION = f"{GROUP}/suspended"
 NAME_MAX = 63
 ROLES: dict[str, Role] = {"StatefulSet": "trainer", "Deployment": "inference", "Pod": "orchestrator"}
 _POD_FIELDS = ("nodeSelector", "tolerations", "priorityClassName", "runtimeClassName", "overhead", "resources")
+_DEACTIVATED = "Deactivated"
 _PASSES = ("Preempted", "NodeFailures")
 """Evictions after which the run is to be tried again at once; after all others Kueue says when."""
 
@@ -159,15 +160,20 @@ def with_conditions(workload: Manifest, said: Mapping[str, tuple[bool, str, str]
 def cleared(workload: Manifest, now: float) -> Json:
     """The status of an evicted Workload whose run has no pod any more: the quota is given back, and the run waits again."""
     evicted = kueue_condition(workload, "Evicted")
-    reason, message = str(evicted.get("reason") or "Deactivated"), str(evicted.get("message") or "")
+    reason, message = str(evicted.get("reason") or _DEACTIVATED), str(evicted.get("message") or "")
     said = {
         "QuotaReserved": (False, "PendingEvaluation", message),
         "Admitted": (False, "NoReservation", "The workload has no reservation"),
-        "Requeued": (reason in _PASSES, reason, message),
+        "Requeued": (reason in _PASSES, _requeued_by(reason), message),
         "PodsReady": (False, "WaitForStart", "the run has no pods"),
     }
     status = with_conditions(workload, said, now)
     return {name: value for name, value in status.items() if name not in ("admission", "reclaimablePods")}
+
+
+def _requeued_by(eviction: str) -> str:
+    """Reason of Requeued. Kueue tries what is active again only where it is this one, without the cause that Evicted has behind it."""
+    return _DEACTIVATED if eviction.startswith(_DEACTIVATED) else eviction
 
 
 def pods_ready(workload: Manifest, *, ready: bool) -> tuple[bool, str, str] | None:
