@@ -93,7 +93,7 @@ def test_what_is_left_out_and_its_default_are_the_same(world: World, author: Aut
     author.apply(long)
     world.wait_phase("a", "Starting")
     world.wait_pods_ready("a", 2)
-    before = world.versions("a", leave_out=("leases", "poddisruptionbudgets"))
+    before = world.settled("a", leave_out=("leases", "poddisruptionbudgets"))
     short = manifest("a", evaluation={})
     author.apply(short)
     assert world.run("a")["spec"] == short["spec"]

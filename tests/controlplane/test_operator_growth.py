@@ -60,7 +60,7 @@ def test_a_claim_grows_below_a_run_that_trains(world: World) -> None:
     world.start("a", storage=sized("1Gi", "grows"))
     wait_bound(world)
     others = ("persistentvolumeclaims", "leases", "poddisruptionbudgets")
-    before, uid = world.versions("a", leave_out=others), claim(world)["metadata"]["uid"]
+    before, uid = world.settled("a", leave_out=others), claim(world)["metadata"]["uid"]
     world.edit("a", {"storage": sized("3Gi", "grows")})
     wait_for(
         lambda: claim(world)["spec"]["resources"]["requests"]["storage"], lambda size: size == "3Gi", "the claim asks"

@@ -309,7 +309,7 @@ def test_a_guest_lives_with_its_host(world: World, cluster: Cluster) -> None:
 def test_deleting_a_guest_touches_nothing_of_its_host_and_deleting_the_host_is_told(world: World) -> None:
     world.start("host", **HOST)
     start_guest(world)
-    before = world.versions("host", leave_out=("leases",))
+    before = world.settled("host")
     world.delete("rlruns", "guest", RUNS)
     wait_for(lambda: world.versions("guest"), lambda left: not left, "nothing of the guest is left")
     wait_for(lambda: world.status("host"), lambda status: "guests" not in status, "the host has forgotten it")

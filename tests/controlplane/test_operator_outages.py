@@ -61,18 +61,6 @@ def wait_stand_by(operator: OperatorProcess) -> None:
     wait_for(lambda: operator.http("/readyz")[0], lambda code: code == 200, "the stand-by is ready")
 
 
-def settled(world: World, name: str) -> dict[str, tuple[str, int]]:
-    """Versions of the children, once nothing changes any more by itself."""
-    previous: dict[str, tuple[str, int]] = {}
-
-    def look() -> dict[str, tuple[str, int]]:
-        nonlocal previous
-        before, previous = previous, world.versions(name, leave_out=("leases",))
-        return previous if previous == before else {}
-
-    return wait_for(look, bool, f"the children of {name} rest", pause=1.0)
-
-
 def rendered(world: World, name: str) -> dict[str, int]:
     """Generations of the children: they change with what is wanted, not with what other controllers say of it."""
     return {child: version[1] for child, version in world.versions(name, leave_out=("leases", "pods")).items()}
@@ -105,7 +93,7 @@ def wait_seen(world: World, name: str, step: int, **renewal: object) -> None:
 def test_an_operator_that_is_killed_and_started_again_touches_nothing(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path) as operator:
         world.start("a")
-        before = settled(world, "a")
+        before = world.settled("a")
         operator.kill()
         world.renew("a", 5)
         operator.start()
@@ -120,7 +108,7 @@ def test_an_operator_that_is_killed_and_started_again_touches_nothing(world: Wor
 def test_an_upgrade_takes_effect_with_the_next_attempt_and_not_before(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path, RLRUN_TRAINER_IMAGE="reg/trainer:1") as operator:
         world.start("a")
-        before = settled(world, "a")
+        before = world.settled("a")
         operator.stop()
     with operator_of(
         world,
@@ -213,7 +201,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(world: World, tmp_pa
         world.start("a")
         assert second.metric("rlrun_operator_leader") == 0.0
         assert second.writes() == {}
-        before = settled(world, "a")
+        before = world.settled("a")
         first.freeze()
         second.wait_ready(timeout=40)
         wait_seen(world, "a", 9)
@@ -235,7 +223,7 @@ def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(w
     """They have leader Leases of their own; replicas of one release do not wait for each other here."""
     with operator_of(world, tmp_path) as first:
         world.start("a")
-        before = settled(world, "a")
+        before = world.settled("a")
         with operator_of(world, tmp_path, "operator-1", RLRUN_LEASE_NAME="other") as second:
             served = f'rlrun_operator_serves{{managed_by="",namespace="{world.namespace}"}}'
             wait_for(lambda: second.metrics().get(served), lambda value: value == 0.0, "the second one tells")
@@ -289,7 +277,7 @@ def test_missing_rights_are_named_and_the_charts_role_suffices(world: World, tmp
                 )  # fmt: skip
         operator.wait_ready(timeout=60)
         world.start("a")
-        settled(world, "a")
+        world.settled("a")
         world.delete("pods", "a-trainer-0")
         world.wait_phase("a", "Starting", attempt=2)
         world.end_pod("a-orchestrator-2", 0)

@@ -10,7 +10,6 @@ import pytest
 from tests.cluster import Cluster
 from tests.controlplane.harness import OperatorProcess, wait_for
 from tests.controlplane.installation import judged_operator
-from tests.controlplane.test_operator_outages import settled
 from tests.controlplane.world import APPS, World, run
 
 TEAM = "spec: {trainer: {image: team/trainer:1, nodeSelector: {defaults: 'yes'}}}\nlocked: [trainer.image]\n"
@@ -55,7 +54,7 @@ def test_defaults_are_taken_locked_and_edited(world: World, folder: Path) -> Non
     world.wait_told("b", r"trainer\.image \(mine:2\) is locked by ConfigMap default/team")
     world.wait_event("b", "ForbiddenByPolicy")
 
-    before = settled(world, "a")
+    before = world.settled("a")
     (folder / "defaults.yaml").write_text("spec: {trainer: {image: team/trainer:2}}")
     wait_for(
         lambda: world.condition("a", "ConfigurationValid"),

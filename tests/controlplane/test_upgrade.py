@@ -17,7 +17,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
 from tests.controlplane.installation import ROOT, install_crds
-from tests.controlplane.test_operator_outages import operator_of, settled, wait_seen
+from tests.controlplane.test_operator_outages import operator_of, wait_seen
 from tests.controlplane.world import World, run
 
 EARLIER = Path(__file__).parent / "releases" / "charts-e3c4c31.tar.gz"
@@ -85,7 +85,7 @@ def test_a_run_trains_on_through_an_upgrade_of_the_resource_and_the_way_back(
     install_earlier_crds(world, earlier)
     with operator_of(world, tmp_path) as operator:
         world.start("a")
-        spec, before = world.run("a")["spec"], settled(world, "a")
+        spec, before = world.run("a")["spec"], world.settled("a")
         install_crds(world.cluster)
         assert has_autoscale(world)
         check_undisturbed(world, spec, before, 5)

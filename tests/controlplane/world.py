@@ -155,6 +155,17 @@ class World:
                 found[f"{plural}/{meta['name']}"] = (_mark(child), meta.get("generation", 0))
         return found
 
+    def settled(self, name: str, *, leave_out: tuple[str, ...] = ("leases",)) -> dict[str, tuple[str, int]]:
+        """Its `versions`, once every pod has a node and nothing changes any more by itself."""
+        previous: dict[str, tuple[str, int]] = {}
+
+        def look() -> dict[str, tuple[str, int]]:
+            nonlocal previous
+            before, previous = previous, self.versions(name, leave_out=leave_out)
+            return previous if previous == before and all("nodeName" in pod["spec"] for pod in self.pods(name)) else {}
+
+        return wait_for(look, bool, f"the children of {name} rest", pause=1.0)
+
     def events(self, name: str) -> list[str]:
         """Reasons of the events on a run, oldest first."""
         found = self.kube.items(
