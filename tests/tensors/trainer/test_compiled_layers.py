@@ -220,4 +220,10 @@ def test_the_default_is_by_the_devices() -> None:
     assert TrainerSpec(gpus_per_replica=1).compiles
     assert not TrainerSpec(gpus_per_replica=1, compile=False).compiles
     assert not TrainerSpec.model_validate({"gpusPerReplica": 2, "parallelism": {"tp": 2}}).compiles
+    zero_bubble = {
+        "gpusPerReplica": 2,
+        "gradientAccumulation": "local",
+        "parallelism": {"pp": 2, "schedule": "ZBVZeroBubble"},
+    }
+    assert not TrainerSpec.model_validate(zero_bubble).compiles
     assert Memory.of(TrainerSpec()).compile is None

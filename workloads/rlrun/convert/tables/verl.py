@@ -173,7 +173,11 @@ _ACTOR: tuple[Row, ...] = (
     joined(_A + "megatron.tensor_model_parallel_size", "trainer.parallelism.tp", "one rank per matrix"),
     joined(_A + "megatron.context_parallel_size", "trainer.parallelism.cp", "one rank per row"),
     joined(_A + "megatron.expert_model_parallel_size", "trainer.parallelism.ep", "one rank per expert"),
-    drop(_A + "megatron.virtual_pipeline_model_parallel_size", "a rank has one stage", fine=(None, 1)),
+    drop(
+        _A + "megatron.virtual_pipeline_model_parallel_size",
+        "set schedule: Interleaved1F1B and stagesPerRank in trainer.parallelism",
+        fine=(None, 1),
+    ),
     drop(_A + "megatron.expert_tensor_parallel_size", "experts are divided by ep alone", fine=(None, 1)),
     drop(_A + "megatron.*", "of Megatron, which does not train here"),
     value(_A + "use_torch_compile", "trainer.compile", "compile every decoder layer", convert="flag"),
