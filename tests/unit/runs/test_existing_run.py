@@ -100,7 +100,7 @@ def test_checkpoints_are_those_that_are_complete(folder: Folder) -> None:
 def test_metrics_are_a_table_where_there_is_pandas(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     run = Run.open(folder.root)
-    with pytest.raises(RunError, match=r"pip install 'pandas>=2\.2', or use run\.metric_rows\(\)"):
+    with pytest.raises(RunError, match=r"pip install 'pandas>=2\.2\.2', or use run\.metric_rows\(\)"):
         run.metrics()
     made: Any = ModuleType("pandas")
     made.DataFrame = lambda rows: SimpleNamespace(set_index=lambda name: (name, rows))

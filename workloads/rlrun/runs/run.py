@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlrun.runs.launch import Launched
     from rlrun.runs.manifest import Manifest
 
-_NO_PANDAS = "run.metrics() needs pandas, which is not installed: pip install 'pandas>=2.2', or use run.metric_rows()"
+_NO_PANDAS = "run.metrics() needs pandas, which is not installed: pip install 'pandas>=2.2.2', or use run.metric_rows()"
 
 
 class Run:
@@ -258,12 +258,14 @@ class Run:
         """Metrics as a table, one row per step; the index is the step.
 
         Raises:
-            RunError: pandas is not installed.
+            RunError: pandas is not installed, or is of no use with the numpy that is.
         """
         try:
             import pandas
         except ImportError:
             raise RunError(_NO_PANDAS) from None
+        except ValueError as error:  # one that was built for another numpy
+            raise RunError(f"pandas cannot be imported: {error}; pip install -U 'pandas>=2.2.2'") from None
         rows = self.metric_rows()
         return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
 
