@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlrun.defaults.team import TeamDefaults as TeamDefaults
 from rlrun.runtime.json_types import Json as Json
 from rlrun.runtime.json_types import Manifest as Manifest
 from rlrun_operator.names import Ref, Role
@@ -69,22 +70,6 @@ class Admission:
     """Additions to the pods of each role, while the run is admitted."""
     conflict: str = ""
     """Reason why the additions contradict each other."""
-
-
-@dataclass(frozen=True)
-class TeamDefaults:
-    """Defaults that an administrator gives to runs (`team_defaults`)."""
-
-    config_map: str
-    """`NAMESPACE/NAME` of the ConfigMap that has them."""
-    mark: str
-    """8 hex digits over them."""
-    values: Mapping[str, object] = field(default_factory=dict)
-    """By path in the specification."""
-    locked: frozenset[str] = frozenset()
-    """Paths whose value a run may not change."""
-    problems: str = ""
-    """Reasons why they cannot be used, with the fix."""
 
 
 @dataclass(frozen=True)

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from pydantic import ValidationError
-
-from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.config.loading.examine import validate
-from rlrun.config.loading.layers import Reader
-from rlrun.config.loading.problems import ConfigError
-from rlrun.runtime.printable import printable
+from rlrun.defaults.judgement import Reading, read_spec
+from rlrun.defaults.words import bounded as bounded
+from rlrun.defaults.words import shorten as shorten
 from rlrun_operator.render import former_spec_hashes, spec_hash
 from rlrun_operator.state import Manifest
-
-log = logging.getLogger(__name__)
-MESSAGE_MAX = 2000
-"""Characters of a message in the status."""
-
 
 _remembered: dict[tuple[str, str], tuple[Manifest, Judgement]] = {}
 """Judgements by namespace and name, until `forget`: a run is judged again at every event, however many there are."""
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """Validation of a specification without the cluster."""
-
-    spec: RLRunSpec | None
-    """None: it is invalid."""
-    problems: str = ""
-    """Field, value and fix of everything that is wrong."""
-    ignored: str = ""
-    """Fields that this operator does not know: the CRD may be of a newer release."""
+class Judgement(Reading):
+    """Validation of a specification without the cluster, and its marks."""
 
     @cached_property
     def spec_hash(self) -> str | None:
@@ -59,7 +41,8 @@ def judge(run: Manifest) -> Judgement:
     known = _remembered.get(key)
     if known is not None and known[0] == document:
         return known[1]
-    result = _read(document)
+    found = read_spec(document)
+    result = Judgement(found.spec, found.problems, found.ignored)
     _remembered[key] = (document, result)
     return result
 
@@ -69,48 +52,6 @@ def forget(namespace: str, name: str) -> None:
     _remembered.pop((namespace, name), None)
 
 
-def _read(document: Manifest) -> Judgement:
-    try:
-        return _validated(document)
-    except Exception as error:  # the only place that reads what users write: whatever a reader does not bear is an invalid specification
-        log.exception("run %s: its specification could not be read", document["metadata"].get("name"))
-        return Judgement(None, problems=f"the specification cannot be read ({type(error).__name__}): simplify spec")
-
-
-def _validated(document: Manifest) -> Judgement:
-    try:
-        return Judgement(RLRun.model_validate(document, strict=True).spec)
-    except ValidationError:
-        pass
-    layer = Reader(RLRun, "", camel_only=True).read(document)
-    ignored = bounded(problem.path for problem in layer.problems)
-    layer.problems.clear()
-    try:
-        return Judgement(validate(RLRun, layer).spec, ignored=ignored)
-    except ConfigError as error:
-        return Judgement(None, problems=bounded(str(problem) for problem in error.problems))
-
-
-def shorten(text: str, limit: int = MESSAGE_MAX) -> str:
-    """`text` on one line that a terminal can show, of at most `limit` characters."""
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
 def counted(number: int, noun: str) -> str:
     """`1 engine`, `2 engines`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def bounded(parts: Iterable[str]) -> str:
-    """`parts` as one message of at most `MESSAGE_MAX` characters, with the number of those left out."""
-    shown: list[str] = []
-    left = MESSAGE_MAX
-    every = [shorten(part, 600) for part in parts]
-    for part in every:
-        left -= len(part) + 2
-        if left < 40 and shown:
-            break
-        shown.append(part)
-    more = len(every) - len(shown)
-    return "; ".join(shown) + (f"; and {more} more" if more else "")

@@ -13,6 +13,7 @@ from rlrun.api.kubernetes import Affinity
 from rlrun.api.pods import PodFields
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ProgressStatus, SharedWithStatus
+from rlrun.defaults.team import status_of
 from rlrun_operator import render
 from rlrun_operator.decide import queueing, status_builder
 from rlrun_operator.decide.attempt_end import begun, fail, restarting
@@ -28,7 +29,6 @@ from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Apply, Decision, 
 from rlrun_operator.status import progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
 from rlrun_operator.status.conditions import Say, not_failed
-from rlrun_operator.team_defaults import status_of
 from rlrun_operator.times import rfc3339
 
 LOOK_AGAIN_SECONDS = 2.0

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import RLRunStatus
 from rlrun.config.models.roles import ASKING_TASKS
+from rlrun.defaults.team import Applied, applied
 from rlrun_operator.decide import host_run
 from rlrun_operator.failures import node_exclusion
 from rlrun_operator.names import (
@@ -37,7 +38,6 @@ from rlrun_operator.status.change import StatusChange
 from rlrun_operator.status.conditions import Say, is_true
 from rlrun_operator.status.diagnose import Wanted
 from rlrun_operator.status.words import ASKING, TRAINING, Words
-from rlrun_operator.team_defaults import Applied, applied
 from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import Judgement, bounded, judge
 

@@ -44,7 +44,7 @@ class Subject:
     queue: str
     """LocalQueue of Kueue, or Queue of Volcano."""
     pod_sets: tuple[Json, ...]
-    """Needs of the next attempt, by role (`workload.pod_sets`, `volcano.members`); none: the specification is invalid."""
+    """Needs of the next attempt, by role (`workload.pod_sets`, `volcano_queue.members_of`); none: the specification is invalid."""
     priority: Priority = Priority()
     holds: bool = False
     """Its admission is on record, it is on the way into suspension, or a pod of it exists, an ending one too, or what may make one."""

@@ -12,13 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlrun_operator.names import GROUP, KIND, ROLES, VERSION, Role, labels
 from rlrun_operator.providers.model import Create, Edit, Remove, Step, Subject
 from rlrun_operator.providers.workload import SHAPE_ANNOTATION, is_of, name_of
-from rlrun_operator.queue.model import PodSet
 from rlrun_operator.state import Admission, Json, Manifest, Placed
 from rlrun_operator.status import reasons
 
@@ -44,24 +43,12 @@ class QueueState:
     """Open, Closed, Closing or Unknown; empty: it has none yet."""
 
 
-def members(gang: Iterable[PodSet]) -> tuple[Json, ...]:
-    """Pods that a run needs, by role: `name`, `count`, `requests` of one, `priorityClassName`."""
-    return tuple(
-        {
-            "name": pods.role,
-            "count": pods.count if pods.least is None else min(pods.least, pods.count),
-            "requests": {name: amount for name, amount in pods.requests.items() if name != "pods"},
-            "priorityClassName": str(pods.spec.get("priorityClassName") or ""),
-        }
-        for pods in gang
-    )
-
-
 def step(run: Subject, group: Manifest | None, *, queue: QueueState = QueueState(), told: str = "") -> Step:
     """The next write and the answer.
 
     Args:
-        run: as its status, which is on record, and the store say; `pod_sets` are its `members`.
+        run: as its status, which is on record, and the store say; `pod_sets` are the pods that it needs, by role: `name`,
+            `count`, `requests`, `priorityClassName`.
         group: the PodGroup of this run's name; None: there is none.
         queue: the Queue that it names; read for a run that waits.
         told: Volcano's last words about a PodGroup that is Pending.

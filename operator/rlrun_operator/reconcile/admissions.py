@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlrun.api.status import RLRunStatus
+from rlrun.defaults.team import applied
 from rlrun_operator.decide import queueing
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import RUN_LABEL
@@ -23,7 +24,6 @@ from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find, is_true
-from rlrun_operator.team_defaults import applied
 from rlrun_operator.times import seconds_of
 
 PLAN_SECONDS = 1.0

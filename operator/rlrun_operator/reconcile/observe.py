@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
+from rlrun.defaults.team import applied
 from rlrun_operator.kube.client import ApiError, Client
 from rlrun_operator.kube.resources import (
     CLAIM,
@@ -28,7 +29,6 @@ from rlrun_operator.names import KIND, Names, Ref
 from rlrun_operator.runtime.cache import Key, Store, claim_name
 from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Fact, Manifest, Observed, TeamDefaults, Ungrown
-from rlrun_operator.team_defaults import applied
 
 LOOK_UP_SECONDS = 5.0
 """Events of a namespace and nodes are asked for at most this often, however many runs wait."""

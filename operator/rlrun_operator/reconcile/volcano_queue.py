@@ -168,7 +168,15 @@ def members_of(case: Case, spec: RLRunSpec) -> tuple[Json, ...]:
     """Pods without which a run's next attempt does not go on, by role."""
     made = workloads(case.context(spec, max(case.attempt, 1))).made
     trainers = spec.trainer.elastic.min if spec.trainer.elastic is not None else None
-    return volcano.members(gang_of(made, engines_needed=case.wanted.engines_needed, trainers_needed=trainers))
+    return tuple(
+        {
+            "name": pods.role,
+            "count": pods.count if pods.least is None else min(pods.least, pods.count),
+            "requests": {name: amount for name, amount in pods.requests.items() if name != "pods"},
+            "priorityClassName": str(pods.spec.get("priorityClassName") or ""),
+        }
+        for pods in gang_of(made, engines_needed=case.wanted.engines_needed, trainers_needed=trainers)
+    )
 
 
 def _why_absent(error: ApiError) -> str:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlrun.defaults.team import read_defaults
 from rlrun_operator.state import TeamDefaults
-from rlrun_operator.team_defaults import read_defaults
 
 EVERYWHERE = "defaults.yaml"
 """Key for all namespaces; `defaults.NAMESPACE.yaml`: for one, instead of it."""

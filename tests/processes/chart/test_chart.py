@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from rlrun.defaults.team import read_defaults
 from rlrun_operator.render import api_key_secret, prerequisites, workloads
 from rlrun_operator.restrictions import Installation, RunPolicy
 from rlrun_operator.runtime.preflight import lacking
 from rlrun_operator.settings import NetworkSettings, RenderSettings, from_environment
-from rlrun_operator.team_defaults import read_defaults
 from tests.processes.chart.rendering import CHART, RefusedError, Render
 from tests.unit.operator.build.examples import KEY, example
 

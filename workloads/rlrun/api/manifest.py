@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
@@ -19,30 +20,37 @@ _TOML = (
     "starts it as it is, with --dry-run it shows what it means"
 )
 GROUP = API_VERSION.partition("/")[0]
+Lay = Callable[[Json], Json]
+"""From a manifest as it is written to one with its namespace's defaults (`rlrun.defaults.given.Laid`)."""
 
 
-def read_manifest(path: Path, variation: Variation | None = None) -> RLRun:
+def read_manifest(path: Path, variation: Variation | None = None, lay: Lay | None = None) -> RLRun:
     """The one RLRun of a YAML (or JSON) file; documents of other kinds beside it are left alone.
 
     Args:
         path: the file.
         variation: options and variables that change it.
+        lay: over defaults.
 
     Raises:
         ConfigError: every problem with its line.
     """
-    return parse_manifest(read_text(path), str(path), variation)[0]
+    return parse_manifest(read_text(path), str(path), variation, lay)[0]
 
 
-def parse_manifest(text: str, source: str, variation: Variation | None = None) -> tuple[RLRun, Layer]:
+def parse_manifest(
+    text: str, source: str, variation: Variation | None = None, lay: Lay | None = None
+) -> tuple[RLRun, Layer]:
     """As `read_manifest`, from a text that messages call `source`; with the origin of every field, for more checks."""
-    examined, layer = examine_manifest(text, source, variation)
+    examined, layer = examine_manifest(text, source, variation, lay)
     if examined.problems or examined.result is None:
         raise ConfigError(examined.problems)
     return examined.result, layer
 
 
-def examine_manifest(text: str, source: str, variation: Variation | None = None) -> tuple[Examined[RLRun], Layer]:
+def examine_manifest(
+    text: str, source: str, variation: Variation | None = None, lay: Lay | None = None
+) -> tuple[Examined[RLRun], Layer]:
     """As `parse_manifest`, with every problem beside what can be understood all the same.
 
     Raises:
@@ -59,6 +67,7 @@ def examine_manifest(text: str, source: str, variation: Variation | None = None)
     if wrong_type and not is_manifest(document.value):  # the fields of another type would only confuse
         raise ConfigError([*broken, *wrong_type])
     value = document.value | {"apiVersion": API_VERSION, "kind": KIND}
+    value = value if lay is None else lay(value)
     layer = Reader(RLRun, source, document.lines, camel_only=True).read(value, line=document.line)
     layer.problems += [*broken, *wrong_type]
     if variation is not None:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
-from rlrun.api.manifest import examine_manifest
+from rlrun.api.manifest import Lay, examine_manifest
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.api.variation import Variation
 from rlrun.config.loading.arguments import COMMAND_LINE
@@ -62,7 +62,13 @@ def nothing(_spec: RLRunSpec) -> Collection[Key]:
 
 
 def judge_manifest(
-    text: str, source: str, *, here: bool, leave_out: LeaveOut = nothing, variation: Variation | None = None
+    text: str,
+    source: str,
+    *,
+    here: bool,
+    leave_out: LeaveOut = nothing,
+    variation: Variation | None = None,
+    lay: Lay | None = None,
 ) -> Judged[RLRun]:
     """Every problem and notice of a manifest.
 
@@ -72,12 +78,13 @@ def judge_manifest(
         here: whether it is to run on this machine, or in pods that have other packages and files.
         leave_out: fields of a specification, by Python names, whose models, code and data the command has no use for.
         variation: options and variables that change it.
+        lay: over defaults.
 
     Raises:
         KeyboardInterrupt: a signal came while its code was loaded.
     """
     try:
-        examined, layer = examine_manifest(text, source, variation)
+        examined, layer = examine_manifest(text, source, variation, lay)
     except ConfigError as error:
         return Judged(None, error.problems, ())
     return _judged(RLRun, examined, layer, below=("spec",), here=here, leave_out=leave_out)

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from rlrun.api.resource import RLRun
+from rlrun.defaults.team import applied, read_defaults
 from rlrun_operator.names import Ref
 from rlrun_operator.runtime.defaults_files import DefaultsFiles
 from rlrun_operator.state import TeamDefaults
-from rlrun_operator.team_defaults import applied, read_defaults
 from tests.unit.operator.decide.kube import Kube
 
 ROOT = Path(__file__).parents[4]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
+from rlrun.cli.checks import defaults
 from rlrun.cli.common import report
 from rlrun.config.loading.parser import Parser
 from rlrun.config.loading.problems import ConfigError
@@ -40,6 +41,7 @@ def parser() -> Parser:
     p.add_argument("--model-config", metavar="FOLDER", type=Path, help="folder with the config.json of the model")
     p.add_argument("--reference-config", metavar="FOLDER", type=Path, help="the same of algorithm.reference")
     p.add_argument("--json", action="store_true", help="print the result as JSON")
+    defaults.add_options(p)
     return p
 
 
@@ -47,7 +49,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
     options = parser().parse_args(list(argv))
     try:
-        manifest = read_manifest(options.file)
+        lay = defaults.laid(options)
+        manifest = read_manifest(options.file, lay=lay)
+        defaults.settled(lay, options.file, manifest.spec)
     except ConfigError as error:
         return report(error)
     spec, name = manifest.spec, manifest.metadata.name

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.api.variation import Variation, field_options, take_variation
+from rlrun.cli.checks import defaults
 from rlrun.cli.common import report
 from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.problems import ConfigError
@@ -25,6 +26,7 @@ def parser() -> Parser:
         description="Print run.json: the configuration that each role gets. Fields of spec are options too.",
     )
     p.add_argument("file", metavar="FILE", type=Path, help="an RLRun manifest")
+    defaults.add_options(p)
     p.add_argument("--output-dir", help="the run's folder in the output (default: runs/<name>)")
     return p
 
@@ -35,7 +37,9 @@ def run(argv: Sequence[str]) -> int:
     p.also = field_options()
     options = p.parse_args(rest)
     try:
-        manifest = read_manifest(options.file, Variation(varied, os.environ))
+        lay = defaults.laid(options)
+        manifest = read_manifest(options.file, Variation(varied, os.environ), lay)
+        defaults.settled(lay, options.file, manifest.spec)
     except ConfigError as error:
         return report(error)
     name = manifest.metadata.name

@@ -6,15 +6,19 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.api.variation import Variation, field_options, take_variation
+from rlrun.cli.checks import defaults
+from rlrun.cli.common import report
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.rollout import EvaluationConfig
+from rlrun.defaults.given import Laid
 from rlrun.local.judge import Judged, judge_manifest
 from rlrun.runtime import exit_codes
 
@@ -30,6 +34,7 @@ def parser() -> Parser:
     )
     p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="an RLRun manifest; -: standard input")
     p.add_argument("--json", action="store_true", help="print a JSON list with an object for each file")
+    defaults.add_options(p)
     return p
 
 
@@ -39,7 +44,11 @@ def run(argv: Sequence[str]) -> int:
     variation = Variation(varied, os.environ)
     p.also = field_options()
     options = p.parse_args(rest)
-    judged = [(STANDARD_INPUT if path == Path("-") else str(path), _judge(path, variation)) for path in options.files]
+    try:
+        lay = defaults.laid(options)
+    except ConfigError as error:
+        return report(error)
+    judged = [(_source(path), _judge(path, variation, lay)) for path in options.files]
     if options.json:
         print(json.dumps([document(source, one) for source, one in judged], indent=2))
     else:
@@ -48,13 +57,21 @@ def run(argv: Sequence[str]) -> int:
     return exit_codes.OK if all(_valid(one) for _, one in judged) else exit_codes.CONFIGURATION
 
 
-def _judge(path: Path, variation: Variation) -> Judged[RLRun]:
+def _source(path: Path) -> str:
+    return STANDARD_INPUT if path == Path("-") else str(path)
+
+
+def _judge(path: Path, variation: Variation, lay: Laid | None) -> Judged[RLRun]:
     try:
-        if path == Path("-"):
-            return judge_manifest(_standard_input(), STANDARD_INPUT, here=False, variation=variation)
-        return judge_manifest(read_text(path), str(path), here=False, variation=variation)
+        text = _standard_input() if path == Path("-") else read_text(path)
+        judged = judge_manifest(text, source := _source(path), here=False, variation=variation, lay=lay)
     except ConfigError as error:
         return Judged(None, error.problems, ())
+    if lay is None:
+        return judged
+    lay.settle(judged.run.spec if judged.run is not None else None)
+    problems, notices = [*judged.problems, *lay.problems(source)], [*judged.notices, *lay.notices(source)]
+    return replace(judged, problems=problems, notices=notices)
 
 
 def _standard_input() -> str:
@@ -74,7 +91,7 @@ def _print(source: str, judged: Judged[RLRun]) -> None:
     if judged.run is not None and _valid(judged):
         print(f"{source}: valid: {summary(judged.run)}")
     for notice in judged.notices:
-        print(f"{notice.source}: note: {notice.path} {notice.message}")
+        print(" ".join(filter(None, (f"{notice.source}: note:", notice.path, notice.message))))
 
 
 def document(source: str, judged: Judged[RLRun]) -> dict[str, Any]:

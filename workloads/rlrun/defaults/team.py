@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlrun.api.resource import API_VERSION, KIND
 from rlrun.api.status import DefaultsStatus
 from rlrun.config.models.roles import TRAINING_TASKS
-from rlrun_operator.names import GROUP, KIND, ROLES, VERSION
-from rlrun_operator.state import Json, Manifest, TeamDefaults
-from rlrun_operator.validate_spec import bounded, forget, judge, shorten
+from rlrun.defaults.judgement import read_spec
+from rlrun.defaults.words import bounded, shorten
+from rlrun.runtime.json_types import Json, Manifest
 
+_ROLES = ("trainer", "inference", "orchestrator")
 POD_FIELDS = (
     *("image", "imagePullPolicy", "imagePullSecrets", "nodeSelector", "tolerations", "affinity"),
     *("priorityClassName", "runtimeClassName"),
@@ -35,7 +37,7 @@ _PLACEMENT = (
     "gpuResource",
 )
 ALLOWED = (
-    *(f"{role}.{field}" for role in ROLES for field in POD_FIELDS),
+    *(f"{role}.{field}" for role in _ROLES for field in POD_FIELDS),
     *(f"placement.{field}" for field in _PLACEMENT),
     *("failurePolicy", "ttlSecondsAfterFinished", "tracking"),
     *("storage.claimTemplate.storageClassName", "storage.claimTemplate.accessModes"),
@@ -48,6 +50,22 @@ _OF_HOST = frozenset(("trainer", "inference", "placement", "storage"))
 _SHOWN = 64
 """Fields that a status names."""
 _EXAMPLE: Json = {"model": {"path": "/model"}, "environments": [{"id": "reverse-text"}]}
+
+
+@dataclass(frozen=True)
+class TeamDefaults:
+    """Defaults as `read_defaults` finds them."""
+
+    config_map: str
+    """`NAMESPACE/NAME` of the ConfigMap that has them."""
+    mark: str
+    """8 hex digits over them."""
+    values: Mapping[str, object] = field(default_factory=dict)
+    """By path in the specification."""
+    locked: frozenset[str] = frozenset()
+    """Paths whose value a run may not change."""
+    problems: str = ""
+    """Reasons why they cannot be used, with the fix."""
 
 
 class _Content(BaseModel):
@@ -117,9 +135,19 @@ def applied(run: Manifest, defaults: TeamDefaults | None) -> Applied:
             result = _with(result, names, value)
             taken.append(path)
         elif own != value and _is_locked(path, defaults.locked):
-            fix = f"remove it, or write {shorten(str(value), 120)}"
-            refusals.append(f"{path} ({shorten(str(own), 120)}) is locked by ConfigMap {defaults.config_map}; {fix}")
+            refusals.append(refusal(defaults, path, own))
     return Applied({**run, "spec": result} if taken else run, tuple(taken), tuple(refusals))
+
+
+def refusal(defaults: TeamDefaults, path: str, own: object) -> str:
+    """Words for a run's own value of a locked field."""
+    fix = f"remove it, or write {shorten(str(defaults.values[path]), 120)}"
+    return f"{path} ({shorten(str(own), 120)}) is locked by ConfigMap {defaults.config_map}; {fix}"
+
+
+def is_locked(defaults: TeamDefaults, path: str) -> bool:
+    """True if a run may have no other value there."""
+    return _is_locked(path, defaults.locked)
 
 
 def status_of(defaults: TeamDefaults | None, taken: tuple[str, ...]) -> DefaultsStatus | None:
@@ -159,10 +187,9 @@ def _unlockable(locked: tuple[str, ...], leaves: Mapping[str, object]) -> list[s
 
 def _judged(spec: Mapping[str, object]) -> list[str]:
     """Problems of a small run that has these values."""
-    metadata = {"name": "defaults", "namespace": "", "uid": "", "generation": 0}
-    run = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": {**_EXAMPLE, **spec}}
-    judgement = judge(run)
-    forget("", "defaults")
+    metadata = {"name": "defaults", "uid": "", "generation": 0}
+    run = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": {**_EXAMPLE, **spec}}
+    judgement = read_spec(run)
     return [said for said in (judgement.problems, judgement.ignored and f"not known: {judgement.ignored}") if said]
 
 

@@ -1,0 +1,32 @@
+"""`rlrun validate` over a team's defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlrun.cli.checks import validate
+from tests.unit.cli.test_cli_defaults import CONFIG_MAP, manifest, written
+
+
+def test_validate_names_what_it_took_and_what_a_lock_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = written(tmp_path, "d.yaml", CONFIG_MAP)
+    run = manifest(tmp_path, environments=[{"id": "reverse-text", "groupSize": 8}])
+    assert validate.run(["--defaults", given, run]) == 0
+    out = capsys.readouterr().out
+    assert "run.yaml: valid: RLRun a" in out
+    assert (
+        "note: spec.trainer.image is team/trainer:1, by the defaults of ConfigMap rlrun-system/team; it is locked"
+        in out
+    )
+    assert validate.run(["--json", "--defaults", given, run, "--trainer.image", "mine:2"]) == 78
+    (one,) = json.loads(capsys.readouterr().out)
+    assert [problem["message"] for problem in one["problems"]] == [
+        "trainer.image (mine:2) is locked by ConfigMap rlrun-system/team; remove it, or write team/trainer:1"
+    ]
+    assert yaml.safe_load(Path(run).read_text())["spec"].get("trainer") is None, "nothing is written"

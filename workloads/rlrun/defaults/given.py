@@ -1,0 +1,128 @@
+"""Defaults from a file that a user gives to a command: the ConfigMap, the values of the operator's chart, or what one key holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.loading.files import read_text
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.defaults.team import TeamDefaults, applied, is_locked, read_defaults, refusal
+from rlrun.defaults.words import shorten
+from rlrun.runtime.json_types import Json
+
+EVERYWHERE = "defaults.yaml"
+"""Key for all namespaces; `defaults.NAMESPACE.yaml`: for one, instead of it."""
+_SCALARS = (str, int, float)
+_EXPECTED = (
+    "holds no defaults for runs: expected a ConfigMap with the keys defaults.yaml and defaults.NAMESPACE.yaml, values of the operator's "
+    "chart with runDefaults, or spec and locked alone"
+)
+
+
+@dataclass
+class Laid:
+    """Defaults of a file, and what a manifest took of them."""
+
+    defaults: Mapping[str, TeamDefaults]
+    """By namespace; under the empty name those of all others."""
+    namespace: str = ""
+    """Namespace that the run will be in; empty: the one in its manifest."""
+    found: TeamDefaults | None = None
+    """Those of the namespace of the manifest that was read last."""
+    taken: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+    def __call__(self, document: Json) -> Json:
+        """A manifest laid over the defaults of its namespace, as the operator does it."""
+        metadata = document.get("metadata")
+        own = metadata.get("namespace") if isinstance(metadata, dict) else None
+        name = self.namespace or str(own or "default")
+        self.found = self.defaults.get(name) or self.defaults.get("")
+        result = applied(document, self.found)
+        self.taken, self.refusals = result.taken, result.refusals
+        return dict(result.run)
+
+    def settle(self, spec: RLRunSpec | None) -> None:
+        """Take into account what options and variables have made of the manifest that was read last."""
+        if self.found is None or spec is None:
+            return
+        written = spec.model_dump(mode="json", by_alias=True)
+        for path in self.taken:
+            value, own = self.found.values[path], _at(written, path)
+            if isinstance(value, _SCALARS) and isinstance(own, _SCALARS) and own != value:
+                self.taken = tuple(each for each in self.taken if each != path)
+                if is_locked(self.found, path):
+                    self.refusals = (*self.refusals, refusal(self.found, path, own))
+
+    def problems(self, source: str) -> list[Problem]:
+        """Refusals of the manifest that was read last, in the operator's words."""
+        return [Problem(source, "", refused) for refused in self.refusals]
+
+    def notices(self, source: str) -> list[Problem]:
+        """Fields that the manifest took."""
+        if self.found is None:
+            return [Problem(source, "", "the defaults have nothing for its namespace")]
+        where = f"by the defaults of ConfigMap {self.found.config_map}"
+        shown = {path: shorten(str(self.found.values[path]), 120) for path in self.taken}
+        ends = {path: "; it is locked" if is_locked(self.found, path) else "" for path in self.taken}
+        return [Problem(source, f"spec.{path}", f"is {text}, {where}{ends[path]}") for path, text in shown.items()]
+
+
+def read_given(path: Path, namespace: str = "") -> Laid:
+    """Defaults of a file.
+
+    Args:
+        path: YAML.
+        namespace: that the run will be in; empty: the one in its manifest.
+
+    Raises:
+        ConfigError: there are none in it.
+    """
+    text = read_text(path)
+    try:
+        documents = [one for one in yaml.safe_load_all(text) if isinstance(one, dict)]
+    except yaml.YAMLError as error:
+        raise ConfigError([Problem(str(path), "", f"is no YAML: {shorten(str(error), 300)}")]) from None
+    for document in documents:
+        found = _texts(document, path)
+        if found is not None:
+            name, texts = found
+            return Laid({_namespace(key): read_defaults(text, name, key) for key, text in texts.items()}, namespace)
+    raise ConfigError([Problem(str(path), "", _EXPECTED)])
+
+
+def _texts(document: Json, path: Path) -> tuple[str, dict[str, str]] | None:
+    """Name of the ConfigMap, and the text of each key; None: the document is something else."""
+    if document.get("kind") == "ConfigMap":
+        metadata, data = document.get("metadata") or {}, document.get("data") or {}
+        texts = {key: str(value) for key, value in data.items() if key == EVERYWHERE or _namespace(key)}
+        return (f"{metadata.get('namespace', 'default')}/{metadata.get('name')}", texts) if texts else None
+    given = document.get("runDefaults")
+    if isinstance(given, dict):
+        if named := given.get("configMap"):
+            told = f"the defaults are in ConfigMap {named}: give that, of kubectl get configmap {named} -o yaml"
+            raise ConfigError([Problem(str(path), "runDefaults.configMap", told)])
+        blocks = {EVERYWHERE: given.get("all")}
+        blocks |= {f"defaults.{name}.yaml": block for name, block in (given.get("namespaces") or {}).items()}
+        return f"of {path}", {key: yaml.safe_dump(block) for key, block in blocks.items() if block}
+    if document and document.keys() <= {"spec", "locked"}:
+        return f"of {path}", {EVERYWHERE: yaml.safe_dump(document)}
+    return None
+
+
+def _namespace(key: str) -> str:
+    """Namespace that a key is for; empty: all, or it is no key of defaults."""
+    if not (key.startswith("defaults") and key.endswith(".yaml")):
+        return ""
+    return key.removeprefix("defaults").removesuffix(".yaml").strip(".")
+
+
+def _at(block: object, path: str) -> object:
+    for name in path.split("."):
+        block = block.get(name) if isinstance(block, dict) else None
+    return block
