@@ -20,6 +20,8 @@ def install(
     *,
     watch: Sequence[str] = ("default",),
     values: Mapping[str, str] | None = None,
+    release: str = RELEASE,
+    system: str = SYSTEM,
 ) -> None:
     """Install, or upgrade to, the CRD and the operator, and wait until it is ready; the runs' namespaces are Pod Security `restricted`.
 
@@ -28,6 +30,8 @@ def install(
         images: references of `operator`, `trainer`, `orchestrator` and `inference`.
         watch: namespaces whose runs the operator serves.
         values: more `--set` of the operator's chart.
+        release: name of the operator's release; several may serve different namespaces.
+        system: its namespace.
     """
     for namespace in watch:
         if not cluster.kubectl("get", "namespace", namespace, "--ignore-not-found"):
@@ -47,10 +51,10 @@ def install(
     cluster.helm(
         "upgrade",
         "--install",
-        RELEASE,
+        release,
         str(CHARTS / "rlrun-operator"),
         "--namespace",
-        SYSTEM,
+        system,
         "--create-namespace",
         "--wait",
         "--timeout",

@@ -7,7 +7,7 @@ preempt, or, after it has waited long enough, room that is kept for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlrun_operator.queue import holding as holds
@@ -27,6 +27,7 @@ from rlrun_operator.queue.preempt import victims
 from rlrun_operator.queue.quota import Quota, Quotas, unmade
 from rlrun_operator.queue.rooms import Rooms
 from rlrun_operator.queue.shares import Shares, decayed, scarce, shares_of, total_capacity
+from rlrun_operator.queue.sizes import Patience, by_size, grown
 from rlrun_operator.queue.words import missing
 from rlrun_operator.times import rfc3339
 
@@ -78,6 +79,7 @@ class _Pass:
         self._remember({run.uid for run in runs}, {run.uid for run in runs if run.stage == "waiting"})
         self.stopping = {r.uid: state.stopping[r.uid] for r in runs if r.uid in state.stopping and r.stage == "holding"}
         self._sort(runs)
+        self.patience = Patience(state.patient, {run.uid for run in self.waiting}, rules.leave_seconds, now)
         self.rooms = Rooms(capacity) if capacity is not None else None
         self.shares: Shares = shares_of(rules, total_capacity(capacity), {}, self.holding, self.waiting)
         elapsed = now - state.at if state.at is not None else 0.0
@@ -140,16 +142,17 @@ class _Pass:
         self.blocked: list[Applicant] = []
         while pending:
             run = pending.pop()
-            fitting = ((one, self._room_for(one)) for one in _by_size(run))
+            fitting = ((one, self._room_for(one)) for one in by_size(run))
             one, placed = next(((one, placed) for one, placed in fitting if placed is not None), (run, None))
-            if placed is not None:
+            larger = self._soon(run, one) if placed is not None and one.trainers < run.trainers else None
+            if placed is not None and larger is None:
                 self._grant(one, placed, fewer=one.trainers < run.trainers)
                 pending.sort(key=self._order, reverse=True)  # its namespace has more now
                 continue
             self.blocked.append(run)
             if first is None and self._may_fit(run.smallest):
                 first = run
-                self._help(run.smallest)
+                self._help(*larger) if larger is not None else self._help(run.smallest)
 
     def grow(self) -> None:
         """Say which elastic runs have room for more trainer pods: none while another run waits, and one after the other."""
@@ -163,7 +166,7 @@ class _Pass:
             if not larger or (more and rooms is None and not waits):
                 continue
             held = self.held.charges.get(run.uid, {})
-            found = _grown(rooms, run, more, held) if rooms is not None and not waits else 0
+            found = grown(rooms, run, more, held) if rooms is not None and not waits else 0
             self.verdicts[run.uid] = replace(self.verdicts[run.uid], room=found or run.trainers)
 
     def plan(self) -> Plan:
@@ -179,6 +182,7 @@ class _Pass:
             sized=self.sized,
             reservation=self.reservation,
             rests=self.rests,
+            patient={uid: at for uid, at in self.patience.since.items() if uid not in self.granted},
         )
         return Plan(self.verdicts, state)
 
@@ -239,6 +243,17 @@ class _Pass:
                 return True
         return False
 
+    def _soon(self, run: Applicant, fitting: Applicant) -> tuple[Applicant, Placed] | None:
+        """A larger size of an elastic run for which others are making room, with that room; None: it begins as it fits now."""
+        if self.rooms is None:
+            return None
+        rooms, kept = self.rooms.copy(), self.reservation
+        if kept is not None and kept.uid != run.uid and self._holder_priority(kept) >= run.priority:
+            rooms.charge_all(kept.amounts)
+        leaving = [self.held.charges.get(other.uid, {}) for other in self.leaving]
+        found = self.patience.larger(run, fitting.trainers, leaving, rooms)
+        return None if found is None or self.quotas.lack(found[0]) else found
+
     def _holder_priority(self, kept: Reservation) -> int:
         return next((run.priority for run in self.waiting if run.uid == kept.uid), 0)
 
@@ -273,8 +288,8 @@ class _Pass:
             return False
         return self.rooms is None or place(Rooms(self.rooms.capacity), run.gang) is not None
 
-    def _help(self, head: Applicant) -> None:
-        """Make room for the first run that does not fit, or keep room for it."""
+    def _help(self, head: Applicant, soon: Placed | None = None) -> None:
+        """Make room for the first run that does not fit, or keep room for it: `soon`, where others are leaving that."""
         if self.rooms is None:
             return
         kept = self.reservation
@@ -283,7 +298,7 @@ class _Pass:
         rooms = self.rooms.copy()
         for run in self.leaving:
             rooms.charge_all(self.held.charges.get(run.uid, {}), -1.0)
-        if (placed := place(rooms, head.gang)) is not None:
+        if (placed := soon or place(rooms, head.gang)) is not None:
             self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in self.leaving))
             return
         found = victims(rooms, head, self._recorded(), self.held.charges, self.shares, self.now)
@@ -352,6 +367,8 @@ class _Pass:
         )
 
     def _wait_of(self, run: Applicant) -> tuple[Reason, str]:
+        if words := self.patience.words(run.uid):
+            return "WaitingForTurn", words
         run = run.smallest
         if words := self.quotas.lack(run, empty=True):
             return "NeverFits", f"{words}, even if nothing else ran; ask for less, or have the quota raised"
@@ -374,20 +391,3 @@ class _Pass:
         if place(empty, run.gang) is None:
             return "NeverFits", f"{missing(empty, run.gang)}, even if nothing else ran"
         return "WaitingForResources", missing(self.rooms, run.gang)
-
-
-def _by_size(run: Applicant) -> Iterator[Applicant]:
-    """A waiting run, with all of its trainer pods first, then with the fewer ones that an elastic one may have."""
-    yield run
-    yield from (run.sized(size) for size in reversed(run.sizes) if size < run.trainers)
-
-
-def _grown(rooms: Rooms, run: Applicant, sizes: Sequence[int], held: Placed) -> int:
-    """First of the sizes that there is room for, which is charged; 0: none."""
-    rooms.charge_all(held, -1.0)
-    for size in sizes:
-        if (placed := place(rooms, run.sized(size).gang)) is not None:
-            rooms.charge_all(placed)
-            return size
-    rooms.charge_all(held)
-    return 0

@@ -187,6 +187,8 @@ class QueueState:
     """Runs of `granted` that were given fewer trainer pods than they asked for, with the number."""
     rests: Mapping[str, float] = field(default_factory=dict)
     """Runs whose reservation ran out, and until when they get no other one."""
+    patient: Mapping[str, float] = field(default_factory=dict)
+    """Elastic runs that have room for fewer trainer pods and wait for runs that leave, with the time since."""
 
 
 @dataclass(frozen=True)

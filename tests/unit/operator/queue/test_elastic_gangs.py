@@ -34,8 +34,9 @@ def run(uid: str = "a", stage: Stage = "waiting", trainers: int = 4, placed: int
     role: Role = "trainer"
     gang = (PodSet(role, trainers, {GPU: 8.0}, least=2),)
     pods = tuple(HeldPod(role, f"node-{i}" if i < placed else None, {GPU: 8.0}) for i in range(trainers))
+    since = fields.pop("since", 0.0)
     return Applicant(
-        uid, "team", uid, gang, stage, 0.0, pods=pods if stage == "holding" else (), sizes=(2, 3, 4), **fields
+        uid, "team", uid, gang, stage, since, pods=pods if stage == "holding" else (), sizes=(2, 3, 4), **fields
     )
 
 
@@ -103,6 +104,37 @@ def test_a_waiting_run_is_helped_to_its_fewest_pods() -> None:
     ]
     told = verdicts(*low, run("high", priority=10), on=4)
     assert sorted(told[one.uid].reason for one in low) == ["Preempted", "Preempted", "RoomFound", "RoomFound"]
+
+
+def leaving(uid: str, *on: int) -> Applicant:
+    """A run that is on its way out of these nodes."""
+    pods = tuple(HeldPod("trainer", f"node-{i}", {GPU: 8.0}, ending=True) for i in on)
+    return replace(run(uid, stage="leaving", trainers=2), pods=pods, sizes=())
+
+
+def test_it_waits_for_runs_that_leave_where_more_of_its_pods_fit_then() -> None:
+    first = admit([leaving("b", 2, 3), run()], nodes(4), RULES, QueueState(), 0.0)
+    told = first.verdicts["a"]
+    assert (told.admitted, told.reason) == (False, "WaitingForTurn")
+    assert "4 fit when the runs that leave are gone" in told.message
+    half = admit([leaving("b", 3), run(), run("c", since=5.0)], nodes(4), RULES, first.state, 1.0)
+    assert not half.verdicts["a"].admitted, "its pods do not go at the same moment"
+    assert not half.verdicts["c"].admitted, "the room is kept for the run that waits for it"
+    gone = admit([run(), run("c", since=5.0)], nodes(4), RULES, half.state, 2.0)
+    assert (gone.verdicts["a"].admitted, gone.verdicts["a"].room) == (True, None)
+    assert gone.state.patient == {}
+
+
+def test_it_waits_for_a_run_that_never_leaves_only_as_long_as_for_victims() -> None:
+    state = QueueState()
+    for now in (0.0, RULES.leave_seconds - 1.0):
+        plan = admit([leaving("b", 2, 3), run()], nodes(4), RULES, state, now)
+        state = plan.state
+        assert not plan.verdicts["a"].admitted
+    late = admit([leaving("b", 2, 3), run()], nodes(4), RULES, state, RULES.leave_seconds).verdicts["a"]
+    assert (late.admitted, late.room) == (True, 2)
+    elsewhere = admit([leaving("b", 7), run()], nodes(3), RULES, QueueState(), 0.0).verdicts["a"]
+    assert (elsewhere.admitted, elsewhere.room) == (True, 3), "on a node that is gone"
 
 
 def test_it_does_not_grow_into_room_that_its_quota_does_not_give() -> None:

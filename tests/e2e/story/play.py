@@ -1,0 +1,191 @@
+"""Three runs and room for one, a fourth of higher priority, a node that is lost: played on real kubelets, judged by status and events."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tests.cluster import deploy
+from tests.cluster.native.cluster import NativeCluster
+from tests.e2e.chaos.chaos_run import ChaosRun
+from tests.e2e.cluster.kube_run import example
+
+RELEASE = SYSTEM = "rlrun-queue"
+NAMESPACE = "queue-story"
+INTERVAL = 5
+STEP_SECONDS = 0.3
+LONG = 240.0
+"""Seconds that the slowest of all waits may take: a node is noticed to be lost, its pods go, the next attempt gives one up."""
+NODES = ("n0", "n1")
+NEED = "trainer needs 2 nodes with 1 free nvidia.com/gpu each; "
+
+
+def manifest(name: str, image: str, *, steps: int, **spec: Any) -> dict[str, Any]:
+    """A quickstart with stubs, whose trainer has two pods of one GPU each: all GPUs of the two nodes."""
+    trainer = {"replicas": 2, "processesPerReplica": 1, "gpusPerReplica": 1, **spec.pop("trainer", {})}
+    document = example(
+        "quickstart", maxSteps=steps, checkpoint={"interval": INTERVAL, "keepLast": 2}, trainer=trainer, **spec
+    )
+    document["metadata"]["name"] = name
+    document["spec"].pop("evaluation", None)
+    document["spec"]["orchestrator"] |= {"batchSize": 32}
+    script = json.dumps({"trainer": {"stepSeconds": STEP_SECONDS}})
+    for role in ("trainer", "inference", "orchestrator"):
+        document["spec"].setdefault(role, {})["image"] = image
+        document["spec"][role].setdefault("env", []).append({"name": "STUB_SCRIPT", "value": script})
+    return document
+
+
+@contextmanager
+def installed(cluster: NativeCluster, references: Mapping[str, str]) -> Iterator[None]:
+    """A release of its own with the operator's queue, and one GPU on each of the nodes."""
+    deploy.install(
+        cluster,
+        references,
+        watch=[NAMESPACE],
+        values={"queue.provider": "own", "queue.startSeconds": "60"},
+        release=RELEASE,
+        system=SYSTEM,
+    )
+    set_gpus(cluster, *NODES, count=1)
+    try:
+        yield
+    finally:
+        for kind in ("rlr", "pods", "pvc"):
+            cluster.kubectl("delete", kind, "--all", "-n", NAMESPACE, timeout=120)
+        cluster.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", timeout=60)
+        cluster.kubectl("delete", "namespace", NAMESPACE, SYSTEM, "--wait=false")
+        set_gpus(cluster, *NODES, count=0)
+
+
+def set_gpus(cluster: NativeCluster, *nodes: str, count: int) -> None:
+    """GPUs that nodes say to have."""
+    amount = {"nvidia.com/gpu": str(count)}
+    patch = json.dumps({"status": {"capacity": amount, "allocatable": amount}})
+    for node in nodes:
+        cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
+
+
+class Story:
+    """The four runs, and that never more than one of them has pods with a GPU.
+
+    Args:
+        cluster: two nodes, with the release.
+        image: of the stubs.
+    """
+
+    def __init__(self, cluster: NativeCluster, image: str) -> None:
+        self.cluster = cluster
+        elastic = {"trainer": {"elastic": {"min": 1, "waitSeconds": 5, "growSeconds": 600}}}
+        away = {"nodeLoss": {"forceDeleteSeconds": 10}}
+        self.first = self._run(manifest("first", image, steps=30))
+        self.second = self._run(manifest("second", image, steps=60))
+        self.third = self._run(manifest("third", image, steps=20))
+        self.urgent = self._run(manifest("urgent", image, steps=60, priority=10, **elastic, **away))
+
+    def _run(self, document: dict[str, Any]) -> ChaosRun:
+        return ChaosRun(self.cluster, document, NAMESPACE)
+
+    def play(self) -> None:
+        """All of it.
+
+        Raises:
+            AssertionError: something went another way; with all that can be seen of the run.
+        """
+        self.the_next_begins_when_one_has_ended()
+        step = self.one_makes_room_for_a_higher_priority()
+        self.a_node_is_lost()
+        self.what_was_preempted_goes_on(step)
+
+    def the_next_begins_when_one_has_ended(self) -> None:
+        """Three runs and room for one."""
+        self.first.apply()
+        self._until(self.first, "it has room", lambda: self.first.pods("trainer"))
+        self.second.apply()
+        self._queued(self.second, 1, 1, f"{NEED}0 qualify (n0: 0 free; n1: 0 free)")
+        since = self.second.status()["queue"]["since"]
+        self._until(self.second, "who comes later has waited less, by whole seconds", lambda: _now() > since)
+        self.third.apply()
+        self._queued(self.third, 2, 2, f"{NEED}0 qualify (n0: 0 free; n1: 0 free)")
+        self._until(self.first, "it is Complete", lambda: self.first.status()["phase"] == "Complete")
+        self._until(self.second, "its turn has come", lambda: self.second.attempt() == 1)
+        self._queued(self.third, 1, 1, NEED)
+
+    def one_makes_room_for_a_higher_priority(self) -> int:
+        """A fourth run preempts; the step that the preempted one has saved."""
+        self._until(self.second, "a checkpoint and a step more", lambda: self._step(self.second) > INTERVAL)
+        self.urgent.apply()
+        self._queued(self.second, 1, 2, "")
+        status = self.second.status()
+        saved = int(status["checkpoint"]["latestCompleteStep"])
+        assert (status["restarts"], status["checkpoint"]["stepsLostTotal"]) == (0, 0), status
+        assert saved >= INTERVAL, status
+        assert not self.second.pods("trainer")
+        self._queued(self.third, 2, 2, "")
+        self._until(self.urgent, "it trains", lambda: self._step(self.urgent) > INTERVAL)
+        return saved
+
+    def a_node_is_lost(self) -> None:
+        """The power of one of the two nodes fails: the elastic run goes on with the other one."""
+        operator = json.loads(self.cluster.kubectl("get", "pods", "-n", SYSTEM, "-o", "json"))["items"]
+        (lost,) = set(NODES) - {operator[0]["spec"]["nodeName"]}
+        self.cluster.power_off(lost)
+        try:
+            self._until(self.urgent, "one pod is its size", lambda: self.urgent.status()["trainer"].get("size") == 1)
+            status = self.urgent.status()
+            assert status["restartsCountedTowardsMax"] == 0, status
+            self._until(self.urgent, "it trains on", lambda: self._step(self.urgent, since=self.urgent.attempt()) > 0)
+            self._queued(self.second, 1, 2, NEED)
+        finally:
+            self.cluster.power_on(lost)
+            self.cluster.kubectl("wait", "--for=condition=Ready", f"node/{lost}", "--timeout=120s", timeout=130)
+            set_gpus(self.cluster, lost, count=1)  # a kubelet that starts anew forgets them
+
+    def what_was_preempted_goes_on(self, saved: int) -> None:
+        """The queue goes on with the run that was preempted, at its step, then with the one that has waited longest."""
+        self._until(self.urgent, "it is Complete", lambda: self.urgent.status()["phase"] == "Complete")
+        self._until(self.second, "it is Complete", lambda: self.second.status()["phase"] == "Complete")
+        status = self.second.status()
+        assert status["checkpoint"]["resumedFromStep"] == saved, status
+        assert (status["restarts"], status["checkpoint"]["stepsLostTotal"]) == (0, 0), status
+        self._until(self.third, "it is Complete", lambda: self.third.status()["phase"] == "Complete")
+
+    def _queued(self, run: ChaosRun, position: int, waiting: int, words: str) -> None:
+        def said() -> bool:
+            status = run.status()
+            place = status.get("queue") or {}
+            at = (place.get("position"), place.get("waiting")) == (position, waiting)
+            prefix = f"position {position} of {waiting}: {words}"
+            return status.get("phase") == "Queued" and at and status["message"].startswith(prefix)
+
+        self._until(run, f"position {position} of {waiting}: {words}", said)
+
+    def _until(self, run: ChaosRun, what: str, holds: Callable[[], Any]) -> None:
+        def alone() -> Any:
+            pods = self._gpu_pods()
+            assert len({pod["metadata"]["labels"]["rlrun.io/run"] for pod in pods}) < 2, (
+                f"two runs have a part each: {[_shown(pod) for pod in pods]}"
+            )
+            return holds()
+
+        run.wait(what, alone, LONG)
+
+    def _gpu_pods(self) -> list[dict[str, Any]]:
+        pods = self.first.read("/api/v1|pods?labelSelector=rlrun.io/role=trainer")["items"]
+        return [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+
+    def _step(self, run: ChaosRun, since: int = 1) -> int:
+        progress = run.status().get("progress") or {}
+        return int(progress.get("step") or 0) if run.attempt() >= since and run.status()["phase"] == "Running" else 0
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _shown(pod: dict[str, Any]) -> str:
+    ending = " ending" if "deletionTimestamp" in pod["metadata"] else ""
+    return f"{pod['metadata']['name']} on {pod['spec'].get('nodeName')} {pod['status'].get('phase')}{ending}"
