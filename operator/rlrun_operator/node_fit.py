@@ -12,6 +12,7 @@ _UNITS = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
     f"{letter}i": 1024.0 ** (i + 1) for i, letter in enumerate("KMGTPE")
 }
 _QUANTITY = re.compile(r"([0-9.]+)(m|k|[MGTPE]|[KMGTPE]i)?")
+_OF_HEALTH = "node.kubernetes.io/"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -85,6 +86,18 @@ def obstacle_between(node: Manifest, spec: Manifest) -> str | None:
     if terms and not any(_matches(term, node) for term in terms):
         return "the pod's node affinity"
     return None
+
+
+def healthy(node: Manifest) -> Manifest:
+    """The node as it is once it is ready, not cordoned, and not under pressure: without the taints that Kubernetes itself sets."""
+    spec, status = node.get("spec") or {}, node.get("status") or {}
+    taints = [taint for taint in spec.get("taints") or () if not str(taint.get("key")).startswith(_OF_HEALTH)]
+    conditions = [c for c in status.get("conditions") or () if c.get("type") != "Ready"]
+    return {
+        **node,
+        "spec": {**spec, "unschedulable": False, "taints": taints},
+        "status": {**status, "conditions": conditions},
+    }
 
 
 def _node_terms(spec: Manifest) -> Sequence[Manifest]:

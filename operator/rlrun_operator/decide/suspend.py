@@ -84,7 +84,7 @@ def _rest(case: Case, waits_for: str = "") -> Decision:
     """Zero pods. `waits_for`: why it does not resume although it should."""
     if waits_for:
         return _written(case, Say("True", reasons.SUSPENDED, f"the run stays suspended: {waits_for}"), over=True)
-    message = f"no pod is left; {where_it_goes_on(case)}, when {_awaited(case)}"
+    message = f"no pod is left; {where_it_goes_on(case)}, {_awaited(case)}"
     actions = NO_ACTIONS if is_wanted(case) else AT_ONCE
     if queueing.stops(case):
         actions = Actions(wake_in=queueing.LOOK_SECONDS)  # the queue's next plan wakes the run before
@@ -93,10 +93,12 @@ def _rest(case: Case, waits_for: str = "") -> Decision:
 
 def _awaited(case: Case) -> str:
     """Condition that a suspended run waits for, as the end of a sentence."""
-    waits = ["spec.suspend is false"] if queueing.is_suspended_by_user(case) or not budget.is_spent(case) else []
+    waits = ["spec.suspend is false"] if queueing.is_suspended_by_user(case) else []
     if budget.is_spent(case):
         waits.append(f"budget.gpuHours is more than the {budget.gpu_hours(case):g} that are spent")
-    return " and ".join(waits)
+    if not waits and case.observed.admission is not None:
+        waits.append("the queue has room for it")
+    return f"when {' and '.join(waits)}" if waits else "at once"
 
 
 def _resume(case: Case) -> Decision:

@@ -385,9 +385,7 @@ class _Pass:
             if not names:
                 return "WaitingForTurn", "there is room, and pods of runs that were admitted before have no nodes yet"
             return "WaitingForTurn", f"there is room, which is kept for run {names[0]}: it has waited longer"
-        empty = Rooms(
-            replace(self.rooms.capacity, rooms=tuple(replace(r, others={}) for r in self.rooms.capacity.rooms))
-        )
-        if place(empty, run.gang) is None:
+        empty = self.rooms.emptied()
+        if place(empty, run.gang) is None and place(self.rooms.emptied(recovered=True), run.gang) is None:
             return "NeverFits", f"{missing(empty, run.gang)}, even if nothing else ran"
         return "WaitingForResources", missing(self.rooms, run.gang)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from rlrun_operator.node_fit import obstacle_between
+from rlrun_operator.node_fit import healthy, obstacle_between
 from rlrun_operator.queue.model import Amounts, Capacity, PodSet, Room
 
 _CLOSE = 1e-6
@@ -62,6 +63,13 @@ class Rooms:
             if amount > 0 and (counted or name in free):
                 found = min(found, (free.get(name, 0.0) + _CLOSE) // amount)
         return max(0, int(found))
+
+    def emptied(self, *, recovered: bool = False) -> Rooms:
+        """The same rooms with no pod in them; `recovered`: and with no node that is lost, cordoned or under pressure."""
+        rooms = [replace(room, others={}) for room in self.capacity.rooms]
+        if recovered:
+            rooms = [room if room.node is None else replace(room, node=healthy(room.node)) for room in rooms]
+        return Rooms(replace(self.capacity, rooms=tuple(rooms)))
 
     def obstacle(self, room: str, pods: PodSet) -> str | None:
         """Reason why a room takes none of these pods however empty it is; None: it would."""

@@ -34,7 +34,7 @@ _HAVE_ROOM = ("Running", "Complete", "Failed")
 """Phases of runs that ask for no room."""
 FREE = Admission(True, reasons.ROOM_FOUND, "a guest needs no room of its own: it has its host's trainer and engines")
 OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
-SOON = Admission(False, reasons.WAITING_FOR_TURN, "the queue looks at the run in a moment")
+SOON = Admission(False, reasons.WAITING_FOR_TURN, reasons.QUEUE_LOOKS_SOON)
 log = logging.getLogger(__name__)
 
 

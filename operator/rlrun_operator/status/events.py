@@ -35,7 +35,7 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
     yield from _of_inference(old, new)
     yield from _of_resumption(old, new, trains)
     yield from _of_problems(old, new)
-    if new.phase == "Queued" and old.phase != "Queued":
+    if _has_place(new) and not _has_place(old):
         yield EventRecord("Normal", reasons.ENQUEUED, _said(new, reasons.ADMITTED)[1])
     if is_true(new.conditions, reasons.ADMITTED) and old.phase == "Queued":
         yield EventRecord("Normal", reasons.ADMITTED, _said(new, reasons.ADMITTED)[1])
@@ -46,6 +46,11 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
         steps = f"all {new.progress.total_steps} steps are trained"
         measured = f"{new.steps} answers: {'; '.join(new.results or ())}"
         yield EventRecord("Normal", reasons.COMPLETED, steps if trains else measured)
+
+
+def _has_place(status: RLRunStatus) -> bool:
+    """True if the run waits in the queue, which has said for what."""
+    return status.phase == "Queued" and _said(status, reasons.ADMITTED)[1] != reasons.QUEUE_LOOKS_SOON
 
 
 def _of_beginning(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
@@ -132,8 +137,8 @@ def _of_trainer(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
 
 
 def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    if new.phase in ("Completing", "Complete", "Failed"):
-        return
+    if new.phase in ("Completing", "Complete", "Failed", "Suspending", "Suspended", "Queued"):
+        return  # they go with the run, which says so itself
     was, now = (
         is_true(old.conditions, reasons.INFERENCE_AVAILABLE),
         is_true(new.conditions, reasons.INFERENCE_AVAILABLE),

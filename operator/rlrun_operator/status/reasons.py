@@ -158,7 +158,7 @@ CONDITION_REASONS = {
     ROOM_FOUND: "All pods of the run have room.",
     WAITING_FOR_RESOURCES: "Too little is free for all pods of the run; the message says what is missing.",
     WAITING_FOR_TURN: "What is free is kept for a run that waits longer, or another run begins and one at a time does.",
-    NEVER_FITS: "The cluster has too little for all pods of the run, even if nothing else ran.",
+    NEVER_FITS: "The cluster has too little for all pods of the run, even if nothing else ran and all of its nodes were ready.",
     BACKING_OFF: "The run was admitted and its pods got no nodes in time; it is tried again later.",
     PREEMPTED: "The run gives its room to another one: it saves, and waits for its next turn.",
     RELEASED: "Not all pods of the run got a node in time: it gives its room back, and is tried again later.",
@@ -243,6 +243,8 @@ QUEUED = frozenset(
     }
 )
 """Reasons of Admitted while the phase is Queued."""
+QUEUE_LOOKS_SOON = "the queue looks at the run in a moment"
+"""Message of Admitted until the queue has answered."""
 GIVES_BACK = frozenset({PREEMPTED, RELEASED, EVICTED})
 """Reasons of Admitted for which the queue suspends a run."""
 VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_SLOW})

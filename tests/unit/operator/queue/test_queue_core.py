@@ -118,6 +118,34 @@ def test_what_is_missing_is_told_by_node() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("why", "node"),
+    [
+        (
+            "cordoned",
+            {"unschedulable": True, "taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]},
+        ),
+        (
+            "taint node.kubernetes.io/unreachable",
+            {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]},
+        ),
+    ],
+)
+def test_a_node_that_is_away_for_a_while_is_not_never(why: str, node: dict[str, Any]) -> None:
+    answer = plan(run("a", pods(2, 8)), rooms=(room("node-1"), room("node-7", **node))).verdicts["a"]
+    assert answer.reason == "WaitingForResources"
+    assert answer.message == f"trainer needs 2 nodes with 8 free {GPU} each; 1 qualifies (node-7: {why})"
+    small = plan(run("a", pods(2, 9)), rooms=(room("node-1"), room("node-7", **node))).verdicts["a"]
+    assert small.reason == "NeverFits", "not even then"
+
+
+def test_a_node_that_does_not_answer_is_not_never() -> None:
+    lost = {"metadata": {"name": "node-7"}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+    rooms = (room("node-1"), Room("node-7", {GPU: 8, "pods": 110}, {}, lost))
+    answer = plan(run("a", pods(2, 8)), rooms=rooms).verdicts["a"]
+    assert (answer.reason, "(node-7: not ready)" in answer.message) == ("WaitingForResources", True)
+
+
 def test_roles_that_fit_alone_and_not_together_are_told_so() -> None:
     answer = plan(run("a", pods(1, 8), pods(1, 2, "inference")), rooms=(room("node-1"),)).verdicts["a"]
     assert answer.reason == "NeverFits"

@@ -11,6 +11,7 @@ SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 2}}
 ROOM = Admission(True, reasons.ROOM_FOUND, "all pods of the run have room")
 NEED = "trainer needs 2 nodes with 8 free nvidia.com/gpu each; 1 qualifies (node-7: 3 free)"
 WAITS = Admission(False, reasons.WAITING_FOR_RESOURCES, NEED, position=2, waiting=5)
+SOON = Admission(False, reasons.WAITING_FOR_TURN, reasons.QUEUE_LOOKS_SOON)
 LOSES = Admission(False, reasons.PREEMPTED, "it gives its room to run team-b/x", stops=True)
 
 
@@ -48,6 +49,19 @@ def test_events_say_when_it_came_and_when_it_began() -> None:
     kube.admission = ROOM
     kube.tick()
     assert [reason for _, reason in kube.told][:3] == ["Queued", "Admitted", "AttemptStarted"]
+
+
+def test_its_first_event_says_what_is_missing_although_the_queue_needs_a_moment() -> None:
+    kube = Kube(SPEC)
+    kube.admission = SOON
+    kube.tick()
+    assert (kube.status["phase"], kube.told) == ("Queued", [])
+    kube.admission = WAITS
+    (event,) = kube.decide().events
+    assert (event.reason, event.message) == ("Queued", f"position 2 of 5: {NEED}")
+    kube.tick()
+    kube.tick(60.0)
+    assert kube.told == [("Normal", "Queued")]
 
 
 def test_the_time_since_which_it_waits_stays() -> None:
@@ -132,6 +146,39 @@ def test_a_preempted_run_saves_gives_its_room_back_and_goes_on_from_there() -> N
     assert kube.status["attempt"] == 2
     assert kube.status["checkpoint"]["latestCompleteStep"] == 7
     assert (kube.status["restartsCountedTowardsMax"], kube.status["checkpoint"]["stepsLostTotal"]) == (0, 0)
+
+
+def test_events_of_a_preemption_are_the_queues_alone() -> None:
+    """Nobody has edited `suspend` or the number of engines, and none of these was lost."""
+    kube = running()
+    kube.told.clear()
+    kube.admission = LOSES
+    kube.tick()
+    kube.tick(10.0)
+    kube.tick(10.0)
+    assert kube.condition("Suspended")["message"].startswith("no pod is left; ")
+    assert kube.condition("Suspended")["message"].endswith(", when the queue has room for it")
+    kube.admission = SOON
+    kube.tick(10.0)
+    kube.admission = WAITS
+    kube.tick(10.0)
+    kube.admission = ROOM
+    kube.tick(10.0)
+    told = [reason for _, reason in kube.told]
+    expected = ["Preempted", "Suspending", "Suspended", "Queued", "Admitted", "AttemptStarted", "EnginesAvailable"]
+    assert told == expected
+
+
+def test_a_preempted_run_whose_turn_has_come_is_starting() -> None:
+    kube = running()
+    kube.admission = LOSES
+    kube.tick()
+    kube.admission = WAITS
+    kube.tick(10.0)
+    kube.tick(10.0)
+    kube.admission = ROOM
+    kube.do(kube.decide())
+    assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 1), "its pods are not made yet"
 
 
 def test_a_run_whose_pods_were_never_made_is_released_like_one_that_ran() -> None:
