@@ -83,6 +83,7 @@ cluster: install ## what the tests on a cluster need: programs and images
 test-full: test ## test, and what takes hours: soak, the whole fault matrix, benchmarks, long simulations
 	$(BIN)/python -m tests.soak --runs 1000
 	$(BIN)/python -m tests.e2e.chaos --write
+	$(BIN)/python -m tests.e2e.story --write
 	$(BIN)/python -m tests.e2e.upgrade
 	$(BIN)/python -m benchmarks.async_vs_sync --real
 	$(BIN)/python -m tests.sim --histories 100000 --seed 10000 --write

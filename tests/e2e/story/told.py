@@ -1,14 +1,17 @@
-"""A story as its cluster tells it: the events of runs and nodes, in their order, as a table."""
+"""Events of a namespace's runs and of the cluster's nodes, in their order, as a table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from tests.cluster import Cluster
+
+NODE_REASONS = ("NodeNotReady", "NodeReady")
+"""What is shown of nodes: a kubelet that starts tells a dozen things more."""
 
 
 @dataclass(frozen=True, order=True)
@@ -24,8 +27,14 @@ class Line:
 
 
 def read(cluster: Cluster, namespace: str) -> list[Line]:
-    """Events of the namespace's runs, and those of nodes from the first of these on."""
+    """Events of the namespace's runs, and those of nodes from the first of these on.
+
+    Raises:
+        ValueError: there is none.
+    """
     runs = list(_lines(_events(cluster, namespace), "RLRun"))
+    if not runs:
+        raise ValueError(f"no event of a run in namespace {namespace}")
     nodes = list(_lines(_events(cluster, "default"), "Node"))
     return sorted([*runs, *(line for line in nodes if line.at >= min(runs).at)])
 
@@ -35,14 +44,16 @@ def _events(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
     return found
 
 
-def _lines(events: Iterable[dict[str, Any]], kind: str) -> Iterable[Line]:
+def _lines(events: Iterable[dict[str, Any]], kind: str) -> Iterator[Line]:
     for event in events:
         about = event["involvedObject"]
-        stamp = event.get("firstTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
-        if about["kind"] == kind:
-            order = int(event["metadata"]["resourceVersion"])
-            who = f"node {about['name']}" if kind == "Node" else about["name"]
-            yield Line(datetime.fromisoformat(stamp), order, who, event["reason"], event.get("message", ""))
+        if about["kind"] != kind or (kind == "Node" and event["reason"] not in NODE_REASONS):
+            continue
+        order = int(event["metadata"]["resourceVersion"])
+        who = f"node {about['name']}" if kind == "Node" else about["name"]
+        # One that comes again is the same object with another time; of more than two the ones between are not kept.
+        for stamp in dict.fromkeys((event["firstTimestamp"], event["lastTimestamp"])):
+            yield Line(datetime.fromisoformat(stamp), order, who, event["reason"], event["message"])
 
 
 def table(lines: Sequence[Line]) -> str:
