@@ -29,6 +29,8 @@ _PULLING = (
     "RegistryUnavailable",
 )
 _UNSTARTABLE = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
+_KUBELET_WAITS = " cache: timed out waiting for the condition"
+"""Part of FailedMount where a busy kubelet has not read a ConfigMap or a Secret yet, and tries again in a moment."""
 _MISSING = re.compile(r"(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
 _MISSING_KEY = re.compile(r"couldn't find key (\S+) in (secret|configmap) (?:[^/\s]+/)?([^/\s]+)", re.IGNORECASE)
 _PULL_PREFIX = re.compile(r"^(?:Back-off pulling image \"[^\"]*\":? ?)?(?:ErrImagePull: )?")
@@ -292,7 +294,7 @@ def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
     event = next((event for event in mounts if event is not None), None)
     if pod.mounted or has_begun(pod):
         return None
-    if event is None:
+    if event is None or _KUBELET_WAITS in str(event.get("message")):
         return _silent_node(scene, pod, role)
     text = shorten(str(event.get("message")), _TEXT_MAX)
     where = f" on node {pod.node}" if pod.node else ""

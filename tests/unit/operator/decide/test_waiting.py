@@ -622,6 +622,19 @@ def test_a_volume_that_cannot_be_mounted() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["configmap", "secret"])
+def test_a_kubelet_that_has_not_read_an_object_yet_is_no_problem(kind: str) -> None:
+    kube = Kube()
+    kube.make_ready = False
+    kube.settle()
+    text = f'MountVolume.SetUp failed for volume "config" : failed to sync {kind} cache: timed out waiting for the condition'
+    kube.events = [event("Pod", "run-trainer-0", "FailedMount", text)]
+    patience_over(kube)
+    kube.tick(1)
+    assert kube.condition("PodsReady")["reason"] == "PodsStarting"
+    assert "MountFailed" not in [reason for _, reason in kube.told]
+
+
 def test_a_missing_secret_that_a_pod_mounts() -> None:
     kube = Kube()
     kube.make_ready = False
