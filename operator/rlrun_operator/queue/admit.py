@@ -361,9 +361,10 @@ class _Pass:
 
     def _pause_of(self, run: Applicant) -> tuple[Reason, str]:
         count, until = self.tries[run.uid]
+        often = f", {count} times in a row" if count > 1 else ""
         return (
             "BackingOff",
-            f"it had room and did not begin, {count} times in a row; it is tried again at {rfc3339(until + self.epoch)}",
+            f"it had room and did not begin{often}; it is tried again at {rfc3339(until + self.epoch)}",
         )
 
     def _wait_of(self, run: Applicant) -> tuple[Reason, str]:

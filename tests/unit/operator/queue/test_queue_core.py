@@ -215,6 +215,7 @@ def test_a_run_whose_pods_find_no_room_gives_its_own_back() -> None:
     assert outcome.verdicts["a"].reason == "Released"
     later = plan(replace(lost, stage="waiting", pods=()), rooms=(room("node-1"), room("node-2")), state=outcome.state)
     assert later.verdicts["a"].reason == "BackingOff"
+    assert later.verdicts["a"].message.startswith("it had room and did not begin; it is tried again at ")
 
 
 def test_a_run_whose_own_pods_still_end_is_not_late() -> None:
