@@ -24,6 +24,7 @@ from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find, is_true
+from rlrun_operator.status.words import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
 
 PLAN_SECONDS = 1.0
@@ -34,7 +35,7 @@ _HAVE_ROOM = ("Running", "Complete", "Failed")
 """Phases of runs that ask for no room."""
 FREE = Admission(True, reasons.ROOM_FOUND, "a guest needs no room of its own: it has its host's trainer and engines")
 OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
-SOON = Admission(False, reasons.WAITING_FOR_TURN, reasons.QUEUE_LOOKS_SOON)
+SOON = Admission(False, reasons.WAITING_FOR_TURN, QUEUE_LOOKS_SOON)
 log = logging.getLogger(__name__)
 
 

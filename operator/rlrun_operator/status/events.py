@@ -8,6 +8,7 @@ from rlrun.api.status import RLRunStatus
 from rlrun_operator.state import EventRecord
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find, is_true
+from rlrun_operator.status.words import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import counted, shorten
 
@@ -50,7 +51,7 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
 
 def _has_place(status: RLRunStatus) -> bool:
     """True if the run waits in the queue, which has said for what."""
-    return status.phase == "Queued" and _said(status, reasons.ADMITTED)[1] != reasons.QUEUE_LOOKS_SOON
+    return status.phase == "Queued" and _said(status, reasons.ADMITTED)[1] != QUEUE_LOOKS_SOON
 
 
 def _of_beginning(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:

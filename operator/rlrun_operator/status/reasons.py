@@ -243,8 +243,6 @@ QUEUED = frozenset(
     }
 )
 """Reasons of Admitted while the phase is Queued."""
-QUEUE_LOOKS_SOON = "the queue looks at the run in a moment"
-"""Message of Admitted until the queue has answered."""
 GIVES_BACK = frozenset({PREEMPTED, RELEASED, EVICTED})
 """Reasons of Admitted for which the queue suspends a run."""
 VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_SLOW})

@@ -1,4 +1,4 @@
-"""Units of a run's progress, by its task: steps that are trained, or answers."""
+"""Words that several messages share: units of a run's progress by its task, and what a queue says before its first answer."""
 
 from __future__ import annotations
 
@@ -23,3 +23,5 @@ class Words:
 
 TRAINING = Words("step", "first step", "is not done", "steps are trained", "all steps are trained")
 ASKING = Words("answer", "first answer", "has not come", "questions are answered", "every policy is measured")
+QUEUE_LOOKS_SOON = "the queue looks at the run in a moment"
+"""Message of Admitted until the queue has answered."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from rlrun_operator.names import Ref
 from rlrun_operator.state import Admission
 from rlrun_operator.status import reasons
+from rlrun_operator.status.words import QUEUE_LOOKS_SOON
 from tests.unit.operator.decide.kube import Kube
 
 SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 2}}
 ROOM = Admission(True, reasons.ROOM_FOUND, "all pods of the run have room")
 NEED = "trainer needs 2 nodes with 8 free nvidia.com/gpu each; 1 qualifies (node-7: 3 free)"
 WAITS = Admission(False, reasons.WAITING_FOR_RESOURCES, NEED, position=2, waiting=5)
-SOON = Admission(False, reasons.WAITING_FOR_TURN, reasons.QUEUE_LOOKS_SOON)
+SOON = Admission(False, reasons.WAITING_FOR_TURN, QUEUE_LOOKS_SOON)
 LOSES = Admission(False, reasons.PREEMPTED, "it gives its room to run team-b/x", stops=True)
 
 
