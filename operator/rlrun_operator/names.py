@@ -43,6 +43,12 @@ RESTART_ANNOTATION = f"{GROUP}/restart-requested-at"
 """On an RLRun: its value, a time, asks for one restart."""
 ROTATE_ANNOTATION = f"{GROUP}/rotate-key-requested-at"
 """On an RLRun: its value, a time, asks for another API key, with a restart."""
+SPOT_LABEL = f"{GROUP}/spot"
+"""On the Deployment of the spot engines and its pods, beside the role's label: their value is `true`."""
+SPOT_NODES_ANNOTATION = f"{GROUP}/spot-nodes"
+"""On that Deployment: a mark of the nodes that `inference.spot` named."""
+SPOT_SET = "inference-spot"
+"""Name of the spot engines among the pod sets of a queue; no role, as they are of the role inference."""
 KEY_ANNOTATION = f"{GROUP}/key-attempt"
 """On workloads: the attempt whose beginning made the API key that they were rendered with; none: the run's first key."""
 REPLICA_FAILURE = "ReplicaFailure"
@@ -87,6 +93,11 @@ class Names:
     def inference(self) -> str:
         """Deployment and its headless Service."""
         return f"{self.run}-inference"
+
+    @property
+    def spot(self) -> str:
+        """Deployment of the engines on interruptible nodes; the Service of `inference` is theirs, too."""
+        return f"{self.inference}-spot"
 
     @property
     def account(self) -> str:

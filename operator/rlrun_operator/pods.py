@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from rlrun_operator.deletion import asked_at, first_asked_at
-from rlrun_operator.names import ROLE_LABEL, ROLES, RUN_LABEL, Names, Ref, Role, attempt_of, run_uid_of
+from rlrun_operator.names import ROLE_LABEL, ROLES, RUN_LABEL, SPOT_LABEL, Names, Ref, Role, attempt_of, run_uid_of
 from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
@@ -70,6 +70,8 @@ class Pod:
     containers: tuple[Container, ...]
     """Init containers first."""
     manifest: Manifest
+    spot: bool = False
+    """An engine on an interruptible node, whose loss is no failure."""
 
     @property
     def name(self) -> str:
@@ -160,6 +162,7 @@ def _read(manifest: Manifest) -> Pod | None:
         unscheduled=_words(conditions, "PodScheduled", "False"),
         containers=tuple(containers),
         manifest=manifest,
+        spot=role == "inference" and SPOT_LABEL in (metadata.get("labels") or {}),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from rlrun.defaults.team import TeamDefaults as TeamDefaults
 from rlrun.runtime.json_types import Json as Json
 from rlrun.runtime.json_types import Manifest as Manifest
-from rlrun_operator.names import Ref, Role
+from rlrun_operator.names import Ref
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Admission:
     """Number of runs that wait."""
     room: int | None = None
     """Number of trainer pods that an elastic run may have now; None: the queue does not know."""
-    placed: Mapping[Role, Placed] = field(default_factory=dict)
-    """Additions to the pods of each role, while the run is admitted."""
+    placed: Mapping[str, Placed] = field(default_factory=dict)
+    """Additions to the pods of each role, and to the spot engines (`SPOT_SET`), while the run is admitted."""
     conflict: str = ""
     """Reason why the additions contradict each other."""
 

@@ -229,8 +229,7 @@ def _wait_for_strangers(case: Case) -> Decision:
 
 def _free_claim(case: Case) -> Decision:
     """Remove what outlives attempts and holds a claim that is being deleted: it would neither go nor take another pod."""
-    held = case.deployment is not None and not is_ending(case.deployment)
-    engines = [Delete(case.inference_ref, uid_of(case.deployment))] if held and case.deployment is not None else []
+    engines = [Delete(ref, uid_of(child)) for ref, child in case.engine_deployments if not is_ending(child)]
     message = (
         f"claim {case.wanted.claim} is being deleted, and goes when no pod uses it; the next attempt begins then, on a new "
         "claim: from the model, where nothing else has the checkpoints"

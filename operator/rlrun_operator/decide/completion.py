@@ -34,7 +34,7 @@ def complete(case: Case) -> Decision:
         return decision
     left = [pod for pod in case.pods if pod.role != "orchestrator"]
     keeps = lifetime.cleanup(case) == "None"
-    over = keeps or (case.statefulset is None and case.deployment is None and not left)
+    over = keeps or (case.statefulset is None and not case.engine_deployments and not left)
     done = Say("True", reasons.COMPLETED, case.words.over)
     freeing = Say("False", reasons.COMPLETING, f"{case.words.over}; {_held(case)} being removed")
     said = _done(case, done if over else freeing, case.words.over)
@@ -105,6 +105,5 @@ def ended(case: Case) -> Decision:
 
 
 def _deletions(case: Case) -> list[Delete]:
-    workloads = ((case.trainer_ref, case.statefulset), (case.inference_ref, case.deployment))
-    held = [(ref, child) for ref, child in workloads if child is not None and not is_ending(child)]
-    return [Delete(ref, uid_of(child)) for ref, child in held]
+    trainer = [(case.trainer_ref, case.statefulset)] if case.statefulset is not None else []
+    return [Delete(ref, uid_of(child)) for ref, child in (*trainer, *case.engine_deployments) if not is_ending(child)]

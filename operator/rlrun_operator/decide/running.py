@@ -8,13 +8,13 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import StorageStatus
 from rlrun_operator import render
 from rlrun_operator.decide import host_run, stall, status_builder
-from rlrun_operator.decide.engines import scaling
+from rlrun_operator.decide.engines import scaling, spot
 from rlrun_operator.decide.objects import parts, volumes
-from rlrun_operator.decide.snapshot import Case, is_ending, replicas, uid_of
+from rlrun_operator.decide.snapshot import Case, is_ending, is_refused, replicas, uid_of
 from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.decide.trainers import look
 from rlrun_operator.failures import node_exclusion, policy
-from rlrun_operator.names import ACCESS_ANNOTATION, REPLICA_FAILURE
+from rlrun_operator.names import ACCESS_ANNOTATION
 from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Delete, Manifest, Scale
 from rlrun_operator.status import diagnose, progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange, combined
@@ -45,23 +45,25 @@ def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: 
     scene, waits = _scene(case, attempt, heard), _Waits(case)
     said = _conditions(case, scene, heard, waits, begins=begins)
     engine_marks, engine_scales = ([], []) if begins else scaling.scaled(case, heard)
+    spot_engines = spot.applies(case, attempt, begins=begins)
     beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.see(case, attempt)
     again = _look_again(case, scene, heard, waits, said)
     wakes = [actions.wake_in, again.wake_in, beside.wake_in]
     corrected = _corrected(case, attempt, begins, bool(actions.apply))
     todo = Actions(
         create=(*actions.create, *_lost_claim(case, attempt)),
-        apply=(*actions.apply, *corrected),
+        apply=(*actions.apply, *corrected, *spot_engines),
         dry_run=actions.dry_run,
         annotate=() if begins else (*scaling.asked(case, heard), *engine_marks),
         scale=() if begins else (*engine_scales, *_scales(case)),
-        delete=_zombies(case, attempt),
+        delete=(*_zombies(case, attempt), *spot.removals(case)),
         repair=(*_lost_lease(case, attempt), *beside.repair),
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=again.look_up,
     )
     fields = _reached(case, attempt, heard)
-    fields |= combined(scaling.chosen(case, heard, fields), look.noted(case, heard, fields), change)
+    fields |= combined(scaling.chosen(case, heard, fields), look.noted(case, heard, fields))
+    fields |= combined(spot.noted(case, fields, renewed=bool(spot_engines)), change)
     said |= beside.said | parts.outdated(case, corrected)
     return finish(case, said, fields, todo, training=progress.is_training(heard))
 
@@ -227,7 +229,8 @@ def _scene(case: Case, attempt: int, heard: progress.Report | None) -> Scene:
         nodes=case.observed.nodes,
         waiting_on=heard.waiting_on if heard is not None else None,
         trouble=volumes.ready(heard, case.wanted.claim),
-        engines_refused=_is_refused(case.deployment),
+        engines_refused=is_refused(case.deployment),
+        without=spot.missing(case),
         tracker_secrets=_tracker_secrets(case.spec),
     )
 
@@ -236,12 +239,6 @@ def _tracker_secrets(spec: RLRunSpec | None) -> dict[str, str]:
     """See `Scene.tracker_secrets`."""
     tracking = spec.tracking if spec is not None else None
     return {secret.reference.name: secret.field for secret in (tracking.secrets if tracking is not None else ())}
-
-
-def _is_refused(deployment: Manifest | None) -> bool:
-    """True if a Deployment's controller may not make a pod now."""
-    conditions = ((deployment or {}).get("status") or {}).get("conditions") or ()
-    return any(c["type"] == REPLICA_FAILURE and c["status"] == "True" for c in conditions)
 
 
 def _of_pods(scene: Scene, waits: _Waits) -> dict[str, Say]:
@@ -376,7 +373,10 @@ def _edited_budget(case: Case, begins: bool) -> list[Apply]:
     """The budget after an edit of `inference`, which a drain has to follow; applied until the edit is on record."""
     if begins or case.spec is None or not case.serves or case.generation == case.past.observed_generation:
         return []
-    return parts.applies(case, [render.eviction_budget(case.context(case.spec, case.past.attempt))])
+    context = case.context(case.spec, case.past.attempt)
+    if not render.has_engines_to_keep(context):
+        return []
+    return parts.applies(case, [render.eviction_budget(context)])
 
 
 def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:

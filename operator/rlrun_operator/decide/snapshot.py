@@ -19,6 +19,7 @@ from rlrun_operator.failures import node_exclusion
 from rlrun_operator.names import (
     HOST_ANNOTATION,
     RENDERING_ANNOTATION,
+    REPLICA_FAILURE,
     RUN_LABEL,
     SPEC_HASH_ANNOTATION,
     Names,
@@ -144,7 +145,8 @@ class Case:
         """An object that no run of this name has made, where a child of this one belongs."""
         if self.wanted.own_claim and self.claim is not None and not self.made(self.claim):
             return f"PersistentVolumeClaim {self.wanted.claim}"
-        named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
+        refs = [self.trainer_ref, self.inference_ref, *((self.spot_ref,) if self.has_spot else ())]
+        named = [(ref, self.observed.children.get(ref)) for ref in refs]
         named.append((Ref("Lease", self.names.progress), self.observed.lease))
         for ref, child in named:
             if child is not None and not self.made(child):
@@ -259,10 +261,33 @@ class Case:
         return Ref("Deployment", self.names.inference)
 
     @cached_property
+    def spot_deployment(self) -> Manifest | None:
+        """Deployment of the engines on interruptible nodes."""
+        return self._own(self.spot_ref)
+
+    @cached_property
+    def spot_ref(self) -> Ref:
+        return Ref("Deployment", self.names.spot)
+
+    @property
+    def engine_deployments(self) -> list[tuple[Ref, Manifest]]:
+        """Deployments of engines that exist."""
+        found = ((self.inference_ref, self.deployment), (self.spot_ref, self.spot_deployment))
+        return [(ref, child) for ref, child in found if child is not None]
+
+    @property
+    def has_spot(self) -> bool:
+        """True if the specification has engines on interruptible nodes."""
+        return self.serves and self.spec is not None and self.spec.inference.spot is not None
+
+    @cached_property
     def strangers(self) -> list[str]:
         """Objects under this run's names that are not its own: those of a deleted run of the same name, on their way out."""
         named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
         named.append((Ref("Lease", self.names.progress), self.observed.lease))
+        spot = self.observed.children.get(self.spot_ref)  # a foreign one concerns only a run that wants the name
+        if spot is not None and self.made(spot):
+            named.append((self.spot_ref, spot))
         found = [f"{ref.kind} {ref.name}" for ref, child in named if child is not None and not self._is_own(child)]
         if self.claim_is_ending and not self.attempt:
             found.append(f"PersistentVolumeClaim {self.wanted.claim}")
@@ -294,12 +319,14 @@ class Case:
             claim = self.host.claim if self.host is not None else before
             return Wanted(trainers=0, engines=0, engines_needed=0, claim=claim, own_claim=False)
         if spec is not None:
+            engines = self._engines(spec) if self.serves else 0
             own = spec.storage.claim_name is None
             running = self.past.launched_attempt == self.past.attempt > 0 and not self.beginning
             edited = running and self.spec_hash != self.past.spec_hash
             return Wanted(
                 trainers=((self.past.trainer.desired if edited else 0) or self._trainers(spec)) if self.trains else 0,
-                engines=self._engines(spec) if self.serves else 0,
+                engines=engines,
+                spot=spec.inference.on_spot(engines) if self.serves else 0,
                 engines_needed=min(spec.inference.min_available, spec.inference.least) if self.serves else 0,
                 claim=spec.storage.claim_name or self.names.claim,
                 own_claim=own,
@@ -308,6 +335,7 @@ class Case:
         return Wanted(
             trainers=self.past.trainer.desired,
             engines=self.past.inference.desired,
+            spot=self.past.inference.spot.desired if self.past.inference.spot is not None else 0,
             engines_needed=1,
             claim=storage.claim_name if storage else self.names.claim,
             own_claim=storage is None or storage.claim_name == self.names.claim,
@@ -413,6 +441,12 @@ def replicas(child: Manifest | None) -> int:
 def uid_of(child: Manifest) -> str:
     """UID, which distinguishes an object from its successors of the same name."""
     return str(child["metadata"]["uid"])
+
+
+def is_refused(deployment: Manifest | None) -> bool:
+    """True if a Deployment's controller may not make a pod now."""
+    conditions = ((deployment or {}).get("status") or {}).get("conditions") or ()
+    return any(c["type"] == REPLICA_FAILURE and c["status"] == "True" for c in conditions)
 
 
 def is_ending(child: Manifest) -> bool:

@@ -11,6 +11,7 @@ from rlrun.api.status import (
     RLRunStatus,
     RoleStatus,
     SharedWithStatus,
+    SpotStatus,
     TrainerStatus,
 )
 from rlrun.runtime.printable import printable
@@ -19,6 +20,7 @@ from rlrun_operator.decide.cost import budget, split
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.snapshot import Case, read_status
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_number
+from rlrun_operator.pods import Pod
 from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Json, Manifest, Urgency
 from rlrun_operator.status import reasons, restart_time
 from rlrun_operator.status.change import UNSET, StatusChange, combined
@@ -200,9 +202,20 @@ def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False
             weight_version=version,
             reason=case.past.inference.reason if case.autoscales else None,
             selector=f"{RUN_LABEL}={case.names.run},{ROLE_LABEL}=inference" if case.serves else None,
+            spot=_spot(case, pods, over=over),
         ),
         orchestrator=orchestrator,
     )
+
+
+def _spot(case: Case, pods: Sequence[Pod], *, over: bool) -> SpotStatus | None:
+    """Engines on interruptible nodes; None: the run has none."""
+    past = case.past.inference.spot
+    if not (case.has_spot or (case.spec is None and past is not None)):
+        return None
+    kept = {"lost": past.lost, "last_loss": past.last_loss} if past is not None else {}
+    ready = sum(1 for pod in pods if pod.spot and pod.ready)
+    return SpotStatus(desired=0 if over else case.wanted.spot, ready=ready).model_copy(update=kept)
 
 
 def _trainer(case: Case, ready: int, *, over: bool) -> TrainerStatus:

@@ -65,10 +65,10 @@ def _stop(case: Case) -> Decision:
     if names or not has_let_go(case.statefulset):
         what = f"{_both(case)} save and end{f': {stuck.told}' if stuck.told else listed(names)}"
         return _say(case, what, replace(ends, scale=scale, delete=[*delete, *stuck.force]))
-    if case.deployment is not None and not is_ending(case.deployment):
-        gone = Delete(case.inference_ref, uid_of(case.deployment))
-        return _say(case, f"{_both(case)} are gone; the engines are removed", Actions(delete=(gone,)))
-    if case.pods or case.deployment is not None:
+    engines = [Delete(ref, uid_of(child)) for ref, child in case.engine_deployments if not is_ending(child)]
+    if engines:
+        return _say(case, f"{_both(case)} are gone; the engines are removed", Actions(delete=tuple(engines)))
+    if case.pods or case.engine_deployments:
         left = f": {stuck.told}" if stuck.told else listed(sorted(pod.name for pod in case.pods))
         return _say(case, f"the engines end{left}", replace(ends, delete=stuck.force))
     if (settles := settles_in(case, reasons.SUSPENDED)) > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlrun_operator.names import ROLES, Role
+from rlrun_operator.names import ROLES, SPOT_SET
 from rlrun_operator.providers.model import Flavor, Subject
 from rlrun_operator.providers.workload import KUEUE
 from rlrun_operator.state import Manifest, Placed
@@ -18,25 +18,25 @@ def flavors_of(workload: Manifest) -> frozenset[str]:
     return frozenset(name for one in _assignments(workload) for name in (one.get("flavors") or {}).values())
 
 
-def placed(run: Subject, workload: Manifest, flavors: Mapping[str, Flavor]) -> tuple[dict[Role, Placed], str]:
-    """Additions for each role, and which of them contradict each other; empty: none do.
+def placed(run: Subject, workload: Manifest, flavors: Mapping[str, Flavor]) -> tuple[dict[str, Placed], str]:
+    """Additions for each pod set, and which of them contradict each other; empty: none do.
 
     Args:
         run: whose Workload it is.
         workload: an admitted one.
         flavors: those that `flavors_of` names.
     """
-    result: dict[Role, Placed] = {}
+    result: dict[str, Placed] = {}
     problems: list[str] = []
     for one in _assignments(workload):
-        role = next((role for role in ROLES if role == one.get("name")), None)
+        role = next((name for name in (*ROLES, SPOT_SET) if name == one.get("name")), None)
         if role is not None:
             result[role] = _of_role(role, run, workload, one, flavors, problems)
     return result, "; ".join(problems)
 
 
 def _of_role(
-    role: Role, run: Subject, workload: Manifest, one: Manifest, flavors: Mapping[str, Flavor], problems: list[str]
+    role: str, run: Subject, workload: Manifest, one: Manifest, flavors: Mapping[str, Flavor], problems: list[str]
 ) -> Placed:
     names = sorted(set((one.get("flavors") or {}).values()))
     parts: list[tuple[str, Manifest]] = [

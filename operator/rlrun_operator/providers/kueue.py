@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from rlrun_operator.names import SPOT_SET
 from rlrun_operator.providers import assigned, words
 from rlrun_operator.providers import workload as objects
 from rlrun_operator.providers.model import Create, Edit, Flavor, PutStatus, Remove, Step, Subject
@@ -56,10 +57,13 @@ class _Case:
     def outgrown(self) -> bool:
         """True if the run has more engines than were admitted, or its next attempt needs other pods. Fewer engines fit."""
         sets = (self.workload.get("spec") or {}).get("podSets") or ()
-        engines = next((one.get("count", 1) for one in sets if one.get("name") == "inference"), 0)
-        if self.run.engines > engines:
+        counts = {one.get("name"): one.get("count", 1) for one in sets}
+        has = {"inference": self.run.engines, SPOT_SET: self.run.spot}
+        if any(number > counts.get(name, 0) for name, number in has.items()):
             return True
-        own = tuple({**one, "count": engines} if one["name"] == "inference" else one for one in self.run.pod_sets)
+        own = tuple(
+            {**one, "count": counts.get(one["name"], 0)} if one["name"] in has else one for one in self.run.pod_sets
+        )
         mark = objects.shape_of(replace(self.run, pod_sets=own))
         return self.run.begins and bool(own) and self._annotations.get(objects.SHAPE_ANNOTATION) != mark
 

@@ -53,7 +53,9 @@ class Subject:
     begins: bool = True
     """No attempt is under way: the pods that come next are those of `pod_sets`."""
     engines: int = 0
-    """Engines that it has now by its specification: the one number that may change while it runs."""
+    """Engines that it has now by its specification, but for spot engines: the one number that may change while it runs."""
+    spot: int = 0
+    """Spot engines, likewise."""
     suspended: bool = False
     """Its user has suspended it."""
     ready: bool = False

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlrun_operator.names import GROUP, KIND, VERSION, Role, labels
+from rlrun_operator.names import GROUP, KIND, SPOT_LABEL, SPOT_SET, VERSION, Role, labels
 from rlrun_operator.providers.model import Subject
 from rlrun_operator.state import Json, Manifest
 from rlrun_operator.times import rfc3339
@@ -43,7 +43,7 @@ def pod_sets(workloads: Iterable[Manifest]) -> tuple[Json, ...]:
     """Pod sets of a run's workloads, as they are rendered before any admission is merged into them.
 
     Args:
-        workloads: StatefulSet, Deployment and Pod.
+        workloads: StatefulSet, Deployment and Pod, and the Deployment of spot engines.
     """
     result = []
     for child in workloads:
@@ -51,7 +51,9 @@ def pod_sets(workloads: Iterable[Manifest]) -> tuple[Json, ...]:
         single = child["kind"] == "Pod"
         pod = spec if single else spec["template"]["spec"]
         count = 1 if single else int(spec.get("replicas", 1))
-        result.append({"name": ROLES[child["kind"]], "count": count, "template": {"spec": _shape(pod)}})
+        spot = SPOT_LABEL in ((child.get("metadata") or {}).get("labels") or {})
+        name = SPOT_SET if spot else ROLES[child["kind"]]
+        result.append({"name": name, "count": count, "template": {"spec": _shape(pod)}})
     return tuple(result)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rlrun_operator.names import ROLE_LABEL, ROLES, Role
+from rlrun_operator.names import ROLE_LABEL, ROLES, SPOT_LABEL, SPOT_SET, Role
 from rlrun_operator.node_fit import REQUIRED, allocatable, quantity, requests_of
 from rlrun_operator.queue.model import HeldPod, PodSet, Room
 from rlrun_operator.state import Manifest
@@ -47,7 +47,10 @@ def held_pods(pods: Iterable[Manifest]) -> tuple[HeldPod, ...]:
             continue
         spec = pod.get("spec") or {}
         ending = "deletionTimestamp" in pod["metadata"]
-        result.append(HeldPod(role, spec.get("nodeName"), requests_of(spec), ending))
+        spot = SPOT_LABEL in pod["metadata"]["labels"]
+        if spot and not spec.get("nodeName"):
+            continue  # it takes what is left, and nothing is kept for it
+        result.append(HeldPod(SPOT_SET if spot else role, spec.get("nodeName"), requests_of(spec), ending))
     return tuple(result)
 
 

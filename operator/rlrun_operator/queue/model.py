@@ -48,7 +48,8 @@ class PodSet:
 class HeldPod:
     """A pod of a run as it is in the cluster."""
 
-    role: Role
+    role: str
+    """Role; `SPOT_SET` for a spot engine, which is no part of the gang."""
     node: str | None
     """None: it has none yet."""
     requests: Amounts

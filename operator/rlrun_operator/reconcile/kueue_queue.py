@@ -11,6 +11,7 @@ from rlrun_operator.decide import queueing
 from rlrun_operator.decide.snapshot import Case, has_let_go
 from rlrun_operator.kube.client import ApiError, UnavailableError
 from rlrun_operator.kube.resources import WORKLOAD
+from rlrun_operator.names import SPOT_SET
 from rlrun_operator.providers import Create, Step, Subject, step
 from rlrun_operator.providers.assigned import flavors_of
 from rlrun_operator.providers.words import refused
@@ -19,7 +20,7 @@ from rlrun_operator.reconcile.kueue_classes import Classes, UnknownError
 from rlrun_operator.reconcile.observe import observe
 from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, RETRY_SECONDS, WRITES, QueueObjects
 from rlrun_operator.reconcile.surroundings import Cluster
-from rlrun_operator.render import workloads
+from rlrun_operator.render import spot_deployment, workloads
 from rlrun_operator.runtime.cache import Key
 from rlrun_operator.settings import QueueSettings, RenderSettings
 from rlrun_operator.sharing import host_name
@@ -178,7 +179,7 @@ def subject_of(case: Case, queue: str, sets: tuple[Json, ...]) -> Subject:
     past, uid = case.past, str(case.metadata["uid"])
     ended = _OUTCOMES.get(str(past.phase))
     live = [pod for pod in case.pods if pod.phase not in ("Succeeded", "Failed")]
-    makes = case.deployment is not None or not has_let_go(case.statefulset)
+    makes = bool(case.engine_deployments) or not has_let_go(case.statefulset)
     recorded = is_true(past.conditions, reasons.ADMITTED)
     engines = find(past.conditions, reasons.INFERENCE_AVAILABLE)
     suspended = find(past.conditions, reasons.SUSPENDED)
@@ -193,7 +194,8 @@ def subject_of(case: Case, queue: str, sets: tuple[Json, ...]) -> Subject:
         holds=bool(live) or makes or (ended is None and (recorded or stops)),
         has_pods=bool(live) or makes,
         begins=case.attempt == 0 or at_rest,
-        engines=case.wanted.engines,
+        engines=case.wanted.engines - case.wanted.spot,
+        spot=case.wanted.spot,
         suspended=queueing.shall_rest(case),
         ready=is_true(past.conditions, reasons.PODS_READY) and (engines is None or engines.status == "True"),
         over=ended,
@@ -207,8 +209,9 @@ def sets_of(case: Case, spec: RLRunSpec) -> tuple[Json, ...]:
     Where the number of engines follows the load, and of an elastic trainer, all that there may be: more than were admitted would stop
     the run.
     """
-    sets = pod_sets(workloads(replace(case.context(spec, 1), spec=spec, placed={}, excluded=())).made)
-    block = spec.inference.autoscale
-    if block is None:
-        return sets
-    return tuple({**one, "count": block.max} if one["name"] == "inference" else one for one in sets)
+    context = replace(case.context(spec, 1), spec=spec, placed={}, excluded=())
+    spot, engines = spot_deployment(context), spec.inference
+    most_spot = engines.on_spot(engines.most)
+    most = {"inference": engines.most - most_spot, SPOT_SET: most_spot}
+    sets = pod_sets((*workloads(context).made, *((spot,) if spot is not None and most_spot else ())))
+    return tuple({**one, "count": most.get(one["name"], one["count"])} for one in sets)

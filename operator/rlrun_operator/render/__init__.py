@@ -6,11 +6,11 @@ attempt needs, from `pods`, `containers` and `probes`; `merge` is the strategic 
 """
 
 from rlrun_operator.render.context import Host, RunContext, former_spec_hashes, spec_hash
-from rlrun_operator.render.eviction import eviction_budget
+from rlrun_operator.render.eviction import eviction_budget, has_engines_to_keep
 from rlrun_operator.render.network import orchestrator_policy
 from rlrun_operator.render.objects import Prerequisites, api_key_secret, parts, prerequisites
 from rlrun_operator.render.pods import conflicts
-from rlrun_operator.render.workloads import Workloads, workloads
+from rlrun_operator.render.workloads import Workloads, spot_deployment, spot_nodes, workloads
 
 __all__ = [
     "Host",
@@ -21,9 +21,12 @@ __all__ = [
     "conflicts",
     "eviction_budget",
     "former_spec_hashes",
+    "has_engines_to_keep",
     "orchestrator_policy",
     "parts",
     "prerequisites",
     "spec_hash",
+    "spot_deployment",
+    "spot_nodes",
     "workloads",
 ]

@@ -66,8 +66,8 @@ class RunContext:
     excluded: tuple[str, ...] = ()
     """Nodes that trainer and orchestrator keep away from. Not the engines: they outlive attempts, and are not made again for it."""
 
-    placed: Mapping[Role, Placed] = field(default_factory=dict)
-    """Additions of a queue to the pods of each role."""
+    placed: Mapping[str, Placed] = field(default_factory=dict)
+    """Additions of a queue to the pods of each role, and to the spot engines (`SPOT_SET`)."""
 
     @property
     def names(self) -> Names:
@@ -103,6 +103,11 @@ class RunContext:
     def has_engines(self) -> bool:
         """True if the run has engines in pods of their own: not a guest, not supervised fine-tuning, and not in the trainer's pods."""
         return self.host is None and self.spec.task != "SFT" and not self.colocated
+
+    @property
+    def engine_total(self) -> int:
+        """Engines of the run, those on interruptible nodes among them."""
+        return self.engine_count or self.spec.inference.least
 
     @property
     def colocated(self) -> bool:

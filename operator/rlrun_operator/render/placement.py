@@ -143,7 +143,7 @@ def added(template: Manifest, placed: Placed) -> Json:
     }
 
 
-def contradiction(template: Manifest, placed: Placed, role: Role) -> str:
+def contradiction(template: Manifest, placed: Placed, role: str) -> str:
     """First value of a pod template that a queue would have otherwise; empty: there is none."""
     metadata = template["metadata"]
     if QUEUE_LABEL in metadata["labels"]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
+from rlrun.api.pods import SpotSpec
 from rlrun.config.models.file_mark import NOT_READ_BY_ENGINES
-from rlrun_operator.names import CONFIG_ANNOTATION, RUN_UID_ANNOTATION, Role, labels
+from rlrun_operator.names import CONFIG_ANNOTATION, ROLES, RUN_UID_ANNOTATION, SPOT_LABEL, SPOT_SET, Role, labels
 from rlrun_operator.render import containers, environments, placement, security, volume
 from rlrun_operator.render.context import RunContext, config_format, mark
 from rlrun_operator.render.merge import merge
@@ -26,9 +27,30 @@ def pod_template(ctx: RunContext, role: Role) -> Json:
     return placement.added(made, ctx.placed[role]) if role in ctx.placed else made
 
 
+def spot_template(ctx: RunContext, block: SpotSpec) -> Json:
+    """Metadata and spec of the spot engines' pods: an engine's, on the nodes of `inference.spot`, which has the last word on these."""
+    made = _on_spot(ctx, block)
+    return placement.added(made, ctx.placed[SPOT_SET]) if SPOT_SET in ctx.placed else made
+
+
+def _on_spot(ctx: RunContext, block: SpotSpec) -> Json:
+    made = own_template(ctx, "inference")
+    metadata, spec = made["metadata"], made["spec"]
+    # Clouds taint interruptible nodes with the key of their label.
+    tolerations = [{"key": key, "operator": "Exists"} for key in block.node_selector]
+    spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **block.node_selector}
+    spec["tolerations"] = [*(spec.get("tolerations") or ()), *tolerations]
+    return {**made, "metadata": {**metadata, "labels": {**metadata["labels"], SPOT_LABEL: "true"}}}
+
+
 def conflicts(ctx: RunContext) -> str:
     """Contradictions between the run's pods and what a queue adds to them; empty: there are none."""
-    found = (placement.contradiction(own_template(ctx, role), placed, role) for role, placed in ctx.placed.items())
+    found = [
+        placement.contradiction(own_template(ctx, role), ctx.placed[role], role) for role in ROLES if role in ctx.placed
+    ]
+    block = ctx.spec.inference.spot
+    if block is not None and SPOT_SET in ctx.placed:
+        found.append(placement.contradiction(_on_spot(ctx, block), ctx.placed[SPOT_SET], "inference.spot"))
     return "; ".join(text for text in found if text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rlrun.api.pods import SpotSpec
 from rlrun_operator.names import (
     ACCESS_ANNOTATION,
     HOST_ANNOTATION,
@@ -12,11 +13,13 @@ from rlrun_operator.names import (
     ROLE_LABEL,
     RUN_LABEL,
     SPEC_HASH_ANNOTATION,
+    SPOT_LABEL,
+    SPOT_NODES_ANNOTATION,
     Role,
     host_mark,
 )
 from rlrun_operator.render.context import RunContext, mark, metadata
-from rlrun_operator.render.pods import pod_template
+from rlrun_operator.render.pods import pod_template, spot_template
 from rlrun_operator.state import Json, Manifest
 
 NO_DEADLINE_SECONDS = 2**31 - 1
@@ -69,19 +72,51 @@ def _stateful_set(ctx: RunContext) -> Manifest:
 
 
 def _deployment(ctx: RunContext) -> Manifest:
-    spec = {
-        "replicas": ctx.engine_count or ctx.spec.inference.least,
+    ordinary = ctx.engine_total - ctx.spec.inference.on_spot(ctx.engine_total)
+    made = _engines(ctx, ctx.names.inference, ordinary, pod_template(ctx, "inference"), _selector(ctx, "inference"))
+    made["metadata"]["annotations"][RENDERING_ANNOTATION] = mark(made["spec"]["template"])
+    return made
+
+
+def spot_deployment(ctx: RunContext) -> Manifest | None:
+    """The Deployment of the engines on interruptible nodes; None: the run has none.
+
+    Its pods are engines as the others: the same Service, network policy and metrics find them by the role's label. The selector of the
+    other Deployment takes them in as well, which changes nothing: its controller acts on what it owns. That one cannot be narrowed, as
+    selectors are immutable.
+    """
+    block = ctx.spec.inference.spot
+    if block is None or not ctx.has_engines:
+        return None
+    selector = _selector(ctx, "inference")
+    selector["matchLabels"] = {**selector["matchLabels"], SPOT_LABEL: "true"}
+    count = ctx.spec.inference.on_spot(ctx.engine_total)
+    made = _engines(ctx, ctx.names.spot, count, spot_template(ctx, block), selector)
+    made["metadata"]["labels"][SPOT_LABEL] = "true"
+    made["metadata"]["annotations"] |= {
+        RENDERING_ANNOTATION: mark(made["spec"]["template"]),
+        SPOT_NODES_ANNOTATION: spot_nodes(block),
+    }
+    return made
+
+
+def spot_nodes(block: SpotSpec) -> str:
+    """Mark of the nodes that `inference.spot` names."""
+    return mark(block.model_dump(mode="json", exclude={"share"}, exclude_defaults=True))
+
+
+def _engines(ctx: RunContext, name: str, count: int, template: Json, selector: Json) -> Manifest:
+    spec: Json = {
+        "replicas": count,
         # No surge: the GPUs of a new engine are those of an old one. All at once: another template comes with a new attempt, whose
         # orchestrator is not to meet engines of two renderings.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}},
         "revisionHistoryLimit": KEPT_REVISIONS,
         "progressDeadlineSeconds": NO_DEADLINE_SECONDS,
-        "selector": _selector(ctx, "inference"),
-        "template": pod_template(ctx, "inference"),
+        "selector": selector,
+        "template": template,
     }
-    made = _workload(ctx, "Deployment", ctx.names.inference, "inference", spec)
-    made["metadata"]["annotations"][RENDERING_ANNOTATION] = mark(spec["template"])
-    return made
+    return _workload(ctx, "Deployment", name, "inference", spec)
 
 
 def _without_affinity(template: Json) -> Json:
@@ -114,5 +149,5 @@ def _metadata(ctx: RunContext, name: str, role: Role) -> Json:
     return metadata(ctx, name, role, ctx.attempt) | {"annotations": annotations}
 
 
-def _selector(ctx: RunContext, role: Role) -> dict[str, object]:
+def _selector(ctx: RunContext, role: Role) -> Json:
     return {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: role}}

@@ -48,9 +48,12 @@ class Wanted:
     claim: str
     own_claim: bool
     """The operator made the claim."""
+    spot: int = 0
+    """Those of the engines that are on interruptible nodes."""
 
     def count(self, role: Role) -> int:
-        return {"trainer": self.trainers, "inference": self.engines, "orchestrator": 1}[role]
+        """Pods that have to get a node; spot engines need not."""
+        return {"trainer": self.trainers, "inference": self.engines - self.spot, "orchestrator": 1}[role]
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,19 @@ class Scene:
     """Report of the roles on a bound volume."""
     engines_refused: bool = False
     """The engines' controller says that it may not make a pod now. Events outlive what they tell of."""
+    without: str = ""
+    """Spot engines that are not ready, and why; empty: all are."""
     tracker_secrets: Mapping[str, str] = field(default_factory=dict)
     """Field of the specification, such as tracking.wandb.secretRef, by the name of the Secret there."""
 
     def of(self, role: Role) -> list[Pod]:
-        return [pod for pod in self.pods if pod.role == role]
+        """Pods of a role that have to get a node."""
+        return [pod for pod in self.pods if pod.role == role and not pod.spot]
+
+    @property
+    def engines(self) -> list[Pod]:
+        """All engines."""
+        return [pod for pod in self.pods if pod.role == "inference"]
 
 
 def storage(scene: Scene, patient: bool) -> Say:
@@ -148,12 +159,13 @@ def _prepares_model(pod: Pod) -> bool:
 
 def inference(scene: Scene, patient: bool) -> Say:
     """InferenceAvailable: enough engines answer."""
-    engines = scene.of("inference")
+    engines = scene.engines
     ready = [pod for pod in engines if pod.ready]
     needed, wanted = scene.wanted.engines_needed, scene.wanted.engines
     if len(ready) >= needed:
         enough = "the engine is" if wanted == 1 else f"at least {needed} of {wanted} engines are"
-        return Say("True", reasons.ALL_READY, f"{enough} ready")
+        beside = f"; {scene.without}" if scene.without else ""
+        return Say("True", reasons.ALL_READY, f"{enough} ready{beside}")
     short = "the engine is not ready" if wanted == 1 else f"fewer than {needed} of {wanted} engines are ready"
     if not patient:
         for pod in engines:

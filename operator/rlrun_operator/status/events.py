@@ -148,12 +148,28 @@ def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
         yield EventRecord("Normal", reasons.ENGINES_AVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
     elif was and not now:
         yield EventRecord("Warning", reasons.ENGINES_UNAVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
+    yield from _of_spot(old, new)
     before, after = old.inference.desired, new.inference.desired
     if before and after != before and new.shared_with is None:
         because = new.inference.reason if new.inference.reason != old.inference.reason else None
         told = f"{before} to {after} engines"
         message = f"{told}: {because}" if because else f"inference.replicas: {told}"
         yield EventRecord("Normal", reasons.INFERENCE_SCALED, message)
+
+
+def _of_spot(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    """Losses of engines on interruptible nodes, and their return."""
+    was, now = old.inference.spot, new.inference.spot
+    if was is None or now is None:
+        return
+    if now.lost > was.lost:
+        what = f"{counted(now.lost - was.lost, 'spot engine')} lost: {now.last_loss}"
+        there = f"{new.inference.ready} of {new.inference.desired} engines are ready"
+        message = f"{what}; {there}, requests move there, and the run goes on"
+        yield EventRecord("Normal", reasons.SPOT_ENGINES_LOST, message)
+    elif now.lost and was.ready < was.desired and now.ready >= now.desired > 0:
+        message = f"all {counted(now.desired, 'spot engine')} are ready"
+        yield EventRecord("Normal", reasons.SPOT_ENGINES_READY, message)
 
 
 def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:

@@ -303,6 +303,8 @@ ATTEMPT_TAKEN = "AttemptNumberTaken"
 ENGINES_AVAILABLE = "EnginesAvailable"
 ENGINES_UNAVAILABLE = "EnginesUnavailable"
 INFERENCE_SCALED = "InferenceScaled"
+SPOT_ENGINES_LOST = "SpotEnginesLost"
+SPOT_ENGINES_READY = "SpotEnginesReady"
 TRAINER_RESIZED = "TrainerResized"
 NODE_EXCLUDED = "NodeExcluded"
 HEARTBEAT_RESUMED = "HeartbeatResumed"
@@ -333,6 +335,8 @@ EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS
     ENGINES_UNAVAILABLE: "Fewer than `inference.minAvailable` engines are ready, after there were enough.",
     NODE_EXCLUDED: "The run failed twice on a node and keeps away from it for an hour.",
     INFERENCE_SCALED: "The number of engines follows an edit of `inference`, or `inference.autoscale` chose it; the message says why.",
+    SPOT_ENGINES_LOST: "Interruptible nodes were taken from the run, and engines (`inference.spot`) with them; the run goes on without.",
+    SPOT_ENGINES_READY: "All engines on interruptible nodes are ready again.",
     TRAINER_RESIZED: "An elastic trainer goes on with fewer pods, or with more again (`trainer.elastic`); the message says why.",
     HEARTBEAT_RESUMED: "The orchestrator renews its Lease again.",
     COMPLETED: CONDITION_REASONS[COMPLETED],

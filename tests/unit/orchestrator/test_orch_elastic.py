@@ -16,6 +16,7 @@ from rlrun.orchestrator.engines.draining import Drain
 from rlrun.orchestrator.engines.load_meter import LoadMeter
 from rlrun.orchestrator.engines.pool import EnginePool, Replica
 from rlrun.orchestrator.rollouts.engine_session import Session
+from rlrun.protocol.messages.spot_wish import SpotWish
 
 
 @dataclass
@@ -36,6 +37,7 @@ class World:
     ahead: bool = False
     window: float | None = None
     wanted: int | None = None
+    spot: SpotWish | None = None
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
@@ -43,7 +45,7 @@ class World:
         for number in range(self.engines):
             self.add(number)
         self.meter = LoadMeter(self.pool, ahead=lambda: self.ahead, window=lambda: self.window, clock=self.clock)
-        self.drain = Drain(self.pool, Signal(), wanted=lambda: self.wanted, clock=self.clock)
+        self.drain = Drain(self.pool, Signal(), wanted=lambda: self.wanted, spot=lambda: self.spot, clock=self.clock)
 
     def add(self, number: int, version: int | None = 3) -> Replica:
         replica = Replica(f"http://10.0.0.{number}:8000", FakeEngine(), version=version)
@@ -133,6 +135,20 @@ def test_of_equals_the_newest_goes_and_one_out_of_rotation_before_all() -> None:
     world.wanted = 3
     world.drain.look()
     assert world.drain.drained() == ("10.0.0.8",)
+
+
+def test_engines_on_spot_nodes_and_others_are_drained_each_to_their_own_number() -> None:
+    world = World(engines=5, wanted=3, spot=SpotWish.read("2 10.0.0.0 10.0.0.1 10.0.0.9"))
+    for replica, load in zip(world.pool.replicas, (0, 0, 7, 5, 6), strict=True):
+        replica.load = load
+    world.drain.look()
+    assert [replica.draining for replica in world.pool.replicas] == [False, False, False, True, True]
+    world.wanted, world.spot = 3, SpotWish.read("0 10.0.0.0 10.0.0.1")
+    world.drain.look()
+    assert [replica.draining for replica in world.pool.replicas] == [True, True, False, False, False]
+    world.wanted, world.spot = 1, SpotWish.read("1 10.0.0.9")  # none of them is there
+    world.drain.look()
+    assert [replica.draining for replica in world.pool.replicas].count(False) == 1, "the last one stays in use"
 
 
 def test_an_engine_stays_after_all_where_another_pod_was_removed() -> None:

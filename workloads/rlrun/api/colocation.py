@@ -71,7 +71,7 @@ def check(spec: RunFields) -> None:
             "placement.colocate: they are the same GPUs; change one of them"
         )
     of_pods: unread.Parts = (
-        ("inference", engine, [*PodFields.model_fields, "min_available", "autoscale"]),
+        ("inference", engine, [*PodFields.model_fields, "min_available", "autoscale", "spot"]),
         ("placement", spec.placement, ("inference", "spread_inference")),
     )
     unread.refuse(of_pods, "engines that have pods of their own")

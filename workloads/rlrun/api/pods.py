@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -25,6 +26,9 @@ from rlrun.config.models.engine_arguments import EXTRA_ARGUMENTS_RULES
 from rlrun.config.models.parallel import Sizes, sizes
 from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 from rlrun.config.rule import Rule
+
+_CLOSE = 1e-9
+"""Shares are floats."""
 
 
 def _without_reserved(template: object) -> object:
@@ -284,6 +288,15 @@ class AutoscaleSpec(Config):
         return self
 
 
+class SpotSpec(Config):
+    """Engines on interruptible nodes."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    """Share of the engines, at most; `minAvailable` stay on others."""
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(min_length=1, max_length=32)]
+    """Labels of these nodes; taints of the same keys are tolerated."""
+
+
 class InferenceBlock(InferenceSpec, PodFields):
     """The vLLM engines and their pods."""
 
@@ -291,6 +304,8 @@ class InferenceBlock(InferenceSpec, PodFields):
     """Ready engines below which InferenceAvailable is False; at most `replicas`."""
     autoscale: AutoscaleSpec | None = None
     """The operator chooses the number."""
+    spot: SpotSpec | None = None
+    """Engines whose loss is no failure."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         *EXTRA_ARGUMENTS_RULES,
@@ -327,6 +342,12 @@ class InferenceBlock(InferenceSpec, PodFields):
     def most(self) -> int:
         """Most engines that there may be."""
         return self.replicas if self.autoscale is None else self.autoscale.max
+
+    def on_spot(self, engines: int) -> int:
+        """Number of `engines` that are on interruptible nodes: at most their share, and what `minAvailable` leaves."""
+        if self.spot is None:
+            return 0
+        return max(0, min(math.floor(self.spot.share * engines + _CLOSE), engines - self.min_available))
 
     @model_validator(mode="after")
     def _enough(self) -> Self:

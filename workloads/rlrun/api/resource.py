@@ -30,6 +30,7 @@ LIVE_FIELDS = (
     "inference.replicas",
     "inference.minAvailable",
     "inference.autoscale",
+    "inference.spot",
     "trainer.guests",
     "trainer.elastic",
     CLAIM_SIZE,
@@ -77,6 +78,12 @@ class RLRunSpec(RunFields):
             "inference.autoscale sees the load of this run alone, and trainer.lora.slots ({self.trainer.lora.slots}) lets others use its "
             "engines; remove one of them",
             ".inference",
+        ),
+        Rule(
+            "!has(self.inference.spot) || !has(self.storage.claimTemplate) || 'ReadWriteMany' in self.storage.claimTemplate.accessModes",
+            "inference.spot has other nodes than the rest, and accessModes of storage.claimTemplate has all on one; use ReadWriteMany "
+            "there, or remove inference.spot",
+            ".inference.spot",
         ),
         Rule(
             "!has(self.budget) || !has(self.trainer.sharedWith)",
@@ -152,6 +159,16 @@ class RLRunSpec(RunFields):
             raise ValueError(
                 f"inference.autoscale sees the load of this run alone, and trainer.lora.slots ({lora.slots}) lets others use its "
                 "engines; remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _several_nodes(self) -> Self:
+        template = self.storage.claim_template
+        if self.inference.spot is not None and template is not None and "ReadWriteMany" not in template.access_modes:
+            raise ValueError(
+                "inference.spot has other nodes than the rest, and accessModes of storage.claimTemplate has all on one; use ReadWriteMany "
+                "there, or remove inference.spot"
             )
         return self
 

@@ -106,6 +106,17 @@ class TrainerStatus(RoleStatus):
     """Condition that another size waits for."""
 
 
+class SpotStatus(RoleStatus):
+    """Engines on interruptible nodes."""
+
+    lost: Count = 0
+    """Losses so far."""
+    last_loss: str | None = None
+    """The last one."""
+    pods: list[str] | None = None
+    """Ready until now."""
+
+
 class InferenceStatus(RoleStatus):
     """Engines."""
 
@@ -115,6 +126,8 @@ class InferenceStatus(RoleStatus):
     """Why autoscaling has changed `desired` last."""
     selector: str | None = None
     """Labels of the pods."""
+    spot: SpotStatus | None = None
+    """With `inference.spot`."""
 
 
 class ProgressStatus(Config):

@@ -40,6 +40,8 @@ _FINE = [
     "Repaired",
     "EnginesAvailable",
     "InferenceScaled",
+    "SpotEnginesLost",
+    "SpotEnginesReady",
     "TrainerResized",
     "HeartbeatResumed",
     "AttemptStarted",

@@ -25,7 +25,7 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.local.architecture import proofs, trained_models, unproved
 from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments
-from rlrun.local.sizes import allocation, autoscale, elastic, sizes
+from rlrun.local.sizes import allocation, autoscale, elastic, sizes, spot
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
 from rlrun.tracking.backends.missing import problems, problems_in_cluster
@@ -163,6 +163,7 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> li
     found += check_data(spec.data, here=here, left_out=left_out)
     found += allocation(spec)
     found += autoscale(spec)
+    found += spot(spec)
     found += elastic(spec)
     found += _trackers(spec, here=here)
     found += _lonely_groups(spec)

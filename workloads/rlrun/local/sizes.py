@@ -60,6 +60,12 @@ def autoscale(spec: RLRunSpec) -> Iterator[Finding]:
         yield Finding(("inference", "autoscale"), words, notice=True)
 
 
+def spot(spec: RLRunSpec) -> Iterator[Finding]:
+    """A notice that one machine has no interruptible nodes."""
+    if spec.inference.spot is not None:
+        yield Finding(("inference", "spot"), "is for a cluster; on one machine all engines are alike", notice=True)
+
+
 def elastic(spec: RLRunSpec) -> Iterator[Finding]:
     """A notice that the trainer keeps its size on one machine, or the sizes that it may have in a cluster."""
     trainer = spec.trainer

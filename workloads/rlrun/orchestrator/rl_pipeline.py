@@ -93,7 +93,7 @@ class Pipeline:
         self._dispatcher = Dispatcher(context, self._groups, player)
         self._turns, wishes = self._gpu_turns(), context.wishes
         self._meter = LoadMeter(pool, ahead=self._dispatcher.ahead, window=lambda: wishes.window_seconds)
-        self._drain = Drain(pool, self._signal, wanted=lambda: wishes.engines)
+        self._drain = Drain(pool, self._signal, wanted=lambda: wishes.engines, spot=lambda: wishes.spot)
         self._producer = BatchProducer(
             context,
             self._groups,

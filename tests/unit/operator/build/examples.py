@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun_operator.render import Host, RunContext, api_key_secret, prerequisites, workloads
+from rlrun_operator.render import Host, RunContext, api_key_secret, prerequisites, spot_deployment, workloads
 from rlrun_operator.settings import RenderSettings
 
 HERE = Path(__file__).parent
@@ -23,8 +23,10 @@ ON_RECORD = {
     "eval": ROOT / "examples" / "eval.yaml",
     "shared-guest": ROOT / "examples" / "shared-guest.yaml",
     "colocated": HERE / "runs" / "colocated.yaml",
+    "spot": HERE / "runs" / "spot.yaml",
 }
-"""Also one without engines, one without a trainer, one that uses another run's trainer, and one with engines in the trainer's pods."""
+"""Also one with engines on interruptible nodes, one without engines, one without a trainer, one that uses another run's trainer, and one
+with engines in the trainer's pods."""
 HOSTS = {"shared-guest": ROOT / "examples" / "shared-host.yaml"}
 HOST_UID = "99999999-8888-7777-6666-555555555555"
 KEY = "the-key-of-the-run"
@@ -58,7 +60,8 @@ def everything(ctx: RunContext) -> list[dict[str, Any]]:
     """All children, in the order in which they are made."""
     create, apply = prerequisites(ctx)
     key = [api_key_secret(ctx, KEY)] if ctx.host is None else []
-    found = [*create, *key, *apply, *workloads(ctx).made]
+    spot = spot_deployment(ctx)
+    found = [*create, *key, *apply, *workloads(ctx).made, *((spot,) if spot is not None else ())]
     return [dict(manifest) for manifest in found]
 
 

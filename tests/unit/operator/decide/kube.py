@@ -424,9 +424,10 @@ class Kube:
             and any(x["uid"] == owner["metadata"]["uid"] for x in o["metadata"].get("ownerReferences", ()))
         ]
         names = self._cheapest_gone(mine, names) if ref.kind == "Deployment" else names
-        rendered = owner["spec"]["template"]["spec"]["containers"]
+        parts = ("containers", "nodeSelector", "tolerations")
+        rendered = [owner["spec"]["template"]["spec"].get(part) for part in parts]
         for pod in mine:
-            old = ref.kind == "Deployment" and self.objects[pod]["spec"]["containers"] != rendered
+            old = ref.kind == "Deployment" and [self.objects[pod]["spec"].get(part) for part in parts] != rendered
             if pod.name not in names or old:
                 self.delete(pod)
         for name in names:
@@ -476,7 +477,7 @@ class Kube:
         said |= {f"rlrun.io/{k.replace('_', '-')}": v for k, v in more.items()}
         lease = self.objects[Ref("Lease", f"{self.run['metadata']['name']}-progress")]
         known = copied(lease)
-        asked = (keys.ENGINES_WANTED, keys.ENGINES_WINDOW)  # a merge patch leaves them
+        asked = (keys.ENGINES_WANTED, keys.ENGINES_WINDOW, keys.ENGINES_SPOT)  # a merge patch leaves them
         said |= {key: (lease["metadata"].get("annotations") or {}).get(key) for key in asked}
         lease["metadata"]["annotations"] = {k: str(v) for k, v in said.items() if v is not None}
         lease["spec"] = {"renewTime": rfc3339(self.now), "holderIdentity": str(len(self.writes))}

@@ -222,3 +222,24 @@ def test_a_restart_keeps_its_admission() -> None:
     assert life.workload is not None
     assert is_true(life.workload, "Admitted")
     assert life.workload_says("PodsReady")[1] in ("Recovered", "WaitForRecovery")
+
+
+def test_spot_engines_are_a_pod_set_of_their_own() -> None:
+    spot = {"share": 0.5, "nodeSelector": {"capacity": "spot"}}
+    engines = {"replicas": 4, "gpusPerReplica": 1}
+    life = Life(inference={**engines, "spot": spot})
+    life.running(7)
+    assert life.workload is not None
+    sets = {one["name"]: (one["count"], one["template"]["spec"]) for one in life.workload["spec"]["podSets"]}
+    assert {name: count for name, (count, _) in sets.items()} == {
+        "trainer": 2,
+        "inference": 2,
+        "orchestrator": 1,
+        "inference-spot": 2,
+    }
+    assert sets["inference-spot"][1]["nodeSelector"] == {"capacity": "spot"}
+    pods = template(life, "Deployment", "run-inference-spot")
+    assert pods["spec"]["nodeSelector"] == {"cloud/gpu": "h100", "capacity": "spot"}  # type: ignore[index]
+    assert pods["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "inference-spot"  # type: ignore[index]
+    life.kube.edit(inference={**engines, "spot": {**spot, "share": 0.25}})
+    assert life.step().answer.stops, "three ordinary engines are more than were admitted"

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlrun_operator.names import Role
 from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.gang import gang_of, held_pods
 from rlrun_operator.queue.model import (
     Applicant,
     Capacity,
@@ -19,6 +20,8 @@ from rlrun_operator.queue.model import (
     Verdict,
 )
 from rlrun_operator.queue.quota import Quota
+from rlrun_operator.render import spot_deployment, workloads
+from tests.unit.operator.build.examples import context
 
 GPU = "nvidia.com/gpu"
 RULES = QueueRules(displaced_seconds=60.0, start_seconds=600.0)
@@ -143,3 +146,15 @@ def test_it_does_not_grow_into_room_that_its_quota_does_not_give() -> None:
         quota = Quota("team", {f"requests.{GPU}": hard}, {f"requests.{GPU}": 16.0})
         plan = admit([small], nodes(4), RULES, QueueState(), 0.0, quotas={"team": [quota]})
         assert plan.verdicts["a"].room == room, hard
+
+
+def test_spot_engines_are_charged_where_they_are_and_never_waited_for() -> None:
+    ctx = context({"inference": {"replicas": 4, "spot": {"share": 0.5, "nodeSelector": {"capacity": "spot"}}}})
+    gang = gang_of(workloads(ctx).made, engines_needed=1)
+    assert {pods.role: (pods.count, pods.least) for pods in gang}["inference"] == (2, 1)
+    template = spot_deployment(ctx)
+    assert template is not None
+    pod = template["spec"]["template"]
+    waits = {**pod, "metadata": {**pod["metadata"], "name": "a"}}
+    there = {**waits, "spec": {**pod["spec"], "nodeName": "spot-1"}}
+    assert [(held.role, held.node) for held in held_pods([waits, there])] == [("inference-spot", "spot-1")]

@@ -27,6 +27,7 @@ from rlrun.orchestrator.progress.server import Progress
 from rlrun.protocol.messages import annotations as names
 from rlrun.protocol.messages.annotations import DRAINED_MAX, RENEW_SECONDS, RESULT_MAX, RESULTS_MAX
 from rlrun.protocol.messages.engine_load import EngineLoad
+from rlrun.protocol.messages.spot_wish import SpotWish
 from rlrun.protocol.messages.start_times import start_text
 
 CHANGE_SECONDS = 5.0
@@ -125,6 +126,8 @@ class Wishes:
 
     engines: int | None = None
     """Number of engines to leave in use; None: it asks for nothing."""
+    spot: SpotWish | None = None
+    """Those of them on interruptible nodes; None: no engine is."""
     window_seconds: float | None = None
     """Seconds that a report of their load is to cover."""
 
@@ -134,9 +137,11 @@ class Wishes:
             found = json.loads(lease)["metadata"].get("annotations") or {}
             engines = int(found[names.ENGINES_WANTED]) if names.ENGINES_WANTED in found else None
             window = float(found[names.ENGINES_WINDOW]) if names.ENGINES_WINDOW in found else None
+            spot = SpotWish.read(found[names.ENGINES_SPOT]) if names.ENGINES_SPOT in found else None
         except (ValueError, LookupError, TypeError, AttributeError):
             return
         self.engines = None if engines is None or engines < 1 else engines
+        self.spot = spot
         self.window_seconds = window if window is not None and math.isfinite(window) and window >= 0 else None
 
 

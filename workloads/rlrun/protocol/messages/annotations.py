@@ -56,6 +56,9 @@ DRAINED_MAX = 64
 ENGINES_WANTED = "rlrun.io/engines-wanted"
 """Number of engines that the operator wants. The operator writes it, and the orchestrator reads it in the answer to its renewals, and
 drains engines beyond."""
+ENGINES_SPOT = "rlrun.io/engines-spot"
+"""Number of those that are to be on interruptible nodes, then the addresses of the engines there, apart by spaces. Written and read
+likewise: the others beyond the rest are drained, and of these those beyond this number."""
 ENGINES_WINDOW = "rlrun.io/engines-window"
 """Seconds that a report of the load is to cover; written and read likewise."""
 
