@@ -1,0 +1,82 @@
+"""Spot engines on a real control plane: their node is taken back, the run goes on without an attempt, and they return with a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import wait_for
+from tests.controlplane.world import APPS, World
+
+SPOT = {"capacity": "spot"}
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """One for the run, and an interruptible one, with the taint that clouds give it."""
+    names = cluster.add_fake_nodes(1, prefix="plain") + cluster.add_fake_nodes(1, prefix="spot", labels=SPOT)
+    cluster.kubectl("taint", "node", "spot-0", "capacity=spot:NoSchedule")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+def wait_spot(world: World, **wanted: int) -> dict[str, Any]:
+    """The status, once it counts spot engines so."""
+    return wait_for(
+        lambda: world.status("a"),
+        lambda s: wanted.items() <= ((s.get("inference") or {}).get("spot") or {}).items(),
+        f"spot engines: {wanted}",
+        timeout=SECONDS,
+    )
+
+
+def engines(world: World) -> dict[str, int]:
+    """Replicas of the Deployments."""
+    found = world.kube.items(world.path(APPS, "deployments"))
+    return {child["metadata"]["name"]: child["spec"]["replicas"] for child in found}
+
+
+def test_spot_engines_come_and_go_and_the_run_goes_on(world: World, cluster: Cluster) -> None:
+    world.create("a", inference={"replicas": 3, "spot": {"share": 0.7, "nodeSelector": SPOT}})
+    wait_spot(world, desired=2, ready=2)
+    world.wait_pods_ready("a", 4)
+    world.renew("a", 1)
+    world.wait_phase("a", "Running")
+    where = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in world.pods("a")}
+    assert sorted(node for name, node in where.items() if "-inference-" in name) == ["plain-0", "spot-0", "spot-0"]
+    assert {node for name, node in where.items() if "-inference-spot-" in name} == {"spot-0"}
+
+    cluster.kubectl("drain", "spot-0", "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
+    status = wait_spot(world, desired=2, ready=0, lost=2)
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 1, 0)
+    assert "EvictionByEvictionAPI" in status["inference"]["spot"]["lastLoss"]
+    wait_for(
+        lambda: world.condition("a", "InferenceAvailable"),
+        lambda c: (
+            "2 of 2 spot engines find no node with capacity=spot: the run goes on without, slower" in c["message"]
+        ),
+        "the run says what it lacks",
+        timeout=SECONDS,
+    )
+    status = world.status("a")
+    said = {c["type"]: c["status"] for c in status["conditions"]}
+    assert (said["InferenceAvailable"], said["Scheduled"], said["Stalled"]) == ("True", "True", "False")
+    assert engines(world) == {"a-inference": 1, "a-inference-spot": 2}
+    wait_for(lambda: world.events("a"), lambda told: "SpotEnginesLost" in told, "the loss is an event")
+
+    cluster.kubectl("uncordon", "spot-0")
+    status = wait_spot(world, desired=2, ready=2, lost=2)
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 1, 0)
+    wait_for(lambda: world.events("a"), lambda told: "SpotEnginesReady" in told, "their return is an event")
+
+    world.edit("a", {"inference": {"spot": {"share": 0.4}}})
+    wait_for(lambda: engines(world), lambda n: n == {"a-inference": 2, "a-inference-spot": 1}, "another share")
+    assert (world.status("a")["attempt"], world.condition("a", "ConfigurationValid")["reason"]) == (1, "Valid")
+    world.edit("a", {"inference": {"spot": None}})
+    wait_for(lambda: engines(world), lambda n: n == {"a-inference": 3}, "no spot engines", timeout=SECONDS)
+    status = wait_for(lambda: world.status("a"), lambda s: "spot" not in s["inference"], "the status follows")
+    assert status["attempt"] == 1
