@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rlrun_operator.names import ROLE_LABEL, ROLES, SPOT_LABEL, SPOT_SET, Role
+from rlrun_operator.names import ROLE_LABEL, ROLES, SPOT_LABEL, Role
 from rlrun_operator.node_fit import REQUIRED, allocatable, quantity, requests_of
 from rlrun_operator.queue.model import HeldPod, PodSet, Room
 from rlrun_operator.state import Manifest
@@ -48,9 +48,7 @@ def held_pods(pods: Iterable[Manifest]) -> tuple[HeldPod, ...]:
         spec = pod.get("spec") or {}
         ending = "deletionTimestamp" in pod["metadata"]
         spot = SPOT_LABEL in pod["metadata"]["labels"]
-        if spot and not spec.get("nodeName"):
-            continue  # it takes what is left, and nothing is kept for it
-        result.append(HeldPod(SPOT_SET if spot else role, spec.get("nodeName"), requests_of(spec), ending))
+        result.append(HeldPod(role, spec.get("nodeName"), requests_of(spec), ending, spot))
     return tuple(result)
 
 

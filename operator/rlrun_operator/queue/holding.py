@@ -30,7 +30,8 @@ def remaining(run: Applicant) -> tuple[PodSet, ...]:
     """Pods of a run's gang that have no node."""
     result = []
     for pods in run.gang:
-        there = sum(1 for pod in run.pods if pod.role == pods.role and not pod.ending and pod.node is not None)
+        own = [pod for pod in run.pods if pod.role == pods.role and not pod.spot]
+        there = sum(1 for pod in own if not pod.ending and pod.node is not None)
         if there < pods.count:
             result.append(replace(pods, count=pods.count - there))
     return tuple(result)

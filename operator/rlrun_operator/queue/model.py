@@ -48,13 +48,14 @@ class PodSet:
 class HeldPod:
     """A pod of a run as it is in the cluster."""
 
-    role: str
-    """Role; `SPOT_SET` for a spot engine, which is no part of the gang."""
+    role: Role
     node: str | None
     """None: it has none yet."""
     requests: Amounts
     ending: bool = False
     """Its deletion was asked for; it holds its room until it is gone."""
+    spot: bool = False
+    """An engine on an interruptible node: it holds room, and is no part of the gang."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def unmade(run: Applicant) -> tuple[PodSet, ...]:
     """Pods of an admitted run that do not exist yet, which no quota counts."""
     result = []
     for pods in run.gang:
-        there = sum(1 for pod in run.pods if pod.role == pods.role and not pod.ending)
+        there = sum(1 for pod in run.pods if pod.role == pods.role and not pod.ending and not pod.spot)
         if there < pods.count:
             result.append(PodSet(pods.role, pods.count - there, pods.requests, pods.spec))
     return tuple(result)

@@ -8,6 +8,7 @@ from typing import Any
 from rlrun_operator.names import Role
 from rlrun_operator.queue.admit import admit
 from rlrun_operator.queue.gang import gang_of, held_pods
+from rlrun_operator.queue.holding import remaining
 from rlrun_operator.queue.model import (
     Applicant,
     Capacity,
@@ -157,4 +158,9 @@ def test_spot_engines_are_charged_where_they_are_and_never_waited_for() -> None:
     pod = template["spec"]["template"]
     waits = {**pod, "metadata": {**pod["metadata"], "name": "a"}}
     there = {**waits, "spec": {**pod["spec"], "nodeName": "spot-1"}}
-    assert [(held.role, held.node) for held in held_pods([waits, there])] == [("inference-spot", "spot-1")]
+    held = held_pods([waits, there])
+    assert [(pod.node, pod.spot) for pod in held] == [(None, True), ("spot-1", True)]
+    engine = HeldPod("inference", "node-1", {GPU: 1.0})
+    gang = (PodSet("inference", 2, {GPU: 1.0}, least=2),)
+    missing = remaining(Applicant("a", "team", "a", gang, "holding", 0.0, pods=(*held, engine)))
+    assert [pods.count for pods in missing] == [1], "a spot engine stands for none of the gang"
