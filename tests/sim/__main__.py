@@ -3,6 +3,7 @@
 python -m tests.sim --histories 100000 --seed 10000 --jobs 2   random histories
 python -m tests.sim --queued --histories 10000 --jobs 2        those of an operator with a queue
 python -m tests.sim --elastic --histories 10000 --jobs 2       those of an elastic trainer
+python -m tests.sim --engines --histories 10000 --jobs 2       those of engines by load and on interruptible nodes
 python -m tests.sim --planted                                  how soon each planted bug is found
 python -m tests.sim --fuzz 10000                               hostile resources, statuses and children
 python -m tests.sim --day                                      24 simulated hours with a fault a minute
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from tests.sim.day import live_through
 from tests.sim.fuzz import fuzz
 from tests.sim.history import Failure, live
-from tests.sim.planted import ELASTIC, PLANTED, QUEUED, WITHIN, hunt
+from tests.sim.planted import ELASTIC, ENGINES, PLANTED, QUEUED, WITHIN, hunt
 from tests.sim.results import keep
 
 CHUNK = 5000
@@ -33,16 +34,20 @@ SHOWN = 5
 """Failures that are cut down and printed."""
 
 
-def run(histories: int, seed: int, jobs: int, *, queued: bool = False, elastic: bool = False) -> list[Failure]:
+def run(
+    histories: int, seed: int, jobs: int, *, queued: bool = False, elastic: bool = False, engines: bool = False
+) -> list[Failure]:
     """Live `histories` histories of the seeds from `seed` on."""
     seeds = range(seed, seed + histories)
-    one = partial(live, shrink=False, queued=queued, elastic=elastic)
+    one = partial(live, shrink=False, queued=queued, elastic=elastic, engines=engines)
     if jobs == 1:
         found = [failure for failure in map(one, seeds) if failure is not None]
     else:
         with ProcessPoolExecutor(jobs) as pool:
             found = [failure for failure in pool.map(one, seeds, chunksize=20) if failure is not None]
-    shown = [live(failure.seed, queued=queued, elastic=elastic) or failure for failure in found[:SHOWN]]
+    shown = [
+        live(failure.seed, queued=queued, elastic=elastic, engines=engines) or failure for failure in found[:SHOWN]
+    ]
     return [*shown, *found[SHOWN:]]
 
 
@@ -61,12 +66,12 @@ class Outcome(NamedTuple):
 def planted(seed: int) -> Outcome:
     """How soon each planted bug is found."""
     missed, lines = 0, ["| planted bug | histories until found | what it broke |", "|---|---|---|"]
-    for bug in (*PLANTED, *QUEUED, *ELASTIC):
-        found = hunt(bug, seed, queued=bug in QUEUED, elastic=bug in ELASTIC)
+    for bug in (*PLANTED, *QUEUED, *ELASTIC, *ENGINES):
+        found = hunt(bug, seed, queued=bug in QUEUED, elastic=bug in ELASTIC, engines=bug in ENGINES)
         missed += found is None
         count, problem = (str(found[0]), found[1].problem.split(":")[0]) if found else (f"not in {WITHIN}", "")
         lines.append(f"| {bug.__name__.replace('_', ' ')} | {count} | {problem.replace('_', ' ')} |")
-    bugs = len(PLANTED) + len(QUEUED) + len(ELASTIC)
+    bugs = len(PLANTED) + len(QUEUED) + len(ELASTIC) + len(ENGINES)
     told = f"{bugs} bugs: {bugs - missed} are found within {WITHIN:,} histories; {missed} are missed."
     return Outcome(missed, "\n".join([told, "", *lines]))
 
@@ -81,12 +86,14 @@ def fuzzed(count: int, seed: int, jobs: int) -> Outcome:
     return Outcome(len(wrong), text)
 
 
-def lived(histories: int, seed: int, jobs: int, *, queued: bool = False, elastic: bool = False) -> Iterator[Outcome]:
+def lived(
+    histories: int, seed: int, jobs: int, *, queued: bool = False, elastic: bool = False, engines: bool = False
+) -> Iterator[Outcome]:
     """What goes wrong in random histories; told again and again, so that who interrupts it knows of those that were lived."""
     began, failures, done = time.perf_counter(), list[Failure](), 0
     while done < histories:
         some = min(CHUNK, histories - done)
-        found = run(some, seed + done, jobs, queued=queued, elastic=elastic)
+        found = run(some, seed + done, jobs, queued=queued, elastic=elastic, engines=engines)
         for failure in found[: max(0, SHOWN - len(failures))]:
             print(failure)
         failures, done = [*failures, *found], done + some
@@ -105,6 +112,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--queued", action="store_true")
     parser.add_argument("--elastic", action="store_true")
+    parser.add_argument("--engines", action="store_true")
     parser.add_argument("--planted", action="store_true")
     parser.add_argument("--fuzz", type=int, metavar="N")
     parser.add_argument("--day", action="store_true")
@@ -120,7 +128,10 @@ def main(argv: Sequence[str]) -> int:
     else:
         title = "Random histories with a queue" if args.queued else "Random histories"
         title = "Random histories of an elastic trainer" if args.elastic else title
-        outcomes = lived(args.histories, args.seed, args.jobs, queued=args.queued, elastic=args.elastic)
+        title = "Random histories of engines" if args.engines else title
+        outcomes = lived(
+            args.histories, args.seed, args.jobs, queued=args.queued, elastic=args.elastic, engines=args.engines
+        )
     outcome = Outcome(0, "")
     for outcome in outcomes:  # the last one is of all
         print(outcome.text, flush=True)

@@ -12,6 +12,7 @@ from rlrun_operator.status.conditions import find
 from tests.sim import invariants
 from tests.sim.cluster.admission import FOR_GOOD
 from tests.sim.cluster.api import Json
+from tests.sim.cluster.fleet import Fleet
 from tests.sim.cluster.nodes import NODES
 from tests.sim.cluster.volume import CHECKPOINT_EVERY
 from tests.sim.operator.process import Process, Request
@@ -40,6 +41,12 @@ OF_ELASTIC: Json = {
     "maxSteps": 2000,
     "checkpoint": {"interval": CHECKPOINT_EVERY},
 }
+SPOT: Json = {"share": 0.5, "nodeSelector": {"capacity": "spot"}}
+OF_ENGINES: tuple[Json, ...] = (
+    {"autoscale": {"min": 1, "max": 6, "stabilizationSeconds": 20}, "spot": SPOT},
+    {"replicas": 4, "spot": SPOT},
+)
+"""Engines of histories about these: every other one has a number that follows the load."""
 REST_ROUNDS = 160
 REST_SECONDS = 3 * PRUNE_SECONDS
 """Within this time after the last fault the run is where it should be: the second comparison finds whatever event was lost."""
@@ -71,6 +78,7 @@ class World(Surroundings):
         document: the run as its author wrote it, whatever that is; then only what holds of any is checked.
         queued: the operator has a queue.
         elastic: the trainer has fewer pods while nodes are missing.
+        engines: some engines are on interruptible nodes, and their number may follow a load.
     """
 
     def __init__(
@@ -81,6 +89,7 @@ class World(Surroundings):
         document: Json | None = None,
         queued: bool = False,
         elastic: bool = False,
+        engines: bool = False,
     ) -> None:
         super().__init__()
         self.cluster.ends_in_view = seed % 6 == 5
@@ -106,6 +115,9 @@ class World(Surroundings):
         base = WITH_GPUS if seed % 16 in (11, 14) and not elastic else SPEC
         self.spec = base | (OF_ELASTIC if elastic else {}) | (spec or {})
         self.elastic = ELASTIC if elastic else None
+        if engines:
+            self.spec = self.spec | {"inference": OF_ENGINES[seed % 2], "maxSteps": 2000}
+            self.cluster.fleet = Fleet()
         self._document = document
         self.others = Others() if queued else None
         """The queue's other runs."""
@@ -432,7 +444,8 @@ class World(Surroundings):
             written = self.api.writes
             self.operate()
             moved = self.cluster.round()
-            if self.status.get("phase") != "Running" or (self.status.get("trainer") or {}).get("size"):
+            resized = (self.status.get("trainer") or {}).get("size") or invariants.engines_at_rest(self)
+            if self.status.get("phase") != "Running" or resized:
                 self.cluster.train(1, self.total_steps)
             self.check()
             settled = not (self.api.writes > written or moved or self.news or self.api.news)

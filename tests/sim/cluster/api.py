@@ -259,9 +259,11 @@ class Api:
         if subresource == "status":
             return self.put(found, status=merged(found.get("status"), patch.get("status", {})))
         kept = {"metadata", "status"} if kind in _STATUS_APART else {"metadata"}
-        return self.put(
-            found, **{part: merged(found.get(part), value) for part, value in patch.items() if part not in kept}
-        )
+        changed = {part: merged(found.get(part), value) for part, value in patch.items() if part not in kept}
+        if "annotations" in metadata:
+            annotations = merged(found["metadata"].get("annotations"), metadata["annotations"])
+            changed["metadata"] = found["metadata"] | {"annotations": annotations}
+        return self.put(found, **changed)
 
     def _delete(self, kind: str, name: str, options: Json) -> Json:
         found = self.get(kind, name)

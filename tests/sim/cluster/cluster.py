@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlrun_operator.decide.engines.scaling import DELETION_COST
 from rlrun_operator.kube.resources import CLAIM
 from rlrun_operator.names import RUN_LABEL, SPEC_HASH_ANNOTATION, attempt_of
 from tests.sim.clock import Clock
@@ -77,6 +78,8 @@ class Cluster(Nodes):
         names = [f"{ident[1]}-{i}" for i in range(view["spec"].get("replicas", 1))]
         refused = False
         mine = [pod for pod in self.api.all("Pod") if uid in owners(pod)]
+        if owner["kind"] == "Deployment":
+            names = _cheapest_gone(mine, names)
         revision = _revision(view)
         for pod in mine:
             outdated = owner["kind"] == "Deployment" and pod["metadata"]["annotations"].get("revision") != revision
@@ -140,3 +143,12 @@ def _revision(view: Json) -> str:
     key = key_of(view["spec"]["template"])
     images = [container.get("image") for container in view["spec"]["template"]["spec"].get("containers") or ()]
     return f"{(view['metadata'].get('annotations') or {}).get(SPEC_HASH_ANNOTATION)} {images} {key}"
+
+
+def _cheapest_gone(pods: list[Json], names: list[str]) -> list[str]:
+    """Names of a Deployment's pods that stay, or are made: those with a price go first."""
+    there = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    costs = {p["metadata"]["name"]: int((p["metadata"].get("annotations") or {}).get(DELETION_COST, 0)) for p in there}
+    if len(there) <= len(names) or not any(costs.values()):
+        return names
+    return sorted(costs, key=lambda name: -costs[name])[: len(names)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlrun.runtime import exit_codes
-from rlrun_operator.names import ROLE_LABEL, attempt_of
+from rlrun_operator.names import ROLE_LABEL, SPOT_LABEL, attempt_of
 from rlrun_operator.times import rfc3339
 from tests.sim.clock import Clock
 from tests.sim.cluster.api import Api, Json, claim_of
@@ -29,12 +29,14 @@ class Nodes(Roles):
         """Roles whose deleted pods take their time to end."""
         self.room: int | None = None
         """Trainer pods that there are nodes for; None: for all."""
+        self.spot_room: int | None = None
+        """Engines that there are interruptible nodes for; None: for all."""
         self.schedules = self.binds = self.starts = True
         self.ends_in_view = False
         """Whether it takes deleted pods more than a moment to go."""
         self.keys: dict[str, str] = {}
         """By UID, the API key that a pod has begun with."""
-        self._next = 0
+        self._next = self._address = 0
 
     def _kubelet(self, pod: Json) -> None:
         metadata, status = pod["metadata"], pod["status"]
@@ -72,6 +74,10 @@ class Nodes(Roles):
         if self.room is not None and pod["metadata"]["labels"].get(ROLE_LABEL) == "trainer":
             placed = sum("nodeName" in other["spec"] for other in self.pods("trainer"))
             lacks = lacks or ("no node has as many GPUs" if placed >= self.room else "")
+        if self.spot_room is not None and SPOT_LABEL in pod["metadata"]["labels"]:
+            on_spot = [other for other in self.pods("inference") if SPOT_LABEL in other["metadata"]["labels"]]
+            placed = sum("nodeName" in other["spec"] for other in on_spot)
+            lacks = lacks or ("no node is interruptible" if placed >= self.spot_room else "")
         if (name := claim_of(pod)) is not None:
             claim = self.api.get("PersistentVolumeClaim", name)
             if claim is None:
@@ -128,6 +134,9 @@ class Nodes(Roles):
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [running],
         }
+        if self.fleet is not None and role == "inference":
+            self._address += 1
+            started["podIP"] = f"10.{self._address >> 16}.{self._address >> 8 & 255}.{self._address & 255}"
         new = self.api.put(pod, status=started)
         if role == "trainer" and name.endswith("-0"):
             free = self.volume.claim(attempt, pod["metadata"]["uid"])

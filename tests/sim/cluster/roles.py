@@ -10,9 +10,12 @@ from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of, run_uid_of
 from rlrun_operator.times import rfc3339, seconds_of
 from tests.sim.clock import Clock
 from tests.sim.cluster.api import Api, Json
+from tests.sim.cluster.fleet import Fleet
 from tests.sim.cluster.pods import has_sidecar, is_up
 from tests.sim.cluster.volume import CHECKPOINT_EVERY, Volume
 
+WISHES = (keys.ENGINES_WANTED, keys.ENGINES_SPOT, keys.ENGINES_WINDOW)
+"""Annotations of the operator, which a report leaves."""
 SIDECAR_SECONDS = 12.0
 """For which a native sidecar outlives the role's own container."""
 
@@ -32,6 +35,8 @@ class Roles:
         """UID of the run and attempt of orchestrators that have trained."""
         self.failures = 0
         """Processes that ended by themselves, with a code that is not 0."""
+        self.fleet: Fleet | None = None
+        """The engines and their load, in histories about these."""
         self.ended: set[tuple[int, str, int]] = set()
         """Attempt, pod and code of those that ended and were not told to."""
 
@@ -93,7 +98,13 @@ class Roles:
             keys.POLICY_VERSION: volume.step[attempt],
             keys.REWARD: 0.5,
         }
-        metadata = lease["metadata"] | {"annotations": {k: str(v) for k, v in said.items() if v is not None}}
+        annotations = {k: str(v) for k, v in said.items() if v is not None}
+        if self.fleet is not None:
+            found = lease["metadata"].get("annotations") or {}
+            wishes = {key: found[key] for key in WISHES if key in found}
+            engines = self.fleet.report(attempt, self.pods("inference"), wishes, self.clock.steady())
+            annotations |= wishes | engines
+        metadata = lease["metadata"] | {"annotations": annotations}
         spec = lease["spec"] | {"renewTime": f"{rfc3339(self.clock.now())}+{self.api.version}"}
         self.api.put(lease, metadata=metadata, spec=spec)
 

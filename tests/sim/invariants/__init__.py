@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.invariants.common import derived
+from tests.sim.invariants.fleet import FLEET, engines_at_rest
 from tests.sim.invariants.memory import Memory
 from tests.sim.invariants.requests import makes_workload, of_request
 from tests.sim.invariants.rest import at_rest, of_writes
@@ -20,6 +21,7 @@ __all__ = [
     "Memory",
     "at_rest",
     "derived",
+    "engines_at_rest",
     "makes_workload",
     "of_request",
     "of_state",
@@ -43,7 +45,7 @@ def of_state(world: World) -> str | None:
             memory.status = old
             return None
         memory.edited = False
-    for step in (*STEPS, *SIZES):
+    for step in (*STEPS, *SIZES, *FLEET):
         if (problem := step(world, old, status)) is not None:
             return f"{step.__name__}: {problem}"
     return None

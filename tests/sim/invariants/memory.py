@@ -31,6 +31,8 @@ class Memory:
     """The run as the sender of the last request knew it."""
     resized_at: float | None = None
     """Time of the last change of an elastic trainer's size, by the steady clock."""
+    scaled_at: tuple[float, bool] | None = None
+    """Time of the last choice of a number of engines, and whether it was of more."""
     began_at: dict[int, float] = field(default_factory=dict)
     """Time at which each attempt was put on record, by the steady clock."""
     scaled: bool = False

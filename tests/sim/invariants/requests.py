@@ -9,6 +9,7 @@ from rlrun_operator.names import ROLE_LABEL, attempt_of
 from rlrun_operator.status import reasons
 from tests.sim.cluster.pods import owners
 from tests.sim.invariants.common import TERMINAL, derived, is_of_the_run
+from tests.sim.invariants.fleet import no_engine_goes_before_it_is_drained
 
 if TYPE_CHECKING:
     from tests.sim.operator.process import Process, Request
@@ -152,6 +153,7 @@ REQUESTS: tuple[Callable[[World, Request], str | None], ...] = (
     nothing_begins_that_shall_be_suspended,
     nothing_begins_before_its_admission_is_on_record,
     the_log_of_a_complete_run_stays,
+    no_engine_goes_before_it_is_drained,
 )
 REQUESTS_OF_ANY: tuple[Callable[[World, Request], str | None], ...] = (
     nothing_is_rendered_again_within_its_attempt,

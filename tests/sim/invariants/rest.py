@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rlrun_operator.names import MANAGER, attempt_of
 from rlrun_operator.status import reasons
 from tests.sim.invariants.common import TERMINAL, derived, is_group, may_go_on
+from tests.sim.invariants.fleet import engines_at_rest
 from tests.sim.invariants.truth import over
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ def at_rest(world: World) -> str | None:
         return f"no rest: the specification is mended, and the run is Failed: {status.get('message')}"
     if status["phase"] in TERMINAL:
         return f"no rest: {counts} in phase {status['phase']}" if counts["trainer"] or counts["inference"] else None
-    wanted = {"trainer": world.trainers, "orchestrator": 1, "inference": run["spec"]["inference"]["replicas"]}
+    wanted = {"trainer": world.trainers, "orchestrator": 1, "inference": counts["inference"]}
+    if cluster.fleet is None:
+        wanted["inference"] = run["spec"]["inference"]["replicas"]
+    elif (lacks := engines_at_rest(world)) is not None:
+        return f"no rest: {lacks}"
     if counts != wanted:
         return f"no rest: {counts} pods, wanted {wanted}"
     if (lacks := lacking(world)) is not None:
@@ -62,7 +67,7 @@ def lacking(world: World) -> str | None:
     if world.api.get("Lease", "run-progress") is None:
         return "nothing is heard of a run without its Lease"
     for (kind, name), (_, then) in world.memory.damaged.items():
-        engines = (world.run or {})["spec"]["inference"]["replicas"]
+        engines = (world.run or {})["spec"]["inference"].get("replicas", 1)
         if kind in NEVER_AGAIN or (kind == "PodDisruptionBudget" and engines < 2):
             continue
         if world.status["attempt"] <= then and _waits(world, kind):

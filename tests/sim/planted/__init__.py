@@ -9,6 +9,7 @@ from tests.sim.history import Failure, live
 from tests.sim.planted.core import CORE
 from tests.sim.planted.cost import COST
 from tests.sim.planted.elastic import ELASTIC
+from tests.sim.planted.engines import ENGINES
 from tests.sim.planted.plant import Plant
 from tests.sim.planted.queued import QUEUED
 from tests.sim.planted.wider import WIDER
@@ -16,7 +17,7 @@ from tests.sim.planted.wider import WIDER
 WITHIN = 1000
 """Histories."""
 PLANTED: tuple[Plant, ...] = (*CORE, *WIDER, *COST)
-__all__ = ["ELASTIC", "PLANTED", "QUEUED", "WITHIN", "hunt", "planted"]
+__all__ = ["ELASTIC", "ENGINES", "PLANTED", "QUEUED", "WITHIN", "hunt", "planted"]
 
 
 @contextlib.contextmanager
@@ -28,7 +29,13 @@ def planted(bug: Plant) -> Iterator[None]:
 
 
 def hunt(
-    bug: Plant, seed: int, histories: int = WITHIN, *, queued: bool = False, elastic: bool = False
+    bug: Plant,
+    seed: int,
+    histories: int = WITHIN,
+    *,
+    queued: bool = False,
+    elastic: bool = False,
+    engines: bool = False,
 ) -> tuple[int, Failure] | None:
     """How many histories it takes to find a bug, and the one that did; None: too many.
 
@@ -38,10 +45,11 @@ def hunt(
         histories: most that are lived.
         queued: whether the operator has a queue.
         elastic: whether the trainer is elastic.
+        engines: whether the history is about the number of engines.
     """
     with planted(bug):
         for count in range(1, histories + 1):
-            failure = live(seed + count - 1, shrink=False, queued=queued, elastic=elastic)
+            failure = live(seed + count - 1, shrink=False, queued=queued, elastic=elastic, engines=engines)
             if failure is not None:
                 return count, failure
     return None

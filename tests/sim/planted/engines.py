@@ -1,0 +1,78 @@
+"""Bugs of the number of engines, and of those on interruptible nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+from rlrun_operator.decide import snapshot
+from rlrun_operator.decide.engines import scaling
+from rlrun_operator.decide.engines.autoscale import Choice
+from rlrun_operator.pods import Pod
+from rlrun_operator.status import diagnose
+from tests.sim.planted.plant import Plant, put
+
+
+def a_lost_spot_engine_ends_the_attempt(stack: contextlib.ExitStack) -> None:
+    """It is taken for one of the group, whose pods live and die together."""
+
+    def group(self: snapshot.Case) -> list[Pod]:
+        return [
+            replace(pod, role="trainer", attempt=self.past.attempt) if _is_lost(pod) else pod for pod in _counting(self)
+        ]
+
+    put(stack, snapshot.Case, "group", property(group))
+
+
+def _counting(case: snapshot.Case) -> list[Pod]:
+    return [pod for pod in case.pods if pod.role != "inference" or _is_lost(pod)]
+
+
+def _is_lost(pod: Pod) -> bool:
+    return pod.spot and pod.disruption is not None
+
+
+def a_run_waits_for_its_spot_engines(stack: contextlib.ExitStack) -> None:
+    put(
+        stack,
+        diagnose.Wanted,
+        "count",
+        lambda self, role: {"trainer": self.trainers, "inference": self.engines}.get(role, 1),
+    )
+
+
+def spot_engines_are_forgotten_at_the_end(stack: contextlib.ExitStack) -> None:
+    def deployments(self: snapshot.Case) -> list[Any]:
+        return [(self.inference_ref, self.deployment)] if self.deployment is not None else []
+
+    put(stack, snapshot.Case, "engine_deployments", property(deployments))
+
+
+def engines_go_before_they_are_drained(stack: contextlib.ExitStack) -> None:
+    put(stack, scaling, "_must_drain", lambda case, heard: False)
+
+
+def what_was_chosen_is_not_read_again(stack: contextlib.ExitStack) -> None:
+    """Each operator begins with the fewest."""
+    put(stack, snapshot.Case, "_engines", lambda self, spec: spec.inference.least)
+
+
+def every_report_is_decided_on(stack: contextlib.ExitStack) -> None:
+    """However short a time it is of: the number swings."""
+    real = scaling.choose
+
+    def choose(wanted: int, load: Any, rules: Any) -> Choice:
+        return real(wanted, load, replace(rules, stabilization_seconds=0.0))
+
+    put(stack, scaling, "choose", choose)
+
+
+ENGINES: tuple[Plant, ...] = (
+    a_lost_spot_engine_ends_the_attempt,
+    a_run_waits_for_its_spot_engines,
+    spot_engines_are_forgotten_at_the_end,
+    engines_go_before_they_are_drained,
+    what_was_chosen_is_not_read_again,
+    every_report_is_decided_on,
+)
