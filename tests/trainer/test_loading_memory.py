@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,22 +25,30 @@ CASES = [*((2, kind) for kind in KINDS), *((4, kind) for kind in (*KINDS, HYBRID
 
 
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("loading")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.loading_memory", str(folder), str(request.param), str(free_port())],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return request.param, dict(json.loads((folder / "found.json").read_text()))
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+    """Each rank's bytes by kind; a number of ranks loads all kinds in one start, when it is first asked for."""
+
+    @functools.cache
+    def of(ranks: int) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("loading")
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.trainer.loading_memory", str(folder), str(ranks), str(free_port())],
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return dict(json.loads((folder / "found.json").read_text()))
+
+    return of
 
 
-@pytest.mark.parametrize(("found", "kind"), CASES, indirect=["found"])
-def test_a_rank_reads_its_part_and_holds_no_more(found: tuple[int, dict[str, Any]], kind: str) -> None:
-    ranks, cases = found
+@pytest.mark.parametrize(("ranks", "kind"), CASES)
+def test_a_rank_reads_its_part_and_holds_no_more(
+    measured: Callable[[int], dict[str, Any]], ranks: int, kind: str
+) -> None:
+    cases = measured(ranks)
     shards = ranks // 2 if kind == HYBRID else ranks
     for rank in cases[kind]:
         assert rank["shard"] <= PADDING * rank["whole"] / shards
