@@ -1,11 +1,13 @@
 """The trainer's proof that it can train a model's architecture, made before anything starts where the model is a folder here.
 
 The proof needs torch, which a command line does not import: it runs in a process of its own, beside those that load a run's environments.
+One that was made on this machine before is not made again (`shared.proved`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.api.resource import RLRunSpec
@@ -13,6 +15,7 @@ from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.environments.process.life import Command, Limits
+from rlrun.local.shared.proved import is_proved, keep, proof_name
 from rlrun.local.user_code import Finding, Piece
 
 CHECK = "rlrun.trainer.modeling.load_weights:check_folder"
@@ -20,6 +23,15 @@ LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
 """Limits of a proof: most of its time is the import of torch and transformers; a model's own code may do anything."""
 TRAINER: Key = ("trainer",)
 """Left out as a whole, nothing is trained."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A proof to make."""
+
+    piece: Piece
+    name: str | None
+    """Name under which it is remembered (`shared.proved`); None: it is not."""
 
 
 def trained_models(spec: RLRunSpec, left_out: Collection[Key]) -> Mapping[Key, ModelConfig]:
@@ -33,12 +45,25 @@ def trained_models(spec: RLRunSpec, left_out: Collection[Key]) -> Mapping[Key, M
     return models
 
 
-def proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, seq_len: int) -> Iterator[Piece]:
-    """Proofs to run: for the models that are folders here and have no other problem."""
+def proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, seq_len: int) -> list[Proof]:
+    """Proofs to make, of the models that are folders here and have no other problem, but those made before."""
+    found: list[Proof] = []
     for key, model in models.items():
-        if model.path is not None and key not in wrong and Path(model.path).is_dir():
-            args = {"path": str(Path(model.path).absolute()), "trust_remote_code": model.trust_remote_code}
-            yield Piece(key, Command(CHECK, args | {"seq_len": seq_len}, kind="check"), LIMITS)
+        if model.path is None or key in wrong or not (folder := Path(model.path).absolute()).is_dir():
+            continue
+        name = None if model.trust_remote_code else proof_name(folder, seq_len=seq_len)
+        if name is None or not is_proved(name):
+            args = {"path": str(folder), "trust_remote_code": model.trust_remote_code}
+            command = Command(CHECK, args | {"seq_len": seq_len}, kind="check")
+            found.append(Proof(Piece(key, command, LIMITS), name))
+    return found
+
+
+def keep_proofs(made: Iterable[Proof], not_proved: Collection[Key]) -> None:
+    """Remember those that were made, but for those of these fields."""
+    for proof in made:
+        if proof.name is not None and not any(key == proof.piece.key[: len(key)] for key in not_proved):
+            keep(proof.name)
 
 
 def unproved(models: Mapping[Key, ModelConfig]) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from rlrun.config.models.data import DataConfig
 from rlrun.config.models.learning import AdvantageConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig
-from rlrun.local.architecture import proofs, trained_models, unproved
+from rlrun.local.architecture import keep_proofs, proofs, trained_models, unproved
 from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments
 from rlrun.local.sizes import allocation, autoscale, elastic, sizes, spot
 from rlrun.local.user_code import Finding, check_user_code
@@ -153,11 +153,13 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> li
     found = [*check_model_folder(spec.model, here=here)]
     if (reference := models.get(_REFERENCE)) is not None:
         found += check_model_folder(reference, here=here, key=_REFERENCE)
-    pieces = [*proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)]
+    made = proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)
     found += [] if here else unproved(models)
+    pieces = [proof.piece for proof in made]
     found += check_user_code(
         spec.environments, spec.algorithm, spec.model.tiny, here=here, left_out=left_out, models=pieces
     )
+    keep_proofs(made, {*left_out, *(finding.key for finding in found)})
     evaluation = spec.evaluation.sampling if spec.evaluation is not None else None
     found += check_template_arguments(spec.model, spec.environments, spec.sampling, evaluation)
     found += check_data(spec.data, here=here, left_out=left_out)

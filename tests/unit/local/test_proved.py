@@ -1,0 +1,121 @@
+"""When a launcher spares itself the proof of a model: same files, same packages, same code, and a proof that was made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.models.model import ModelConfig
+from rlrun.local import architecture, judge
+from rlrun.local.shared import proved
+from rlrun.local.user_code import Finding
+
+KEY = ("model", "path")
+
+
+def write_weights(path: Path, names: dict[str, Any], values: bytes) -> None:
+    header = json.dumps(names).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + values)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model folder, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    (model / "tokenizer.json").write_text("{}")
+    write_weights(model / "model.safetensors", {"a": {"shape": [2]}}, b"12345678")
+    return model
+
+
+def spec_of(folder: Path) -> RLRunSpec:
+    environments = [{"id": "reverse-text"}]
+    model = {"path": str(folder)}
+    return RLRunSpec.model_validate({"model": model, "maxSteps": 1, "environments": environments})
+
+
+def name_of(folder: Path, *, seq_len: int = 64) -> str:
+    name = proved.proof_name(folder, seq_len=seq_len)
+    assert name is not None
+    return name
+
+
+def other_configuration(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+
+
+def other_names(folder: Path) -> None:
+    write_weights(folder / "model.safetensors", {"b": {"shape": [2]}}, b"12345678")
+
+
+def fewer_values(folder: Path) -> None:
+    write_weights(folder / "model.safetensors", {"a": {"shape": [2]}}, b"1234")
+
+
+@pytest.mark.parametrize("change", [other_configuration, other_names, fewer_values])
+def test_another_model_is_another_proof(folder: Path, change: Callable[[Path], None]) -> None:
+    before = name_of(folder)
+    change(folder)
+    assert name_of(folder) != before
+
+
+def test_other_packages_code_or_lengths_are_another_proof(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {name_of(folder), name_of(folder, seq_len=128)}
+    monkeypatch.setattr(proved, "version", lambda package: f"another {package}")
+    names.add(name_of(folder))
+    monkeypatch.setattr(proved, "_OWN", ("trainer",))
+    assert len(names | {name_of(folder)}) == 4
+
+
+def test_the_values_of_weights_and_the_place_of_the_folder_are_not_in_it(folder: Path) -> None:
+    before = name_of(folder)
+    write_weights(folder / "model.safetensors", {"a": {"shape": [2]}}, b"87654321")
+    assert name_of(folder.rename(folder.with_name("elsewhere"))) == before
+
+
+def test_weights_that_cannot_be_looked_into_are_proved_each_time(folder: Path) -> None:
+    (folder / "pytorch_model.bin").touch()
+    assert proved.proof_name(folder, seq_len=64) is None
+    (folder / "pytorch_model.bin").unlink()
+    (folder / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert proved.proof_name(folder, seq_len=64) is None
+
+
+def test_a_proof_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, asked = spec_of(folder), []
+    refused: list[Finding] = [Finding(KEY, "cannot be trained")]
+
+    def check(*_: object, models: list[object], **__: object) -> list[Finding]:
+        asked.append(len(models))
+        return refused
+
+    monkeypatch.setattr(judge, "check_model_folder", lambda *_, **__: ())
+    monkeypatch.setattr(judge, "check_template_arguments", lambda *_, **__: ())
+    monkeypatch.setattr(judge, "sizes", lambda *_: ())
+    monkeypatch.setattr(judge, "check_user_code", check)
+    judge.findings(spec, here=True)
+    refused.clear()
+    judge.findings(spec, here=True, left_out=[("model",)])
+    judge.findings(spec, here=True)
+    judge.findings(spec, here=True)
+    assert asked == [1, 1, 1, 0], "one that was refused, or not looked at, is made again"
+
+
+def test_models_with_code_of_their_own_are_proved_each_time(folder: Path) -> None:
+    model = ModelConfig(path=str(folder), trust_remote_code=True)
+    [proof] = architecture.proofs({KEY: model}, (), seq_len=64)
+    architecture.keep_proofs([proof], ())
+    assert len(architecture.proofs({KEY: model}, (), seq_len=64)) == 1
+
+
+def test_a_cache_that_cannot_be_written_stops_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "config.json"))
+    proved.keep("name")
+    assert not proved.is_proved("name")

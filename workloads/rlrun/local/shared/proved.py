@@ -1,0 +1,102 @@
+"""Models that a launcher of this machine has seen proved: the same proof is not made again at each start.
+
+A proof imports torch, which takes longer than all else that a launcher does, and says the same of the same files under the same packages.
+What is kept is the name of a file without contents. It spares a launcher its early look alone: the trainer makes the proof at each start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import rlrun
+
+_PACKAGES = ("torch", "transformers")
+_OWN = ("trainer", "fit")
+"""Rooms of the product whose code a proof runs."""
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 64 << 20
+_WEIGHTS = "*.safetensors"
+_OTHERS = ("*.bin", "*.pt", "*.pth", "*.gguf")
+"""Weights whose names only torch can read."""
+
+
+def places(variables: Mapping[str, str]) -> Path:
+    """Folder of what is kept, in the user's cache."""
+    return Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlrun" / "proved"
+
+
+def proof_name(folder: Path, *, seq_len: int) -> str | None:
+    """Name for all that the proof of a model depends on: its configuration, the names and shapes of its tensors, and the code.
+
+    Args:
+        folder: of the model; its own code must not be trusted, because that may do anything.
+        seq_len: longest sequence of the run, in tokens.
+
+    Returns:
+        None: the names of its tensors are not at hand, or a file cannot be read.
+    """
+    try:
+        if any(True for pattern in _OTHERS for _ in folder.glob(pattern)):
+            return None
+        parts = [str(seq_len), *_versions(), *_sources(), *_files(folder)]
+    except (OSError, PackageNotFoundError, ValueError):
+        return None
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def is_proved(name: str, variables: Mapping[str, str] = os.environ) -> bool:
+    """True if `keep` was called with this name."""
+    with suppress(OSError, RuntimeError):
+        return (places(variables) / name).is_file()
+    return False
+
+
+def keep(name: str, variables: Mapping[str, str] = os.environ) -> None:
+    """Remember a proof that was made; where the folder cannot be written it is made again."""
+    with suppress(OSError, RuntimeError):
+        folder = places(variables)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def _versions() -> Iterator[str]:
+    for package in _PACKAGES:
+        yield f"{package} {version(package)}"
+
+
+def _sources() -> Iterator[str]:
+    """Each module that a proof may run, by size and time of its last change."""
+    root = Path(rlrun.__file__).parent
+    for room in _OWN:
+        for path in sorted((root / room).rglob("*.py")):
+            found = path.stat()
+            yield f"{path.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Contents of small files, and of weights what lies before the values."""
+    for path in sorted(folder.glob("*.json")):
+        yield f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    for path in sorted(folder.glob(_WEIGHTS)):
+        yield f"{path.name} {path.stat().st_size} {hashlib.sha256(_header(path)).hexdigest()}"
+
+
+def _header(path: Path) -> bytes:
+    """Header of a safetensors file.
+
+    Raises:
+        ValueError: it is none.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"{path} has no header")
+        header = file.read(length)
+    json.loads(header)
+    return header
