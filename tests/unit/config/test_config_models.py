@@ -11,6 +11,7 @@ from rlrun.api import kubernetes
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.algorithm.names import AGGREGATIONS, CORRECTION_OPTIONS, KL_KINDS, PRESETS, PROXIMAL_METHODS
 from rlrun.config.loading.schema import expected, fields, find_field, shape_of
+from rlrun.config.meaning import meaning
 from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.config.models.companions import ReferenceConfig
 from rlrun.config.models.learning import (
@@ -136,7 +137,7 @@ def test_every_field_has_a_description() -> None:
     missing, models = [], [RLRunSpec]
     for model in models:
         for name, shape in fields(model).items():
-            if not model.model_fields[name].description:
+            if not meaning(model, name):
                 missing.append(f"{model.__name__}.{name}")
             inner = shape.parts[0] if shape.kind == "list" else shape
             # Kubernetes documents its own types, and the CRD has no room for their descriptions.

@@ -110,7 +110,7 @@ def compared(rule: Rule) -> set[str]:
 
 
 def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> None:
-    paths = {".".join(path) for path, _ in walk(RLRunSpec, "camel")}
+    paths = {".".join(path) for path, *_ in walk(RLRunSpec, "camel")}
     assert {*LIVE_FIELDS, *IDENTITY_FIELDS} <= paths
     while_suspended, fixed, growing, enlarging = TRANSITION_RULES
     told = [rule.holds.partition("||")[0] for rule in TRANSITION_RULES]

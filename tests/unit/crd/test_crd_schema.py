@@ -17,6 +17,7 @@ from rlrun.api.crd.unset import default_of
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import UNSERVED, RLRunStatus
 from rlrun.config.loading.schema import walk
+from rlrun.config.meaning import meaning
 from tools.crd import compact_size, crd_files
 
 DEFAULTS = Path(__file__).parent / "golden" / "defaults.json"
@@ -87,8 +88,8 @@ def test_a_write_of_the_status_judges_no_rule() -> None:
 def test_every_field_is_there_and_ours_are_documented() -> None:
     for model, schema in ((RLRunSpec, spec_schema()), (RLRunStatus, status_schema())):
         by_path = dict(nodes(schema))
-        for path, info in walk(model, "camel"):
-            node, words = by_path[".".join(path)], " ".join((info.description or "").split())
+        for path, owner, name in walk(model, "camel"):
+            node, words = by_path[".".join(path)], " ".join(meaning(owner, name).split())
             told = (
                 node.get("description", "").partition(" Default: ")[0]
                 if model is RLRunSpec
@@ -141,7 +142,8 @@ def test_a_default_of_this_version_never_changes() -> None:
 
 def defaults(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
     """Path and default of each field that an author may leave out."""
-    for path, info in walk(model, "camel"):
+    for path, owner, name in walk(model, "camel"):
+        info = owner.model_fields[name]
         value = default_of(info)
         if not info.is_required():
             yield ".".join(path), value

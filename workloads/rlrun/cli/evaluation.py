@@ -22,6 +22,7 @@ from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.parser import Parser, number, own_options, whole, wholes
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import Shape, expected, fields
+from rlrun.config.meaning import meaning
 from rlrun.config.models.rollout import EvaluationSamplingConfig
 from rlrun.runtime import exit_codes
 
@@ -111,10 +112,10 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     p.add_argument("--inference-gpu-ids", type=_gpus, metavar="0,1", help="GPUs of the engines that are started here")
     p.add_argument("--share-gpus", action="store_true", help="use GPUs that other runs of this machine use, too")
     drawn = p.add_argument_group("how tokens are drawn (default: as the manifest has it)")
-    for name, info in EvaluationSamplingConfig.model_fields.items():
+    for name in EvaluationSamplingConfig.model_fields:
         kind, metavar = _KINDS[name]
         more: dict[str, Any] = {"action": "append"} if metavar == "TEXT" else {}
-        told = (info.description or "") + (" Again for more." if more else "")
+        told = meaning(EvaluationSamplingConfig, name) + (" Again for more." if more else "")
         drawn.add_argument(_option(name), type=kind, metavar=metavar, help=told, **more)
 
 

@@ -14,14 +14,13 @@ Fields = dict[str, Any]
 
 
 class Config(BaseModel):
-    """Base of every block. Immutable; a field's docstring is its description in the schema, in `kubectl explain` and in the docs."""
+    """Base of every block. Immutable; a field's docstring is its description (`meaning`), as in `kubectl explain`."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
         populate_by_name=True,
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
     )

@@ -22,6 +22,7 @@ from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
 from rlrun.api.status import UNSERVED, RLRunStatus
 from rlrun.config.formats import Distinct, Format
 from rlrun.config.loading.schema import shape_of
+from rlrun.config.meaning import meaning
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig
 from rlrun.config.rule import Rule, quoted
@@ -120,7 +121,7 @@ def _column(name: str, kind: str, path: str, priority: int) -> Json:
 
 
 def _root() -> Json:
-    text = {name: _words(info.description) for name, info in RLRun.model_fields.items()}
+    text = {name: _words(meaning(RLRun, name)) for name in RLRun.model_fields}
     return {
         "type": "object",
         "description": _words(RLRun.__doc__),
@@ -137,7 +138,7 @@ def _root() -> Json:
 
 def spec_schema(*, ruled: bool = False) -> Json:
     """The schema of `spec`; `ruled`: with the `Rule`s of each value beside it."""
-    return _Writer(spec=True, ruled=ruled).model(RLRunSpec, _words(RLRun.model_fields["spec"].description))
+    return _Writer(spec=True, ruled=ruled).model(RLRunSpec, _words(meaning(RLRun, "spec")))
 
 
 def status_schema() -> Json:
@@ -179,7 +180,9 @@ class _Writer:
     def _field(self, owner: type[BaseModel], name: str) -> Json:
         info = owner.model_fields[name]
         described = self._described and owner.__module__ != _KUBERNETES
-        description = _words(f"{info.description} {_shown_default(info) if self._spec else ''}") if described else ""
+        description = (
+            _words(f"{meaning(owner, name)} {_shown_default(info) if self._spec else ''}") if described else ""
+        )
         here = self._described and (owner, name) not in _DESCRIBED_ELSEWHERE
         inside = _Writer(spec=self._spec, described=here, ruled=self._ruled)
         schema = dict(_ANY) if owner in _FREE else inside._type(info.annotation, info.metadata)

@@ -14,6 +14,7 @@ from rlrun.config.loading.layers import Layer, Origin, display
 from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.schema import Shape, child, expected, find_field
 from rlrun.config.loading.yaml_text import Key
+from rlrun.config.meaning import meaning
 from rlrun.config.suggest import did_you_mean
 
 _RULES = ("value_error", "assertion_error")
@@ -51,10 +52,9 @@ def _problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[BaseModel
     kind, value = detail["type"], detail["input"]
     if kind == "missing":
         origin, owner = layer.origin(key[:-1]), _shape_at(model, key[:-1]).model or model
-        info = owner.model_fields[str(key[-1])]
-        meaning = (info.description or "").split("\n")[0].rstrip(".")
+        text = meaning(owner, str(key[-1])).split("\n")[0].rstrip(".")
         path = display(origin, owner, str(key[-1]))
-        said = f": {meaning}" if meaning else ""
+        said = f": {text}" if text else ""
         return Problem(origin.source, path, f"required, but not set{said}", origin.line)
     if kind in _RULES:
         origin, where, message = layer.origin(key), layer.origins.get(key, Origin("", "")), _message(detail)

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rlrun.config.loading.schema import Shape, expected, fields, spelled
+from rlrun.config.meaning import meaning
 
 _WIDTH = 100
 _INDENT = 6
@@ -48,22 +49,23 @@ def _group(model: type[BaseModel], prefix: str, title: str, states: Mapping[str,
         if inner.model is not None:
             nested.append((below, name, inner.model))
         else:
-            yield from _option(path, shape, info, states.get(name))
+            yield from _option(path, shape, info, (meaning(model, name), states.get(name)))
     for path, name, inner_model in nested:
         info = model.model_fields[name]
-        meaning = (info.description or "").split("\n")[0]
+        text = meaning(model, name).split("\n")[0]
         state = "required" if info.is_required() else "default: none" if default_of(info) is None else ""
         state = states.get(name, state)
-        title = f"--{path}{f' ({state})' if state else ''}: {meaning}".rstrip(":")
+        title = f"--{path}{f' ({state})' if state else ''}: {text}".rstrip(":")
         yield from _group(inner_model, f"{path}.", title, {})
 
 
-def _option(path: str, shape: Shape, info: FieldInfo, state: str | None) -> Iterator[str]:
+def _option(path: str, shape: Shape, info: FieldInfo, words: tuple[str, str | None]) -> Iterator[str]:
+    description, state = words
     flag = f"--{path} / --no-{path}" if shape.kind == "bool" else f"--{path} VALUE"
     state = state or ("required" if info.is_required() else f"default: {shown_default(info)}")
     what = "" if shape.kind == "bool" else f"{expected(shape)}; "
     yield f"  {flag}"
-    text = f"{info.description or ''} [{what}{state}]"
+    text = f"{description} [{what}{state}]"
     yield from textwrap.wrap(text.strip(), _WIDTH, initial_indent=" " * _INDENT, subsequent_indent=" " * _INDENT)
 
 

@@ -117,9 +117,7 @@ def suggestion(model: type[BaseModel], key: str, root: type[BaseModel], style: S
     others = [spelled(root, name, style) for name in root.model_fields if name != snake(key)]
     if model is not root and (close := did_you_mean(key, others)):
         return close
-    elsewhere = [
-        ".".join(path) for path, info in walk(root, style) if snake(path[-1]) == snake(key) and path != (key,) and info
-    ]
+    elsewhere = [".".join(path) for path, *_ in walk(root, style) if snake(path[-1]) == snake(key) and path != (key,)]
     if elsewhere:
         return f" (did you mean {' or '.join(elsewhere[:2])}?)"
     return f"; known: {few(names)}"
@@ -142,16 +140,16 @@ def few_in_order(names: Iterable[str]) -> str:
     return f"{listed} and {more} more" if more > 0 else listed
 
 
-def walk(model: type[BaseModel], style: Style) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every field below `model` with its path, parents first; items of lists are `name[]`."""
+def walk(model: type[BaseModel], style: Style) -> Iterator[tuple[tuple[str, ...], type[BaseModel], str]]:
+    """Every field below `model`: its path, the model that has it and its name there, parents first; items of lists are `name[]`."""
     for name, shape in fields(model).items():
         own = spelled(model, name, style)
-        yield (own,), model.model_fields[name]
+        yield (own,), model, name
         inner = shape.parts[0] if shape.kind == "list" else shape
         if inner.model is not None:
             label = f"{own}[]" if shape.kind == "list" else own
-            for path, info in walk(inner.model, style):
-                yield (label, *path), info
+            for path, owner, inner_name in walk(inner.model, style):
+                yield (label, *path), owner, inner_name
 
 
 def expected(shape: Shape) -> str:

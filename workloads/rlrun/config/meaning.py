@@ -1,0 +1,52 @@
+"""Descriptions of fields: the docstrings below them, read from the source when somebody asks.
+
+pydantic can take them up as it makes a model, which was a third of what the import of all models costs; most processes show none of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+
+from pydantic import BaseModel
+
+
+def meaning(model: type[BaseModel], name: str) -> str:
+    """Description of a field; empty where it has none.
+
+    Args:
+        model: a model that has the field, itself or from a base.
+        name: the field's Python name.
+    """
+    if told := model.model_fields[name].description:
+        return told
+    owner = next((one for one in model.__mro__ if name in vars(one).get("__annotations__", ())), model)
+    return _of_module(owner.__module__).get((owner.__qualname__, name), "")
+
+
+@functools.cache
+def _of_module(module: str) -> dict[tuple[str, str], str]:
+    """Docstrings of a module's fields, by class and field."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError):  # made without a file
+        return {}
+    found: dict[tuple[str, str], str] = {}
+    todo: list[tuple[str, ast.stmt]] = [("", node) for node in tree.body]
+    for prefix, node in todo:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        name = f"{prefix}{node.name}"
+        todo += [(f"{name}.", inner) for inner in node.body]
+        for field, below in zip(node.body, node.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and (text := _text(below)):
+                found[name, field.target.id] = text
+    return found
+
+
+def _text(node: ast.stmt) -> str:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return inspect.cleandoc(node.value.value)
+    return ""
