@@ -1,0 +1,34 @@
+"""Which heavy libraries a process has before it does anything: each start and restart waits for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = frozenset(
+    {"torch", "transformers", "vllm", "verifiers", "numpy", "pandas", "scipy", "sklearn", "fastapi", "aiohttp", "kopf", "kubernetes"}
+    | {"rich", "plotext", "prometheus_client", "huggingface_hub", "tokenizers", "datasets", "wandb", "mlflow", "jinja2", "requests"}
+)  # fmt: skip
+NEEDED = {
+    "rlrun.trainer.ranks.torchrun": set(),
+    "rlrun.trainer.__main__": set(),
+    "rlrun.orchestrator.main": {"aiohttp", "numpy", "prometheus_client"},
+    "rlrun.inference.server": {"aiohttp"},
+    "rlrun.environments.process.worker": set(),
+    "rlrun.tracking.sink": set(),
+    "rlrun.mirror.main": set(),
+    "rlrun.local.main": {"rich", "plotext"},
+    "rlrun.cli.rl": set(),
+    "rlrun.ui.app": {"fastapi"},
+    "rlrun_operator.main": set(),
+}
+"""By the module that a process begins with. What else a process needs it imports when it knows that it does."""
+
+
+@pytest.mark.parametrize("module", NEEDED)
+def test_a_process_begins_with_no_more_than_it_needs(module: str) -> None:
+    code = f"import {module}, sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert HEAVY & set(loaded) == NEEDED[module]
