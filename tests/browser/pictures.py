@@ -17,13 +17,13 @@ TARGET = Path(__file__).parents[2] / "docs/pictures"
 
 
 def take(folder: Path, target: Path) -> None:
-    """Take all pictures of the runs of a folder, of which the last by name has step 40 and its batch."""
+    """Take all pictures of the runs of a folder, of which the last by name has step 40 and its batch, and was edited."""
     ids = list(Registry([folder]).runs())
     shots = {
         "ui-runs.png": ("/", "light", "tbody tr", 1100, 420),
-        "ui-run.png": (f"/run/{ids[-1]}?smooth=5", "dark", ".chart canvas", 1100, 1500),
+        "ui-run.png": (f"/run/{ids[-1]}?smooth=5", "dark", "section:has(#history) tbody tr", 1100, 1500),
         "ui-rollouts.png": (f"/run/{ids[-1]}/rollouts?order=worst", "light", "tbody tr", 1100, 760),
-        "ui-rollout.png": (f"/run/{ids[-1]}/rollouts/0?step=40&by=logprob&other=1", "light", "ins", 1100, 820),
+        "ui-rollout.png": (f"/run/{ids[-1]}/rollouts/0?step=40&by=logprob&other=1", "light", "ins", 1100, 1180),
         "ui-compare.png": (f"/compare?run={'&run='.join(ids)}&smooth=5", "light", ".chart canvas", 1100, 900),
         "ui-phone.png": (f"/run/{ids[-1]}?smooth=5", "light", ".chart canvas", 390, 844),
     }
@@ -35,6 +35,8 @@ def take(folder: Path, target: Path) -> None:
             page.goto(server.at(path))
             _settled(page, ready)
             page.screenshot(path=target / name)
+            if name == "ui-run.png":
+                page.locator("section:has(> .head #history)").screenshot(path=target / "ui-changed.png")
             context.close()
 
 

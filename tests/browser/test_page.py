@@ -146,6 +146,7 @@ def test_rollouts_are_filtered_and_paged(page: Page, shown: Served) -> None:
 
 def test_a_rollout_with_its_tokens_and_another_beside_it(page: Page, shown: Served) -> None:
     visit(page, shown, "rollout")
+    expect(page.locator(".turns li.user").first).to_have_css("max-width", "none")  # as wide as the others
     expect(page.locator(".turns").first).to_contain_text("what is 1 + 1?")
     expect(page.locator(".call").first).to_contain_text('{"a": 2, "b": 2}')
     expect(page.locator(".tokens")).to_have_text("what is 1 + 1? it is 2")

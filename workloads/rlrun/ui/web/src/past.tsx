@@ -46,7 +46,8 @@ export function HistorySection({ id }: { id: string }) {
             {found.edits.map((edit) => (
               <section key={edit.attempt} aria-labelledby={`edit-${edit.attempt}`}>
                 <h3 id={`edit-${edit.attempt}`}>
-                  Attempt {edit.attempt}, from step {edit.firstStep} <small>{ago(edit.started)}</small>
+                  Attempt {edit.attempt}, from step {edit.firstStep}
+                  {edit.started === null ? "" : `, begun ${ago(edit.started)}`}
                 </h3>
                 {edit.known ? (
                   <Changes label={`Changes with attempt ${edit.attempt}`} changes={edit.changes} before="Before" after="Since then" />
