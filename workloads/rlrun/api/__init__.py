@@ -2,3 +2,5 @@
 
 `resource` holds the models, `crd` what is generated from them, `resolve` turns a resource into the roles' configuration.
 """
+
+API_VERSION = "rlrun.io/v1alpha1"

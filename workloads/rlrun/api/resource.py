@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from rlrun.api import API_VERSION as API_VERSION
 from rlrun.api import colocation, lengths, task_parts
 from rlrun.api.pods import InferenceBlock, PodFields
 from rlrun.api.run_fields import RunFields
 from rlrun.config.base import Config
 from rlrun.config.rule import Rule
 
-API_VERSION = "rlrun.io/v1alpha1"
 KIND = "RLRun"
 NAME_MAX = 40
 CLAIM_SIZE = "storage.claimTemplate.size"

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Sequence
 
 from rlrun import __version__
-from rlrun.api.resource import API_VERSION
+from rlrun.api import API_VERSION
 from rlrun.config.loading.parser import Parser
 from rlrun.runtime import exit_codes
 

@@ -1,0 +1,125 @@
+"""CPU time of every command of `rlrun` against a run of real size: 2,000 steps with 80 metrics each, and a step of 4,000 rollouts.
+
+Time is the best of a few tries, and the bounds are two to four times what the commands take, so that a busy machine changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.main import COMMANDS
+from rlrun.protocol.files.launcher import new_record, write_record
+from rlrun.protocol.files.paths import RunPaths
+
+STEPS, METRICS, ROLLOUTS = 2000, 80, 4096
+TRIES = 5
+SECONDS = 1.0
+HELP_SECONDS = 0.3
+RUN = "RUN"
+"""Stands for the run's folder."""
+TIMED: dict[str, tuple[list[str], int]] = {
+    "get": ([RUN], 0),
+    "status": ([RUN], 0),
+    "why": ([RUN], 0),
+    "watch": ([RUN], 0),
+    "logs": ([RUN], 0),
+    "rollouts": ([RUN, "--step", "7", "--worst", "5"], 0),
+    "debug": ([RUN, "--file", "bundle.tar.gz"], 0),
+    "compare": ([RUN, RUN], 0),
+    "cost": ([RUN, "-o", "wide"], 0),
+    "plot": ([RUN, "--svg", "curve.svg"], 0),
+    "pull": ([RUN, "metrics", "--to", "copy"], 64),
+    "suspend": ([RUN], 64),
+    "resume": ([RUN], 64),
+    "restart": ([RUN], 0),
+    "scale": ([RUN, "--inference", "2"], 64),
+    "set": ([RUN, "maxSteps=5"], 64),
+    "completion": (["bash"], 0),
+    "version": ([], 0),
+    "charts": ([], 0),
+    "env": (["list"], 0),
+}
+"""Words of a command, and the exit code that it has for a run that is complete and on this machine."""
+_MANIFEST = "reads a manifest by the whole model of the resource, which takes most of a second"
+_WORKS = "works for minutes, or until it is stopped"
+NOT_TIMED = {
+    **dict.fromkeys(("init", "validate", "render", "convert", "fit", "crd", "fork"), _MANIFEST),
+    **dict.fromkeys(("local", "rl", "sft", "trainer", "orchestrator", "inference", "eval", "synthesize"), _WORKS),
+    **dict.fromkeys(("export", "mirror", "track", "tiny-model", "rows", "ui", "ui-team"), _WORKS),
+    "replay": "computes a step again by the trainer",
+    "doctor": "imports torch to try it",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete run of real size."""
+    paths = RunPaths(tmp_path_factory.mktemp("runs") / "big")
+    for folder in (paths.attempts, paths.traces, paths.root / "logs" / "attempt_0001" / "orchestrator"):
+        folder.mkdir(parents=True)
+    began = 1_700_000_000.0
+    paths.run_json.write_text(json.dumps({"trainer": {"name": "big", "max_steps": STEPS}}))
+    paths.attempt_file(1).write_text(json.dumps({"attempt": 1, "started_at": began}))
+    more = {f"environment/of/many/{i}": i / 7 for i in range(METRICS)} | {"time/step": 9.5, "time/wait_for_batch": 2.5}
+    more |= {"reward/mean": 0.4, "batch/tokens": 3e5, "batch/samples": 256.0, "perf/throughput": 3e4}
+    with paths.metrics.open("w") as file:
+        for step in range(1, STEPS + 1):
+            file.write(json.dumps({"step": step, "attempt": 1, "time": began + 10 * step} | more) + "\n")
+    rollout = {"step": 7, "attempt": 1, "environment": "e", "task_id": "t", "completion": "x" * 2000, "metrics": {}}
+    messages = [{"role": "user", "content": "y" * 500}, {"role": "assistant", "content": "x" * 2000}]
+    with (paths.traces / "step_00000007.jsonl").open("w") as file:
+        for i in range(ROLLOUTS):
+            own = {"group": i // 8, "rollout": i % 8, "reward": i / ROLLOUTS, "advantage": 0.0, "messages": messages}
+            file.write(json.dumps(rollout | own) + "\n")
+    log = "".join(f"06:13:27 | INFO    | trainer | step {step}\n" for step in range(STEPS))
+    (paths.root / "logs" / "attempt_0001" / "orchestrator" / "orchestrator.log").write_text(log)
+    record = new_record("big", 1, "rlrun local run.yaml --output-dir runs/big --resume", {"trainer": 2, "inference": 6})
+    write_record(paths.launcher, replace(record, state="Complete", began=began, time=began + 10 * STEPS))
+    return paths.root
+
+
+def seconds(words: list[str], folder: Path, code: int, most: float) -> float:
+    """CPU time of `rlrun WORDS`, of all its processes: the first try below `most`, else the best of all."""
+    best = float("inf")
+    for _ in range(TRIES):
+        for left in folder.iterdir():
+            left.unlink()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            [sys.executable, "-m", "rlrun.cli.main", *words],
+            capture_output=True, text=True, timeout=300, check=False, cwd=folder, stdin=subprocess.DEVNULL,
+            env={**os.environ, "HOME": str(folder)},
+        )  # fmt: skip
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert "None" not in done.stdout, "what is not known has no word"
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if best <= most:
+            break
+    return best
+
+
+def test_every_command_has_a_row() -> None:
+    assert {*TIMED} | {*NOT_TIMED} == {*COMMANDS}
+    assert not {*TIMED} & {*NOT_TIMED}
+
+
+@pytest.mark.parametrize("command", TIMED)
+def test_a_command_takes_less_than_a_second(command: str, run: Path, tmp_path: Path) -> None:
+    words, code = TIMED[command]
+    assert (
+        seconds([command, *(str(run) if word == RUN else word for word in words)], tmp_path, code, SECONDS) <= SECONDS
+    )
+
+
+def test_help_takes_less_than_a_third_of_one(tmp_path: Path) -> None:
+    assert seconds(["--help"], tmp_path, 0, HELP_SECONDS) <= HELP_SECONDS
