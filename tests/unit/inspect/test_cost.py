@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.cli.runs import common
+from rlrun.cli.runs import common, look
 from rlrun.inspect.cost.account import of_folder, of_snapshot, sums
 from rlrun.inspect.cost.text import NO_GPUS, table
 from rlrun.inspect.folder import read_folder
+from rlrun.inspect.kubectl import Answer
 from rlrun.inspect.snapshot import CostRow
 from rlrun.protocol.files.forked import ForkedFrom, fork_document
 from rlrun.protocol.files.launcher import new_record, write_record
@@ -173,6 +174,25 @@ def test_a_use_of_a_newer_release_is_part_of_the_sum() -> None:
 
 def test_a_folder_in_a_snapshot_needs_no_cost(tmp_path: Path) -> None:
     assert of_snapshot(read_folder(a_folder(tmp_path / "a", {}), time.time())).seconds == 0
+
+
+def test_a_name_that_is_mistyped_is_told_the_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = 'Error from server (NotFound): rlruns.rlrun.io "quickstar" not found'
+    listed = {"items": [{"metadata": {"name": "quickstart", "namespace": "one"}}]}
+    gone = Answer(1, "", missing)
+    for module in (look, common):
+        cluster = Recorded(("get rlruns.rlrun.io quickst", gone), ("get rlruns.rlrun.io -o", listed))
+        monkeypatch.setattr(module, "api", lambda _options, at=cluster: at.kubectl())
+    monkeypatch.chdir(tmp_path)
+    assert main(["status", "quickstar"]) == 64
+    assert "(did you mean quickstart?)" in capsys.readouterr().err
+    a_folder(tmp_path / "runs" / "quickstart", {})
+    assert main(["status", "quickstart"]) == 64
+    assert "a run of this name is in runs/quickstart" in capsys.readouterr().err
+    assert main(["status", "runs/quickstar"]) == 64
+    assert "there is no folder runs/quickstar (did you mean runs/quickstart?): " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["cost", "get"])

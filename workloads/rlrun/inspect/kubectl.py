@@ -126,6 +126,11 @@ _WORDS: Sequence[tuple[str, str, int]] = (
         exit_codes.USAGE,
     ),
     (
+        r"connection to the server localhost:8080 was refused",  # kubectl's guess where it knows no cluster
+        "kubectl knows no cluster (there is no kubeconfig), so that a run has to be named by its folder, such as runs/NAME",
+        exit_codes.UNAVAILABLE,
+    ),
+    (
         r"connection to the server (\S+) was refused",
         r"the API server \1 does not answer; is the context the right one (kubectl config current-context)?",
         exit_codes.UNAVAILABLE,

@@ -125,10 +125,12 @@ def _measures(run: Snapshot) -> Iterator[tuple[str, str]]:
     progress = run.progress
     has_loss = progress.reward is None and progress.loss is not None
     label, value = ("loss", progress.loss) if has_loss else ("reward", progress.reward)
-    yield label, f"{number(value, '.4f')}, {number(progress.tokens_per_second, ',.0f')} tokens/s"
+    speed = f", {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second is not None else ""
+    yield label, f"{number(value, '.4f')}{speed}"
     if progress.staleness_mean is not None or progress.policy_version is not None:
-        version = "–" if progress.policy_version is None else str(progress.policy_version)
-        yield "staleness", f"{number(progress.staleness_mean, '.2f')} versions; the engines hold version {version}"
+        holds = f"the engines hold version {progress.policy_version}" if progress.policy_version is not None else ""
+        age = f"{progress.staleness_mean:.2f} versions" if progress.staleness_mean is not None else ""
+        yield "staleness", "; ".join(filter(None, (age, holds)))
 
 
 def _waits(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from rlrun.config.suggest import did_you_mean
 from rlrun.inspect import cluster, folder
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
 from rlrun.inspect.snapshot import Snapshot
@@ -61,7 +62,8 @@ def find(word: str, *, cluster_only: bool = False) -> Run:
             else ", or `rlrun get` for those of the cluster"
         )
         why = f"{root} holds no run" if root.is_dir() else f"there is no folder {root}"
-        raise NotFoundError(f"{why}: name a folder that `rlrun local` has written{hint}")
+        near = did_you_mean(str(root), [str(one) for one in folder.runs_below(root.parent)]) if not below else ""
+        raise NotFoundError(f"{why}{near}: name a folder that `rlrun local` has written{hint}")
     if is_path:
         raise NotFoundError(f"{word} is no name of a run in a cluster")
     return ClusterRun(word)
@@ -75,8 +77,24 @@ def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
     """
     if isinstance(run, FolderRun):
         return folder.read_folder(run.root, now)
-    found = ask_json(api, ["get", RUNS, run.name])
+    try:
+        found = ask_json(api, ["get", RUNS, run.name])
+    except ClusterError as error:
+        raise ClusterError(f"{error}{_near(run.name, api, error)}", error.code) from None
     return with_parts(found, KubectlParts(api), now, events=events)
+
+
+def _near(name: str, api: Api, error: ClusterError) -> str:
+    """Hint at the run that a name may mean, where the cluster has none of that name or is not there."""
+    if folder.is_run(here := Path("runs") / name):
+        return f"; a run of this name is in {here}"
+    if error.code != exit_codes.USAGE:
+        return ""
+    try:
+        listed = ask_json(api, ["get", RUNS]).get("items") or ()
+    except ClusterError:
+        return ""
+    return did_you_mean(name, [str(one["metadata"]["name"]) for one in listed])
 
 
 class Parts(Protocol):
