@@ -42,6 +42,14 @@ RUNS = MetricTable(
     _of_run("rlrun_budget_gpu_seconds", "GPU time that `spec.budget` allows", seconds=True),
     _of_run("rlrun_engines_wanted", "Engines that a run is to have"),
     _of_run("rlrun_engines_ready", "Engines that are ready"),
+    _of_run("rlrun_spot_engines_wanted", "Engines that a run is to have on interruptible nodes"),
+    _of_run("rlrun_spot_engines_ready", "Engines on interruptible nodes that are ready"),
+    _of_run("rlrun_spot_engines_lost_total", "Engines that were lost with interruptible nodes", counter=True),
+    _of_run("rlrun_trainer_size_wanted", "Pods of the trainer that a run asks for"),
+    _of_run(
+        "rlrun_trainer_size",
+        "Pods of the trainer that the attempt is made of: fewer with `trainer.elastic` while nodes are missing",
+    ),
     _of_run("rlrun_queue_position", "Place of a run that waits in the queue, from 1"),
     _of_run(
         "rlrun_queue_since_timestamp_seconds",

@@ -13,7 +13,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import Metric
 
-from rlrun.api.status import UNSERVED, Phase, RLRunStatus
+from rlrun.api.status import COUNT_MAX, UNSERVED, Phase, RLRunStatus
 from rlrun.protocol.messages.start_times import RESTART_PHASES
 from rlrun_operator.decide.cost.split import Use
 from rlrun_operator.decide.snapshot import read_status
@@ -166,7 +166,8 @@ class _Runs:
         for run in self._store.runs() if self.leads() else ():
             key = run["metadata"]["namespace"], run["metadata"]["name"]
             families["rlrun_info"].add_metric([*key, _model(run), run["metadata"]["uid"]], 1)
-            for name, labels, value in _of_status(read_status(run.get("status") or {})):
+            status = read_status(run.get("status") or {})
+            for name, labels, value in (*_of_status(status), *_trainer_size(run, status)):
                 families[name].add_metric([*key, *labels], value)
             if (limit := _budget(run)) is not None:
                 families["rlrun_budget_gpu_seconds"].add_metric([*key], limit)
@@ -200,6 +201,10 @@ def _of_status(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], floa
     yield from _gpu_seconds(status)
     yield "rlrun_engines_wanted", (), status.inference.desired
     yield "rlrun_engines_ready", (), status.inference.ready
+    if (spot := status.inference.spot) is not None:
+        yield "rlrun_spot_engines_wanted", (), spot.desired
+        yield "rlrun_spot_engines_ready", (), spot.ready
+        yield "rlrun_spot_engines_lost_total", (), spot.lost
     if status.queue is not None and status.queue.position is not None:
         yield "rlrun_queue_position", (), status.queue.position
         yield "rlrun_queue_since_timestamp_seconds", (), seconds_of(status.queue.since) or 0.0
@@ -218,6 +223,16 @@ def _gpu_seconds(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], fl
     for what in ("tokens", "samples"):
         if what in rates:
             yield f"rlrun_{what}_per_gpu_hour", (), rates[what]
+
+
+def _trainer_size(run: Manifest, status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """Pods of the trainer, wanted as anybody may have written it and present; nothing while the run has none."""
+    size = status.trainer.size or status.trainer.desired
+    trainer = (run.get("spec") or {}).get("trainer") or {}
+    wanted = trainer.get("replicas", 1) if isinstance(trainer, Mapping) else None
+    if size and isinstance(wanted, int) and not isinstance(wanted, bool) and 0 < wanted <= COUNT_MAX:
+        yield "rlrun_trainer_size_wanted", (), wanted
+        yield "rlrun_trainer_size", (), size
 
 
 def _budget(run: Manifest) -> float | None:

@@ -63,7 +63,8 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
         "lastFailure": {"reason": "OOMKilled"},
         "progress": {"step": 41, "totalSteps": 50, "reward": 0.71, "lastStepTime": "2026-01-01T00:00:00Z"},
         "checkpoint": {"stepsLostTotal": 3},
-        "inference": {"desired": 4, "ready": 2},
+        "inference": {"desired": 4, "ready": 2, "spot": {"desired": 3, "ready": 1, "lost": 5}},
+        "trainer": {"desired": 2, "ready": 2, "size": 2},
         "cost": {
             "countedTo": "2026-01-01T00:00:00Z",
             "attempts": [
@@ -72,7 +73,8 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
             ],
         },
     }
-    run = make("RLRun", "a", 1, spec={"model": {"name": "Qwen/Qwen3-8B"}, "budget": {"gpuHours": 2}}, status=status)
+    spec = {"model": {"name": "Qwen/Qwen3-8B"}, "budget": {"gpuHours": 2}, "trainer": {"replicas": 4}}
+    run = make("RLRun", "a", 1, spec=spec, status=status)
     gpu = {"limits": {"nvidia.com/gpu": "8"}}
     pod = make("Pod", "p", 1, run="a", spec={"nodeName": "n", "containers": [{"name": "trainer", "resources": gpu}]})
     pod["metadata"]["labels"]["rlrun.io/role"] = "trainer"
@@ -95,6 +97,11 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
         f"rlrun_steps_lost_total{{{labels}}} 3.0",
         f"rlrun_engines_wanted{{{labels}}} 4.0",
         f"rlrun_engines_ready{{{labels}}} 2.0",
+        f"rlrun_spot_engines_wanted{{{labels}}} 3.0",
+        f"rlrun_spot_engines_ready{{{labels}}} 1.0",
+        f"rlrun_spot_engines_lost_total{{{labels}}} 5.0",
+        f"rlrun_trainer_size_wanted{{{labels}}} 4.0",
+        f"rlrun_trainer_size{{{labels}}} 2.0",
         'rlrun_restarts_total{counted="true",namespace="ns",run="a"} 1.0',
         'rlrun_restarts_total{counted="false",namespace="ns",run="a"} 1.0',
         'rlrun_failures_total{namespace="ns",reason="OOMKilled",run="a"} 2.0',
