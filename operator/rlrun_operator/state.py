@@ -91,7 +91,8 @@ class Observed:
     watching_since: float | None = None
     """Time since which it has seen the cluster without a break; None: not known."""
     gone: tuple[Manifest, ...] = ()
-    """Trainer and orchestrator pods of its newest attempt that were deleted while this operator watched, as they were seen last."""
+    """Trainer and orchestrator pods of its newest attempt that were deleted while this operator watched, and the last spot engines, as they
+    were seen last."""
     events: tuple[Manifest, ...] = ()
     """Recent Warning events about its children; looked up only while something waits."""
     nodes: tuple[Manifest, ...] | None = None

@@ -234,7 +234,12 @@ class Case:
     @cached_property
     def gone(self) -> list[Pod]:
         """Own trainer and orchestrator pods that were seen and do not exist any more."""
-        return self._read(self.observed.gone)[0]
+        return [pod for pod in self._read(self.observed.gone)[0] if not pod.spot]
+
+    @property
+    def gone_spot(self) -> list[Pod]:
+        """Spot engines that were seen and do not exist any more, the last ones."""
+        return [pod for pod in self._read(self.observed.gone)[0] if pod.spot]
 
     @cached_property
     def group(self) -> list[Pod]:

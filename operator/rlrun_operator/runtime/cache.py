@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from rlrun_operator.deletion import remembered
 from rlrun_operator.kube.resources import CLAIM, LEASE, PART_KINDS, POD, RLRUN
-from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of, run_uid_of
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, SPOT_LABEL, attempt_of, run_uid_of
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.runtime.pulse import Pulse, beat
 from rlrun_operator.sharing import host_name, told
@@ -23,6 +23,8 @@ Ident = tuple[str, str, str]
 """Kind, namespace and name of an object."""
 TOMBSTONES = 4096
 """Deleted objects whose late events are still recognised."""
+SPOT_KEPT = 8
+"""Spot engines of a run that are gone and still known."""
 
 
 class Store:
@@ -38,6 +40,7 @@ class Store:
         self.watching_since: float | None = None
         """Time at which this operator began to lead, or came back after an outage, in seconds since the epoch."""
         self._gone: dict[Key, list[Manifest]] = {}
+        self._gone_spot: dict[Key, list[Manifest]] = {}
         self._dead: dict[str, None] = {}
         self.defaults: Mapping[str, TeamDefaults] = {}
         """Defaults for runs by namespace; under the empty name those of all others."""
@@ -72,7 +75,7 @@ class Store:
             key = ident[1], ident[2]
             self._runs[key] = slim
             if replaced:
-                self._gone.pop(key, None)
+                self._forget_gone(key)
             self._remember_claim(key, known, slim)
             shares = self._remember_host(key, known, slim)
         keys = self._keys(ident, slim) | shares
@@ -119,7 +122,7 @@ class Store:
         keys = self._keys(ident, known)
         if kind == RLRUN.kind:
             self._remember_claim((namespace, name), known, None)
-            self._gone.pop((namespace, name), None)
+            self._forget_gone((namespace, name))
             keys |= self._remember_host((namespace, name), known, None)
         self._disown(ident, known)
         if kind == POD.kind:
@@ -171,11 +174,11 @@ class Store:
         return [self._objects[ident] for ident in sorted(self._of_run.get(key, ()))]
 
     def gone(self, key: Key) -> list[Manifest]:
-        """Trainer and orchestrator pods of the run's newest attempt that were deleted, as they were known last.
+        """Trainer and orchestrator pods of the run's newest attempt that were deleted, and the last spot engines, as they were known last.
 
         A controller makes a pod of the same name at once: a look a moment later shows no difference but the UID.
         """
-        return list(self._gone.get(key, ()))
+        return [*self._gone.get(key, ()), *self._gone_spot.get(key, ())]
 
     def guests(self, host: Key) -> list[Manifest]:
         """The runs whose `trainer.sharedWith` names this one, by name, whether it exists or not."""
@@ -219,9 +222,17 @@ class Store:
             if not self._of_run[owner]:
                 del self._of_run[owner]
 
+    def _forget_gone(self, key: Key) -> None:
+        self._gone.pop(key, None)
+        self._gone_spot.pop(key, None)
+
     def _remember_gone(self, pod: Manifest) -> None:
-        owner, role = _label(pod), (pod["metadata"].get("labels") or {}).get(ROLE_LABEL)
-        if owner is None or role == "inference" or not self._is_present(owner, pod):
+        labels = pod["metadata"].get("labels") or {}
+        owner, role = _label(pod), labels.get(ROLE_LABEL)
+        if owner is None or (role == "inference" and SPOT_LABEL not in labels) or not self._is_present(owner, pod):
+            return
+        if role == "inference":
+            self._gone_spot[owner] = [*self._gone_spot.get(owner, ()), pod][-SPOT_KEPT:]
             return
         number, known = attempt_of(pod["metadata"]) or 0, self._gone.get(owner, [])
         newest = max([number, *(attempt_of(other["metadata"]) or 0 for other in known)])

@@ -32,6 +32,8 @@ def a_lost_spot_engine_never_counts_as_a_failure(world: World, old: Json, new: J
         return f"lastFailure is {failure.get('podName')}: {failure.get('reason')}"
     for condition in raw_conditions(new):
         told = str(condition.get("message", ""))
+        if condition.get("reason") == reasons.PREVIOUS_RUN_ENDING:
+            continue  # those are of a namesake that was deleted
         if condition.get("type") in ("Restarting", "Failed", "Scheduled") and _SPOT_POD.search(told):
             return f"{condition.get('type')} says: {told}"
     return None

@@ -82,7 +82,8 @@ def noted(case: Case, change: StatusChange, *, renewed: bool) -> StatusChange:
     come = [pod.name for pod in live.values() if pod.ready and _stays(pod) and pod.name not in kept]
     update: dict[str, object] = {"pods": sorted([] if renewed else [*kept, *come]) or None}
     if lost:
-        update |= {"lost": past.lost + len(lost), "last_loss": _cause(lost[-1], live.get(lost[-1]))}
+        seen = {pod.name: pod for pod in case.gone_spot} | live
+        update |= {"lost": past.lost + len(lost), "last_loss": _cause(lost[-1], seen.get(lost[-1]))}
     return StatusChange(inference=found.model_copy(update={"spot": spot.model_copy(update=update)}))
 
 

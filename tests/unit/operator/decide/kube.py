@@ -15,7 +15,7 @@ from rlrun_operator.decide.engines.scaling import DELETION_COST
 from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.deletion import remembered
 from rlrun_operator.kube.resources import PART_KINDS
-from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
+from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, SPOT_LABEL, Ref, attempt_of
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.runtime.pulse import Pulse, beat
 from rlrun_operator.settings import RenderSettings
@@ -184,7 +184,8 @@ class Kube:
             if uid not in there and pod["metadata"]["labels"][ROLE_LABEL] != "inference"
         ]
         newest = max((attempt_of(pod["metadata"]) or 0 for pod in lost), default=0)
-        return tuple(pod for pod in lost if attempt_of(pod["metadata"]) == newest)
+        spot = [pod for uid, pod in self._met.items() if uid not in there and SPOT_LABEL in pod["metadata"]["labels"]]
+        return (*(pod for pod in lost if attempt_of(pod["metadata"]) == newest), *spot)
 
     def new_operator(self) -> None:
         """Another process operates from now on; it fills its caches before it acts."""

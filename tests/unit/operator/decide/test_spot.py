@@ -108,7 +108,21 @@ def test_a_node_that_fails_unseen_is_a_loss_as_well() -> None:
     kube = begun()
     del kube.objects[Ref("Pod", on_spot(kube)[0])]
     kube.tick()
-    assert (spot_of(kube)["lost"], spot_of(kube)["lastLoss"]) == (1, "pod run-inference-spot-0 is gone")
+    assert (spot_of(kube)["lost"], spot_of(kube)["lastLoss"]) == (
+        1,
+        "pod run-inference-spot-0 on node spot-1 was deleted",
+    )
+
+
+def test_the_cause_is_told_of_a_pod_that_has_vanished_since() -> None:
+    kube = begun()
+    name = on_spot(kube)[0]
+    gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node spot-1 is gone"}
+    kube.objects[Ref("Pod", name)]["status"]["conditions"].append(gone)
+    kube.look()
+    del kube.objects[Ref("Pod", name)]
+    kube.tick()
+    assert spot_of(kube)["lastLoss"] == f"pod {name} on node spot-1: DeletionByPodGC: node spot-1 is gone"
 
 
 def test_a_run_begins_without_them() -> None:

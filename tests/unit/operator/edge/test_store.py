@@ -8,8 +8,9 @@ import pytest
 
 from rlrun.api.status import UNSERVED
 from rlrun_operator.deletion import first_asked_at
+from rlrun_operator.names import SPOT_LABEL
 from rlrun_operator.reconcile.observe import observe
-from rlrun_operator.runtime.cache import Store
+from rlrun_operator.runtime.cache import SPOT_KEPT, Store
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.times import seconds_of
 
@@ -98,6 +99,22 @@ def test_deleted_pods_of_the_newest_attempt_are_remembered_until_the_run_is_gone
     assert vanish("orchestrator", 2) == ["trainer-2", "orchestrator-2"]
     assert store.gone(("ns", "a"))[0]["status"] == {"phase": "Running"}
     assert vanish("trainer", 3) == ["trainer-3"]
+    store.remove("RLRun", "ns", "a", "uid-RLRun-a")
+    assert store.gone(("ns", "a")) == []
+
+
+def test_the_last_spot_engines_are_remembered() -> None:
+    """A node's loss removes a pod at once; why it went is told by its last state."""
+    store = Store()
+    store.put(make("RLRun", "a", 1), 0.0)
+    for number in range(SPOT_KEPT + 2):
+        found = make("Pod", f"a-inference-spot-{number}", number + 1, run="a")
+        found["metadata"]["labels"] |= {"rlrun.io/role": "inference", SPOT_LABEL: "true"}
+        found["metadata"]["annotations"] = {"rlrun.io/run-uid": "uid-RLRun-a"}
+        store.put(found, 0.0)
+        store.remove("Pod", "ns", f"a-inference-spot-{number}", found["metadata"]["uid"])
+    names = [found["metadata"]["name"] for found in store.gone(("ns", "a"))]
+    assert names == [f"a-inference-spot-{number}" for number in range(2, SPOT_KEPT + 2)]
     store.remove("RLRun", "ns", "a", "uid-RLRun-a")
     assert store.gone(("ns", "a")) == []
 
