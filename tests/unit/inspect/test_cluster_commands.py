@@ -99,6 +99,17 @@ def test_status_says_why_a_role_has_as_many_pods(use: Use, capsys: pytest.Captur
     )
 
 
+def test_status_says_what_has_become_of_spot_engines(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    spot = {"desired": 3, "ready": 1, "lost": 2, "lastLoss": "pod a-inference-spot-x on node n: DeletionByTaintManager"}
+    use(of_run(run("Running", inference={"desired": 4, "ready": 2, "spot": spot})))
+    assert main(["status", "a"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "1 of 3 spot engines are ready, 2 lost so far, the last one: pod a-inference-spot-x on node n: "
+        "DeletionByTaintManager"
+    ) in text
+
+
 def test_what_may_not_be_read_is_said_and_the_rest_is_told(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     forbidden = Answer(
         1, "", 'Error from server (Forbidden): events is forbidden: User "u" cannot list resource "events"'

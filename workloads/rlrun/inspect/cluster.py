@@ -243,7 +243,17 @@ def _start(one: Manifest, attempt: int) -> Start | None:
 def _why(one: Manifest) -> str | None:
     """Reason for the number of a role's pods, and what another number waits for."""
     waits = f"another number waits for: {one['waitingOn']}" if one.get("waitingOn") else ""
-    return printable("; ".join(filter(None, (str(one.get("reason") or ""), waits)))) or None
+    return printable("; ".join(filter(None, (str(one.get("reason") or ""), waits, _spot(one))))) or None
+
+
+def _spot(one: Manifest) -> str:
+    """Engines on interruptible nodes, and their losses; empty: the role has none."""
+    spot = _map(one, "spot")
+    if not spot:
+        return ""
+    lost = f", {_count(spot.get('lost'))} lost so far, the last one: {_text(spot.get('lastLoss'))}"
+    there = f"{_count(spot.get('ready'))} of {_count(spot.get('desired'))} spot engines are ready"
+    return there + (lost if _count(spot.get("lost")) else "")
 
 
 def _excluded_nodes(status: Manifest) -> tuple[str, ...]:
