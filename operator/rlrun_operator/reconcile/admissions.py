@@ -198,7 +198,8 @@ class Admissions:
 
     def _priority(self, run: Manifest) -> int:
         own, name = _ranks(run)
-        value = own or self._settings.priority_classes.get(name, self._values.get(name, 0))
+        given = self._settings.priority_classes.get(name)
+        value = own or (self._values.get(name, 0) if given is None else given)
         return value if isinstance(value, int) else 0
 
     def _unranked(self, run: Manifest) -> str:
