@@ -80,7 +80,7 @@ def phase(conditions: Sequence[Condition], attempt: int) -> Phase:
         return "Queued"
     if suspended is not None and suspended.reason in reasons.SUSPENSION:
         if suspended.status == "True" and is_true(conditions, reasons.ADMITTED):
-            return "Starting"  # its turn in the queue has come
+            return "Starting" if attempt else "Pending"  # its turn in the queue has come
         return "Suspended" if suspended.status == "True" else "Suspending"
     if is_true(conditions, reasons.RESTARTING):
         return "Restarting"

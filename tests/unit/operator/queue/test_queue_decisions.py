@@ -182,6 +182,17 @@ def test_a_preempted_run_whose_turn_has_come_is_starting() -> None:
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 1), "its pods are not made yet"
 
 
+def test_a_run_whose_first_turn_has_come_after_a_suspension_is_pending() -> None:
+    kube = Kube({**SPEC, "suspend": True})
+    kube.admission = WAITS
+    kube.tick()
+    kube.edit(suspend=False)
+    kube.tick(10.0)
+    kube.admission = ROOM
+    kube.do(kube.decide())
+    assert (kube.status["phase"], kube.status["attempt"]) == ("Pending", 0)
+
+
 def test_a_run_whose_pods_were_never_made_is_released_like_one_that_ran() -> None:
     kube = queued()
     kube.admission = ROOM
