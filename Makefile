@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) requirements/uv.txt pyproject.toml | sha256sum | cut -c1-16)
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: help install images wheel demo quickstart test test-full lint cluster unit unit-operator unit-roles ui docs site lock clean
+.PHONY: help install images wheel demo quickstart test test-full test-controllers lint cluster unit unit-operator unit-roles ui docs site lock clean
 
 # The first target: plain `make` changes nothing.
 help: ## this list
@@ -81,6 +81,7 @@ cluster: install ## what the tests on a cluster need: programs and images
 
 # Also what takes long: a thousand short runs of the trainer, the whole matrix of faults on a cluster, the benchmarks' tables with real parts, and more repetitions.
 test-full: test ## test, and what takes hours: soak, the whole fault matrix, benchmarks, long simulations
+	$(BIN)/pytest -q tests/controllers
 	$(BIN)/python -m tests.soak --runs 1000
 	$(BIN)/python -m tests.e2e.chaos --write
 	$(BIN)/python -m tests.e2e.story --write
@@ -90,6 +91,10 @@ test-full: test ## test, and what takes hours: soak, the whole fault matrix, ben
 	$(BIN)/python -m tests.sim --planted --write
 	$(BIN)/python -m tests.sim --fuzz 10000 --write
 	$(BIN)/python -m tests.sim --day --write
+
+# Building Kueue takes five minutes of computing once.
+test-controllers: install ## runs under Kueue's own manager, built from its sources
+	$(BIN)/pytest -q tests/controllers
 
 ui: install ## build the web page from its sources (needs npm) into the package
 	$(BIN)/python -m tools.ui_types --write

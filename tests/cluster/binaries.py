@@ -112,6 +112,7 @@ TOOLS = {
         ),
         Tool("pause", commands=("pause",)),
         Tool("gitops", "github.com/argoproj/argo-cd/v3", commands=("gitops",)),
+        Tool("kueue", "sigs.k8s.io/kueue", "sigs.k8s.io/kueue/cmd/kueue", ("kueue",)),
     )
 }
 

@@ -57,7 +57,8 @@ def waits(run: Subject, workload: Manifest) -> Admission:
         return refused(reasons.WAITING_FOR_TURN, f"LocalQueue {run.queue}: quota is reserved; {_checks(workload)}")
     if not quota:
         return not_judged(run)
-    return refused(_reason(quota), f"LocalQueue {run.queue}: {_told(quota)}")
+    told, queue = _told(quota), f"LocalQueue {run.queue}"
+    return refused(_reason(quota), told if told.startswith(queue) else f"{queue}: {told}")
 
 
 def _reason(quota: Mapping[str, object]) -> str:

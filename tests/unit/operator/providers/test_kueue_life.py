@@ -107,7 +107,7 @@ def test_a_run_of_a_queue_that_does_not_exist_says_so() -> None:
     life.settle()
     assert (life.phase, life.said) == (
         "Queued",
-        "QueueMisconfigured: LocalQueue team-x: LocalQueue team-x doesn't exist (Misconfigured)",
+        "QueueMisconfigured: LocalQueue team-x doesn't exist (Misconfigured)",
     )
     assert {"QueueMisconfigured", "Queued"} <= {reason for _, reason in life.kube.told}
 
