@@ -143,7 +143,7 @@ class OperatorProcess:
         """Start it, and wait until it is ready."""
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", program(MAIN, "tests.controlplane.slow.slow_down")],
+                [sys.executable, "-c", program(MAIN, "tests.controlplane.slow_operator.slow_down")],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -12,10 +12,10 @@ from tests.support.slow import SLOW, patience, program, seconds
 
 def test_without_the_variable_nothing_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SLOW, raising=False)
-    assert (program("print(1)", "tests.controlplane.slow.slow_down"), patience()) == ("print(1)", 1.0)
+    assert (program("print(1)", "tests.controlplane.slow_operator.slow_down"), patience()) == ("print(1)", 1.0)
 
 
-@pytest.mark.parametrize("slow_down", ["tests.controlplane.slow.slow_down", "tests.support.slow.slow_answers"])
+@pytest.mark.parametrize("slow_down", ["tests.controlplane.slow_operator.slow_down", "tests.support.slow.slow_answers"])
 def test_with_it_the_parts_that_it_slows_are_there(monkeypatch: pytest.MonkeyPatch, slow_down: str) -> None:
     monkeypatch.setenv(SLOW, "0.3-1.5")
     made = program("print('began')", slow_down)
