@@ -64,8 +64,8 @@ def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: 
     fields = _reached(case, attempt, heard)
     fields |= combined(scaling.chosen(case, heard, fields), look.noted(case, heard, fields))
     fields |= combined(spot.noted(case, fields, renewed=bool(spot_engines)), change)
-    said |= beside.said | parts.outdated(case, corrected)
-    return finish(case, said, fields, todo, training=progress.is_training(heard))
+    of_parts = beside.said | parts.outdated(case, corrected)
+    return finish(case, {**said, **of_parts}, fields, todo, training=progress.is_training(heard))
 
 
 def _conditions(
