@@ -169,8 +169,8 @@ def run_eval(argv: Sequence[str]) -> int:
             return served
         from rlrun.evaluate.main import evaluate
 
-        request = _served_request(served, work=served.options.output, split="eval", training_sampling=False)
-        return evaluate(request, command=shlex.join(["rlrun", "eval", *argv]))
+        asked = _served_request(served, work=served.options.output, split="eval", training_sampling=False)
+        return evaluate(asked, command=shlex.join(["rlrun", "eval", *argv]))
     if "@" in argv or _describes(argv):
         from rlrun.cli.rl import start
         from rlrun.cli.sources.run_config import EvalConfig

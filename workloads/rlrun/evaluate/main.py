@@ -30,7 +30,6 @@ from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.runtime import exit_codes, role_log
 
-_PLAIN: dict[str, bool] = {"highlight": False, "soft_wrap": True, "markup": False}
 _WIDTH = 160
 """Columns of a table that is written into a file or pipe."""
 
@@ -53,7 +52,12 @@ def evaluate(request: Request | ServedRequest, *, command: str) -> int:
         code = _complain(parts)
         more = "more --samples-per-task or --max-tasks with the same command ask only what is new"
         again = f"{command} asks the rest" if report.unanswered(parts) else more
-        console.print(rows_text([("answers", short(job.work / ANSWERS)), ("go on", again)]), **_PLAIN)
+        console.print(
+            rows_text([("answers", short(job.work / ANSWERS)), ("go on", again)]),
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
         return code
 
     return _command("eval", request, finish, command)
@@ -96,7 +100,7 @@ def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: fl
             shutil.rmtree(job.work, ignore_errors=True)  # nothing is left to go on with
         kept = [("answers", short(job.work / ANSWERS))] if job.work.exists() else []
         use = f"train on it with task SFT and `data.sources: [{{path: {short(output)}}}]`"
-        console.print(rows_text([*kept, ("go on", use)]), **_PLAIN)
+        console.print(rows_text([*kept, ("go on", use)]), highlight=False, soft_wrap=True, markup=False)
         return code
 
     try:

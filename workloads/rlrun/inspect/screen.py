@@ -106,8 +106,9 @@ def status(run: Snapshot, told: Explanation, now: float) -> str:
 def _phase(run: Snapshot, now: float) -> tuple[str, str]:
     reason = f" ({run.reason})" if run.reason else ""
     over = f", ended {ago(run.ended, now)} ago" if run.ended else ""
-    began = ago(run.started or run.created, now)
-    return "phase", f"{run.phase}{reason}, attempt {run.attempt}, began {began} ago{over}"
+    attempt = f", attempt {run.attempt}" if run.attempt else ", no attempt yet"
+    began = f", began {ago(since, now)} ago" if (since := run.started or run.created) else ""
+    return "phase", f"{run.phase}{reason}{attempt}{began}{over}"
 
 
 def _steps(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
