@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from tests.controlplane.harness import wait_for
 from tests.controlplane.world import World
 
 COMMAND_SECONDS = 60.0
+CPU_SECONDS = 1.0
+"""Time of a command with all kubectl that it starts: the best of a few tries."""
+TRIES = 5
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +81,28 @@ def test_a_run_is_changed(world: World) -> None:
     world.wait_phase("a", "Suspended")
     told(world, "resume", "a")
     world.wait_phase("a", "Starting", attempt=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("cost", "a"), 0, "HOURS"),
+        (("get", "-o", "wide"), 0, "TOK/GPU-H"),
+        (("watch", "none"), 64, "there is no run none"),
+        (("replay", "a", "--step", "1"), 64, "is a run in a cluster"),
+        (("fork", "a"), 64, "is a run in a cluster"),
+        (("status", "aa"), 64, "(did you mean a?)"),
+    ],
+)
+def test_a_command_answers_in_a_second_of_its_own(world: World, words: tuple[str, ...], code: int, said: str) -> None:
+    world.create("a", suspend=True)
+    best = float("inf")
+    for _ in range(TRIES):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = rlrun(world, *words)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if best <= CPU_SECONDS:
+            return
+    raise AssertionError(f"{best:.2f} s of CPU")
