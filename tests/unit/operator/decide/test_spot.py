@@ -154,11 +154,29 @@ def test_a_change_of_the_share_moves_engines_within_the_attempt() -> None:
     assert spot_of(kube)["lost"] == 0
 
 
+def test_spot_engines_that_an_edit_takes_away_are_not_lost() -> None:
+    kube = begun()
+    kube.edit(inference=ENGINES | {"spot": SPOT | {"share": 0.25}})
+    kube.tick()
+    kube.tick()
+    assert (numbers(kube), spot_of(kube)["desired"], spot_of(kube)["lost"]) == ((3, 1), 1, 0)
+
+
+def test_spot_engines_do_not_stand_for_others_without_a_node() -> None:
+    kube = Kube({"inference": ENGINES})
+    plain = "run-inference-"
+    kube.place = lambda pod: None if pod["metadata"]["name"] in (f"{plain}0", f"{plain}1") else "node-1"
+    kube.settle()
+    kube.tick()
+    assert kube.condition("Scheduled")["status"] == "False"
+    assert spot_of(kube)["ready"] == 2
+
+
 def test_it_can_be_added_and_removed_while_the_run_trains() -> None:
     kube = Kube({"inference": {"replicas": 4}}).start()
     place = kube.place
     kube.place = lambda pod: None if SPOT_LABEL in pod["metadata"]["labels"] else "node-1"
-    kube.report(4, engines_drained="")
+    kube.report(4)  # nobody drains
     kube.edit(inference=ENGINES)
     kube.tick()
     assert numbers(kube) == (4, 2), "no engine goes for one that has no node"
@@ -178,6 +196,9 @@ def test_other_nodes_renew_the_spot_engines_alone() -> None:
     kube = begun()
     before = {pod["metadata"]["uid"] for pod in kube.pods("inference")[:2]}
     kube.edit(inference=ENGINES | {"spot": SPOT | {"nodeSelector": {"capacity": "cheap"}}})
+    kube.lingering = {"inference"}
+    kube.tick()
+    kube.lingering = set()
     kube.tick()
     kube.tick()
     assert {pod["metadata"]["uid"] for pod in kube.pods("inference")[:2]} == before

@@ -241,5 +241,6 @@ def test_spot_engines_are_a_pod_set_of_their_own() -> None:
     pods = template(life, "Deployment", "run-inference-spot")
     assert pods["spec"]["nodeSelector"] == {"cloud/gpu": "h100", "capacity": "spot"}  # type: ignore[index]
     assert pods["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "inference-spot"  # type: ignore[index]
-    life.kube.edit(inference={**engines, "spot": {**spot, "share": 0.25}})
-    assert life.step().answer.stops, "three ordinary engines are more than were admitted"
+    for share in (0.25, 0.75):
+        life.kube.edit(inference={**engines, "spot": {**spot, "share": share}})
+        assert life.step().answer.stops, "three engines of a kind are more than were admitted"
