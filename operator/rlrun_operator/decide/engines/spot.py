@@ -76,7 +76,7 @@ def noted(case: Case, change: StatusChange, *, renewed: bool) -> StatusChange:
         return NO_CHANGE
     spot, live = found.spot, {pod.name: pod for pod in case.pods if pod.spot}
     past = case.past.inference.spot or SpotStatus()
-    known = [] if renewed else past.pods or []
+    known = past.pods or []
     kept = [name for name in known if name in live and _stays(live[name])]
     lost = _lost([name for name in known if name not in kept], live, wanted_gone=max(0, len(known) - spot.desired))
     come = [pod.name for pod in live.values() if pod.ready and _stays(pod) and pod.name not in kept]
