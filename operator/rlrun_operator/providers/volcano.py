@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlrun_operator.names import GROUP, KIND, ROLES, VERSION, Role, labels
+from rlrun_operator.names import GROUP, KIND, ROLES, SPOT_SET, VERSION, labels
 from rlrun_operator.providers.model import Create, Edit, Remove, Step, Subject
 from rlrun_operator.providers.workload import SHAPE_ANNOTATION, is_of, name_of
 from rlrun_operator.state import Admission, Json, Manifest, Placed
@@ -120,11 +120,12 @@ def _admitted(run: Subject, message: str) -> Admission:
     return Admission(True, reasons.ROOM_FOUND, f"Volcano Queue {run.queue}: {message}")
 
 
-def placed(run: Subject) -> dict[Role, Placed]:
-    """Additions to the pods of each role: the same for all attempts of a run, so that engines are not renewed for them."""
+def placed(run: Subject) -> dict[str, Placed]:
+    """Additions to the pods of each role and to spot engines: the same for all attempts, so that engines are not renewed for them."""
     name = name_of(run.name, run.uid)
     return {
-        role: Placed(annotations={GROUP_ANNOTATION: name, TASK_ANNOTATION: role}, scheduler=SCHEDULER) for role in ROLES
+        pods: Placed(annotations={GROUP_ANNOTATION: name, TASK_ANNOTATION: pods}, scheduler=SCHEDULER)
+        for pods in (*ROLES, SPOT_SET)
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.kube.client import Client
-from rlrun_operator.names import ROLES
+from rlrun_operator.names import ROLES, SPOT_SET
 from rlrun_operator.providers.workload import name_of
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.observe import LookUps
@@ -97,7 +97,7 @@ async def test_a_run_gets_one_group_and_its_pods_when_that_is_inqueue(bench: Ben
     bench.set_phase("Inqueue")
     answer = await bench.ask(run)
     assert (answer.admitted, answer.message) == (True, f"Volcano Queue team-a: PodGroup {NAME} is Inqueue")
-    for role in ROLES:
+    for role in (*ROLES, SPOT_SET):
         marks = {"scheduling.k8s.io/group-name": NAME, "volcano.sh/task-spec": role}
         assert (answer.placed[role].scheduler, answer.placed[role].annotations) == ("volcano", marks)
 
