@@ -50,7 +50,7 @@ def _compiled(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         return compile_operations(graph, inputs, **options)
     except Exception as error:  # of the compiler, whatever it is
         _warn(error)
-        from functorch.compile import make_boxed_func
+        from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
         return make_boxed_func(kept.forward)
 

@@ -89,7 +89,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]  # torch is not ty
         return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def _add(model: nn.Module, kept: list[_Kept]) -> None:
     """Add the gradients to those of the gathered parameters, which `hold_gradients` keeps."""
     while kept:

@@ -175,7 +175,8 @@ def one_stage(model: PreTrainedModel, number: int) -> Iterator[None]:
     if stage is None or len(stage.layers) == 1:
         yield
         return
-    decoder, layers, left_out = model.get_decoder(), stage.stack, {}
+    left_out: dict[int, nn.Module] = {}
+    decoder, layers = model.get_decoder(), stage.stack
     for other, run in stage.layers.items():
         if other != number:
             left_out |= {index: layers[index] for index in run}
