@@ -250,6 +250,8 @@ def _refused(scene: Scene, role: Role) -> Say | None:
         if role != "orchestrator"
         else scene.events
     )
+    spot = f"{names.spot}-"  # whose refusals keep nothing waiting
+    events = [one for one in events if not str((one.get("involvedObject") or {}).get("name")).startswith(spot)]
     found = (_newest(events, kind, name, reason=_REFUSED) for kind, name in makers)
     event = next((event for event in found if event is not None), None)
     if event is None:
