@@ -107,7 +107,9 @@ def engines_at_rest(world: World) -> str | None:
     status, run = world.status, world.run
     if world.cluster.fleet is None or run is None:
         return None
-    if status.get("phase") == "Running" and world.reason(reasons.SCHEDULED) != reasons.ALL_SCHEDULED:
+    # A further engine finds no node where somebody deletes the claim that the others hold.
+    placed = all("nodeName" in p["spec"] for p in world.api.all("Pod") if SPOT_LABEL not in p["metadata"]["labels"])
+    if placed and status.get("phase") == "Running" and world.reason(reasons.SCHEDULED) != reasons.ALL_SCHEDULED:
         return f"it waits for nodes: {world.reason(reasons.SCHEDULED)}"
     spec, told = run["spec"]["inference"], status["inference"]
     spot, desired = (told.get("spot") or {}).get("desired", 0), told["desired"]
