@@ -15,16 +15,10 @@ from rlrun.config.dialects.complete import complete
 from rlrun.config.dialects.prime_rl import PRIME_RL
 from rlrun.config.dialects.rows import Dialect
 from rlrun.config.dialects.translate import Translator
-from rlrun.config.loading.arguments import (
-    COMMAND_LINE,
-    ENVIRONMENT,
-    Arguments,
-    parse_arguments,
-    parse_environment,
-    value_words,
-)
+from rlrun.config.loading.arguments import Arguments, parse_arguments, parse_environment, value_words
 from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.layers import Layer, assign, merge
+from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT
 from rlrun.config.loading.schema import find_field, snake, spelled
 
 _ALIASES = {"ckpt": "checkpoint"}

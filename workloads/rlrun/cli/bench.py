@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.loading.arguments import COMMAND_LINE
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.config.suggest import did_you_mean

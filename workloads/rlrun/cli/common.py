@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rlrun.config.loading.arguments import COMMAND_LINE
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.schema import few_in_order
 from rlrun.runtime import exit_codes, extras
 from rlrun.runtime.privacy import refuse_inspection

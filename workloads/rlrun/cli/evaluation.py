@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.common import arguments, piped, report
-from rlrun.config.loading.arguments import parse_value
 from rlrun.config.loading.files import FORMATS
+from rlrun.config.loading.option_values import parse_value
 from rlrun.config.loading.parser import Parser, number, own_options, whole, wholes
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import Shape, expected, fields

@@ -20,12 +20,11 @@ from rlrun.cli.sources.fake_data import fake_data
 from rlrun.cli.sources.run_config import RlConfig
 from rlrun.cli.sources.run_layers import Given, read_layer
 from rlrun.config.dialects.translate import DIALECT
-from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Hint, Origin
 from rlrun.config.loading.parser import Options, own_options
-from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError
 from rlrun.local.preflight import PreflightError, check_packages
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.runtime import exit_codes, extras

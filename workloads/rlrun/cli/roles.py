@@ -17,10 +17,10 @@ from rlrun.cli.bench import run_bench, take_bench
 from rlrun.cli.common import arguments, notices, report
 from rlrun.cli.sources.fake_data import fake_data
 from rlrun.cli.sources.role_layers import load_role
-from rlrun.config.loading.arguments import COMMAND_LINE, parse_arguments
+from rlrun.config.loading.arguments import parse_arguments
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.loader import load_file
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.local.preflight import free_port, has_gpus
 from rlrun.protocol.files.durable import write_json

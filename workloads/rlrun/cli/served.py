@@ -20,12 +20,12 @@ from rlrun.cli.common import notices
 from rlrun.cli.sources.run_config import EvalConfig
 from rlrun.cli.sources.run_layers import read_layer, take_files
 from rlrun.config.dialects.prime_rl import PRIME_RL_EVAL
-from rlrun.config.loading.arguments import COMMAND_LINE, PREFIXES
+from rlrun.config.loading.arguments import PREFIXES
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.files import FORMATS, read_document
 from rlrun.config.loading.layers import Layer
 from rlrun.config.loading.parser import Parser, own_options
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.yaml_text import Key
 from rlrun.evaluate.served.client import ClientConfig
 

@@ -13,9 +13,8 @@ from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
 from rlrun.cli.rl import start
 from rlrun.cli.sources.run_config import SftConfig
-from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.files import read_text
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.runtime import exit_codes

@@ -13,11 +13,10 @@ from pydantic import BaseModel
 from rlrun.api.manifest import Lay, examine_manifest
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.api.variation import Variation
-from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.examine import Examined, examine
 from rlrun.config.loading.explain import place
 from rlrun.config.loading.layers import Layer
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.data import DataConfig
 from rlrun.config.models.learning import AdvantageConfig

@@ -13,11 +13,10 @@ import yaml
 from rlrun.api.manifest import parse_manifest, the_run
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec, check_name
 from rlrun.api.variation import Variation
-from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.layers import Layer, Origin, Reader, merge
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.schema import Shape, as_written, child, find_field
 from rlrun.config.loading.yaml_text import examine_yaml
 from rlrun.inspect.change import WordError

@@ -19,11 +19,10 @@ from rlrun.cli.sources.run_config import EvalConfig, RlConfig, SftConfig
 from rlrun.cli.sources.run_layers import file_layers, read_layer, take_files, translator
 from rlrun.config.dialects.conversions import is_nothing
 from rlrun.config.dialects.translate import DIALECT, Read
-from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.layers import Layer, Origin
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.schema import Shape, as_written, child, few, spelled
 from rlrun.config.loading.yaml_text import Document, Key
 from rlrun.convert.compose.shared import run_name

@@ -12,13 +12,13 @@ from rlrun.cli.sources.run_config import ALIASES, RlConfig
 from rlrun.cli.sources.run_layers import file_layers, translator
 from rlrun.config.dialects.complete import complete, complete_environments, complete_model
 from rlrun.config.dialects.translate import Translation, Translator
-from rlrun.config.loading.arguments import COMMAND_LINE, ENVIRONMENT, parse_arguments
+from rlrun.config.loading.arguments import parse_arguments
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Assignment, Layer, Reader, merge
 from rlrun.config.loading.loader import combined
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT, ConfigError, Problem
 from rlrun.config.loading.schema import Style, snake
 from rlrun.config.loading.yaml_text import Document
 from rlrun.config.models.roles import RoleConfig

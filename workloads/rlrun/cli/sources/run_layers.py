@@ -18,11 +18,11 @@ from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig
 from rlrun.config.dialects.complete import complete, complete_model
 from rlrun.config.dialects.prime_rl import PRIME_RL, PRIME_RL_EVAL
 from rlrun.config.dialects.translate import Translator
-from rlrun.config.loading.arguments import COMMAND_LINE, ENVIRONMENT, parse_arguments
+from rlrun.config.loading.arguments import parse_arguments
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.layers import Hint, Layer, Origin, Reader, merge
 from rlrun.config.loading.loader import combined
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT, ConfigError, Problem
 from rlrun.config.loading.schema import Shape, fields, snake
 from rlrun.config.loading.yaml_text import Document, Key
 from rlrun.protocol.files.paths import Role

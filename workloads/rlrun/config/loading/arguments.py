@@ -7,34 +7,36 @@ RLRUN_MODEL__NAME=X   RLRUN_ENVIRONMENTS__0__GROUP_SIZE=4   PRIME_MAX_STEPS=5
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import BaseModel
 
 from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.layers import Assignment, Layer, Origin, Reader
-from rlrun.config.loading.problems import Problem
-from rlrun.config.loading.schema import Shape, child, few, fields, find_field, spelled, suggestion
+from rlrun.config.loading.option_names import (
+    dotted_field,
+    instead,
+    nearest,
+    negated_field,
+    resolve,
+    shape_at,
+    without_no,
+)
+from rlrun.config.loading.option_values import broken_json, has_value, parse_value, plain, take_value, take_values
+from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT, Problem
+from rlrun.config.loading.schema import Shape
 from rlrun.config.loading.variables import PROCESS_VARIABLES
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.suggest import did_you_mean
 
-COMMAND_LINE = "command line"
-ENVIRONMENT = "environment"
 OURS = "RLRUN_"
 PREFIXES = ("PRIME_", OURS)
 """Prefixes of variables; the last one wins."""
 _OF_SERVICES = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
 """Ends of variables that Kubernetes makes of a Service, whose name may begin as ours do."""
-_NUMBERS = (Shape("int"), Shape("float"))
-_PLAIN = ("str", "int", "float", "choice")
-_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 @dataclass
@@ -132,7 +134,7 @@ def parse_arguments(
 
 def _one_dash(token: str, rest: list[str], reader: Reader, result: Arguments, model: type[BaseModel]) -> None:
     """Refuse an option with one dash, with its value."""
-    close = _nearest(f"-{token}", result.also, model) or _instead(reader, [token[1:]], 0, model)
+    close = nearest(f"-{token}", result.also, model) or instead(reader, [token[1:]], 0, model)
     _refuse(result.layer, token, f'not an option; options begin with "--"{close if "mean" in close else ""}')
     if rest and not rest[0].startswith(("-", "@")):
         rest.pop(0)  # its value, not a second problem
@@ -181,7 +183,7 @@ def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others:
                 if prefix == OURS and (told := _unknown_variable(model, name)) is not None:
                     result.layer.notices.append(told)
                 continue
-            found = _resolve(reader, words)
+            found = resolve(reader, words)
             if isinstance(found, str):
                 result.layer.problems.append(Problem(ENVIRONMENT, name, f"unknown field{found}"))
             else:
@@ -190,56 +192,29 @@ def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others:
     return result
 
 
-def parse_value(text: str, shape: Shape) -> Any:
-    """The value that `text` spells for a field of this shape; the text itself when it spells none, for the model to refuse."""
-    word = text.lower()
-    if shape.nullable and (word == "null" or (word == "none" and shape.kind != "str")):
-        return None
-    if shape.kind == "bool" and word in _TRUE + _FALSE:
-        return word in _TRUE
-    if shape.kind == "int" and re.fullmatch(r"[-+]?\d{1,4000}", text, re.ASCII):
-        return int(text)
-    if shape.kind == "float" and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text, re.ASCII):
-        return float(text)
-    if shape.kind in ("str", "bool", "int", "float") or text in shape.choices:
-        return text
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = text
-    one = shape.kind == "list" and shape.parts[0].kind in _PLAIN and not isinstance(value, list | dict | None)
-    return _as_list(text, shape.parts[0]) if one and text else value
-
-
-def _as_list(text: str, item: Shape) -> list[object]:
-    """A text as a list of its only item; of numbers, there may be commas between several."""
-    words = text.split(",") if item.kind in ("int", "float") else [text]
-    return [parse_value(word.strip() if len(words) > 1 else word, item) for word in words]
-
-
 def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> None:
     name, equals, given = token[2:].partition("=")
     shown = f"--{name}"
     if result.others is not None and _of_others(result.others, name, given if equals else None, rest, reader, result):
         return
-    found = _resolve(reader, name.split("."))
+    found = resolve(reader, name.split("."))
     if isinstance(found, str):
         _not_a_field(name, found, rest, reader, result, alone=not equals)
         return
     key, shape = found
-    follows = _has_value(rest)
+    follows = has_value(rest)
     text = given if equals else rest[0] if follows else ""
     if shape.kind == "model" and Path(text).suffix in FORMATS:
         result.unread.append(Problem(COMMAND_LINE, f"{shown} {text}", f'a file is given as "{shown} @ {text}"'))
         del rest[: not equals]
         return
-    if shape.kind in ("model", "list", "mapping") and (broken := _broken_json(text)):
+    if shape.kind in ("model", "list", "mapping") and (broken := broken_json(text)):
         _refuse(result.layer, shown, f"got {text!r}, expected JSON: {broken}")
         del rest[: not equals]
     elif equals:
         _add(result, reader, key, shape, shown, parse_value(given, shape))
     elif follows or shape.kind in ("bool", "model"):
-        _add(result, reader, key, shape, shown, _take_value(rest, shape))
+        _add(result, reader, key, shape, shown, take_value(rest, shape))
     else:
         _refuse(result.layer, shown, "needs a value")
 
@@ -256,55 +231,31 @@ def _not_a_field(name: str, why: str, rest: list[str], reader: Reader, result: A
         alone: True if no `=` and value were written behind the name.
     """
     shown = f"--{name}"
-    if alone and (negated := _negated(name, reader)) is not None:
+    if alone and (negated := negated_field(name, reader)) is not None:
         key, shape = negated
         _add(result, reader, key, shape, shown, False if shape.kind == "bool" else None)
         return
-    dotted = _dotted(reader, name) if "." not in name else ""
-    hint = f" (did you mean --{dotted}?)" if dotted else _nearest(shown, result.also, reader.model) or why
+    dotted = dotted_field(reader, name) if "." not in name else ""
+    hint = f" (did you mean --{dotted}?)" if dotted else nearest(shown, result.also, reader.model) or why
     _refuse(result.layer, shown, f"unknown option{hint}")
     if alone and rest and not rest[0].startswith(("-", "@")):
         rest.pop(0)  # its value, not a second problem
-
-
-def _negated(name: str, reader: Reader) -> tuple[Key, Shape] | None:
-    """The field that `no-` before a name switches off; None if it is none, or one that has to have a value."""
-    positive = _without_no(name)
-    found = "" if positive is None else _resolve(reader, positive.split("."))
-    return found if not isinstance(found, str) and (found[1].kind == "bool" or found[1].nullable) else None
-
-
-def _has_value(rest: Sequence[str]) -> bool:
-    """True if the next word is no option and no file."""
-    return bool(rest) and not rest[0].startswith(("--", "@"))
-
-
-def _take_value(rest: list[str], shape: Shape) -> object:
-    """Take the words after an option that are its value; a flag and a table need none."""
-    if shape.kind == "bool":
-        return rest.pop(0).lower() in _TRUE if _has_value(rest) and rest[0].lower() in _TRUE + _FALSE else True
-    if not _has_value(rest):
-        return {}
-    several = _values(rest) if shape.kind == "list" else [rest.pop(0)]
-    if len(several) == 1:
-        return parse_value(several[0], shape)
-    return [parse_value(one, shape.parts[0]) for one in several]
 
 
 def _of_others(
     others: OtherNames, name: str, given: str | None, rest: list[str], reader: Reader, result: Arguments
 ) -> bool:
     """Take an option in another project's names; False if it is none."""
-    positive = _without_no(name)
+    positive = without_no(name)
     if others.knows(words := name.split(".")):
-        several = [] if given is not None else _values(rest)
+        several = [] if given is not None else take_values(rest)
         text = several[0] if several else given
-        value = [_plain(one) for one in several] if len(several) > 1 else None
+        value = [plain(one) for one in several] if len(several) > 1 else None
         _translate(result, reader, words, f"--{name}", "true" if text is None else text, value)
     elif positive is not None and given is None and others.knows(words := positive.split(".")):
         _translate(result, reader, words, f"--{name}", "false")
     elif (text := given if given is not None else rest[0] if rest else "").startswith("["):
-        translated = others.items(name.split("."), _plain(text), f"--{name}")
+        translated = others.items(name.split("."), plain(text), f"--{name}")
         if translated is None:
             return False
         _take_translated(result, translated)
@@ -321,50 +272,20 @@ def _take_translated(result: Arguments, translated: Translated) -> None:
     result.layer.hints |= translated.layer.hints
 
 
-def _values(rest: list[str]) -> list[str]:
-    """Take the values of an option: the next word unless it is one, and all that follow up to the next option or file."""
-    count = 0
-    while count < len(rest) and not rest[count].startswith(("--", "@")):
-        if count and Path(rest[count]).suffix in FORMATS:
-            break
-        count += 1
-    taken, rest[:count] = rest[:count], []
-    return taken
-
-
 def _translate(
     result: Arguments, reader: Reader, words: Sequence[str], shown: str, text: str, several: list[object] | None = None
 ) -> None:
-    value = _plain(text) if several is None else several
+    value = plain(text) if several is None else several
     translated = None if result.others is None else result.others.option(words, value, shown)
     if translated is None:
         return
     for one in translated.assignments:
-        shape = _shape_at(reader.model, one.key)
+        shape = shape_at(reader.model, one.key)
         own = parse_value(text, shape) if one.value is value and isinstance(value, int | float) else one.value
         result.assignments.append(replace(one, value=own))
     result.layer.problems += translated.layer.problems
     result.layer.notices += translated.layer.notices
     result.layer.hints |= translated.layer.hints
-
-
-def _plain(text: str) -> object:
-    """The value that a text spells by itself."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if text in ("None", "none", "null"):
-        return None
-    for shape in _NUMBERS:
-        if not isinstance(value := parse_value(text, shape), str):
-            return value
-    return parse_value(text, Shape("any")) if text[:1] in ("[", "{", '"') else text
-
-
-def _shape_at(model: type[BaseModel], key: Key) -> Shape:
-    shape = Shape("model", model=model)
-    for part in key:
-        shape = child(shape, part)
-    return shape
 
 
 def _unknown_variable(model: type[BaseModel], name: str) -> Problem | None:
@@ -374,105 +295,6 @@ def _unknown_variable(model: type[BaseModel], name: str) -> Problem | None:
     known = [*PROCESS_VARIABLES, *(f"{OURS}{field.upper()}" for field in model.model_fields)]
     hint = did_you_mean(name, known) or f"; a field is written as {OURS}MAX_STEPS or {OURS}MODEL__NAME"
     return Problem(ENVIRONMENT, name, f"is read by nothing{hint}")
-
-
-def _broken_json(text: str) -> str | None:
-    """Why a text that begins as an object or a list of JSON does is none; None: it is one, or does not begin so."""
-    if not text.startswith(("{", "[")):
-        return None
-    try:
-        json.loads(text)
-    except json.JSONDecodeError as error:
-        return f"{error.msg} at character {error.pos + 1}"
-    except (ValueError, RecursionError):
-        return "a number is too long, or it is nested too deeply"
-    return None
-
-
-def _without_no(name: str) -> str | None:
-    """`a.flag` for `no-a.flag` and `a.no-flag`."""
-    head, dot, last = name.rpartition(".")
-    for prefix in ("no-", "no_"):
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-        if last.startswith(prefix):
-            return head + dot + last.removeprefix(prefix)
-    return None
-
-
-def _resolve(reader: Reader, words: Sequence[str]) -> tuple[Key, Shape] | str:
-    """The field that dotted words spell, or the end of the message that says why there is none."""
-    shape = Shape("model", model=reader.model)
-    key: Key = ()
-    for depth, word in enumerate(words):
-        if shape.kind == "model" and shape.model is not None:
-            name = find_field(shape.model, word if key else reader.aliases.get(word, word))
-            if name is None:
-                return _instead(reader, words, depth, shape.model)
-            key, shape = (*key, name), fields(shape.model)[name]
-        elif shape.kind == "list":
-            if not word.isdecimal() or len(word) > 6:
-                return f": {word!r} is not an index of a list; write a number from 0"
-            key, shape = (*key, int(word)), child(shape, 0)
-        elif shape.kind == "mapping":
-            key, shape = (*key, word), child(shape, word)
-        else:
-            return f": {'.'.join(words[:depth])} has no fields"
-    return key, shape
-
-
-def _nearest(shown: str, also: Collection[str], model: type[BaseModel]) -> str:
-    """The hint to an option of the command itself, where no field's name is nearer; empty otherwise."""
-    options = [f"--{spelled(model, name, 'kebab')}" for name in model.model_fields]
-    hint = did_you_mean(shown, [*options, *also]) if "." not in shown else ""
-    return hint if any(hint == f" (did you mean {one}?)" for one in also) else ""
-
-
-def _instead(reader: Reader, words: Sequence[str], depth: int, model: type[BaseModel]) -> str:
-    if reader.source == COMMAND_LINE:
-        hint = suggestion(model, words[depth], reader.model, "kebab")
-        if hint.startswith(" (did you mean") and " or " not in hint:
-            close = hint.removeprefix(" (did you mean ").removesuffix("?)")
-            whole = close if "." in close else ".".join((*words[:depth], close, *words[depth + 1 :]))
-            if depth + 1 == len(words) or _spells_field(reader, whole.split(".")):
-                return f" (did you mean --{whole}?)"
-            return f"; known: {few(spelled(model, name, 'kebab') for name in model.model_fields)}"
-        if not depth and (close := did_you_mean(words[0], ("help", "dry-run"))):
-            return close.replace("mean ", "mean --")
-        return hint
-    hint = suggestion(model, words[depth], model, "snake")
-    if not hint.startswith(" (did you mean"):
-        return hint
-    close = hint.removeprefix(" (did you mean ").removesuffix("?)")
-    return f" (did you mean {reader.prefix}{'__'.join((*words[:depth], close, *words[depth + 1 :])).upper()}?)"
-
-
-def _dotted(reader: Reader, word: str) -> str:
-    """The field that a word spells with dashes for dots, as `model-name` does; empty: none."""
-    parts = word.replace("_", "-").split("-")
-    for dots in range(1, min(len(parts), 4)):
-        for places in combinations(range(1, len(parts)), dots):
-            bounds = (0, *places, len(parts))
-            words = ["-".join(parts[a:b]) for a, b in pairwise(bounds)]
-            if _spells_field(reader, words):
-                return ".".join(words)
-    return ""
-
-
-def _spells_field(reader: Reader, words: Sequence[str]) -> bool:
-    """True if dotted words spell a field, or a name inside of a free mapping."""
-    shape = Shape("model", model=reader.model)
-    for word in words:
-        name = find_field(shape.model, word) if shape.model is not None else None
-        if name is not None and shape.model is not None:
-            shape = fields(shape.model)[name]
-        elif shape.kind in ("mapping", "any"):
-            return True
-        elif shape.kind == "list" and word.isdecimal():
-            shape = shape.parts[0]
-        else:
-            return False
-    return True
 
 
 def _add(result: Arguments, reader: Reader, key: Key, shape: Shape, shown: str, value: object) -> None:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from rlrun.runtime.printable import printable
 
+COMMAND_LINE = "command line"
+ENVIRONMENT = "environment"
+"""Sources of problems that are no files."""
+
 
 @dataclass(frozen=True)
 class Problem:
