@@ -17,8 +17,8 @@ from rlrun.api.manifest import is_manifest
 from rlrun.cli.sources.fake_data import fake_data
 from rlrun.cli.sources.run_config import EvalConfig, RlConfig, SftConfig
 from rlrun.cli.sources.run_layers import file_layers, read_layer, take_files, translator
-from rlrun.config.dialects.conversions import is_nothing
 from rlrun.config.dialects.translate import DIALECT, Read
+from rlrun.config.dialects.values import is_nothing
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.layers import Layer, Origin

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rlrun.config.dialects.conversions import ALL_TASKS, is_count, is_number
 from rlrun.config.dialects.other_tasks import complete_data, complete_policies
 from rlrun.config.dialects.run_view import RunView
 from rlrun.config.dialects.translate import DIALECT, ENVIRONMENTS, PARALLEL, key_of
+from rlrun.config.dialects.values import ALL_TASKS, is_count, is_number
 from rlrun.config.loading.layers import Hint, Layer
 from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.yaml_text import Key

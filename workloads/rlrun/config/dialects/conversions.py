@@ -4,28 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeGuard
 
 from rlrun.config.dialects.rows import Conversion, Effect, Extend, Later, Note, Refuse, Set
-
-ALL_TASKS = 1_000_000
-"""Most tasks of an evaluation: all that there are."""
-_NOTHING = (None, "None", "none", "null")
-
-
-def is_nothing(value: object) -> bool:
-    """True for a value that stands for none."""
-    return value is None or (isinstance(value, str) and value in _NOTHING)
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """True for a number; a boolean is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    """True for a whole number from 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+from rlrun.config.dialects.values import ALL_TASKS, is_count, is_nothing, is_number, shown
 
 
 def optional(value: object, target: str) -> Iterator[Effect]:
@@ -85,12 +66,6 @@ def only(allowed: Iterable[object], why: str, otherwise: str) -> Conversion:
             yield Refuse(f"got {shown(value)}; {otherwise}")
 
     return convert
-
-
-def shown(value: object) -> str:
-    """A value for a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def table_as(yes: object) -> Conversion:

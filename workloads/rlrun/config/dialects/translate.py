@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlrun.config.dialects.conversions import shown
 from rlrun.config.dialects.rows import Dialect, Effect, Extend, Later, Note, Refuse, Row, Set
+from rlrun.config.dialects.values import shown
 from rlrun.config.loading.layers import Assignment, Hint, Layer, Origin, assign
 from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.schema import Shape, Style, few, fields, find_field, snake
