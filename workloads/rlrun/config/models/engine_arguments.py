@@ -45,6 +45,16 @@ OWNED_FLAGS = (
 """Flags that a run's fields set, or that would open the guard, hide the server or end it."""
 OWNED_SHORT = ("-tp", "-dp", "-h")
 """The same in their short forms."""
+ENABLE_TOOLS = "--enable-auto-tool-choice"
+"""vLLM's flag that turns on a parser for the calls of tools, which another one names."""
+_PARSER_FLAGS = {
+    ENABLE_TOOLS,
+    "--tool-call-parser",
+    "--tool-parser-plugin",
+    "--reasoning-parser",
+    "--reasoning-parser-plugin",
+}
+"""vLLM's flags that say how a reply is taken apart."""
 
 
 def flag_of(argument: str) -> str:
@@ -71,6 +81,20 @@ def problem_of_arguments(arguments: Sequence[str]) -> str | None:
         if before.startswith("--") and "=" in before:
             return f"extraArgs[{index}] ({argument}) is neither a flag nor the value of one; write --{argument}, or put it behind its flag"
     return None
+
+
+def parser_arguments(arguments: Sequence[str]) -> list[str]:
+    """Entries of the arguments that configure the parsing of a reply: its calls of tools and its reasoning."""
+    found, values = [], False
+    for argument in arguments:
+        flag, _, value = argument.partition("=")
+        flag = flag.replace("_", "-")
+        if flag.startswith("--"):
+            values = flag in _PARSER_FLAGS
+            argument = f"{flag}={value}" if value else flag
+        if values:
+            found.append(argument)
+    return found
 
 
 _OWNED = (

@@ -14,7 +14,7 @@ from rlrun.config.division import compile_problem, later_weights_problem
 from rlrun.config.formats import RunName, ServerArgument
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.models.data import DataConfig
-from rlrun.config.models.engine_arguments import problem_of_arguments
+from rlrun.config.models.engine_arguments import ENABLE_TOOLS, parser_arguments, problem_of_arguments
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
 from rlrun.config.models.lora import LoRAConfig
@@ -204,18 +204,6 @@ class TrainerSpec(Config):
         return self.replicas * self.ranks_per_replica
 
 
-ENABLE_TOOLS = "--enable-auto-tool-choice"
-"""vLLM's flag that turns on a parser for the calls of tools, which another one names."""
-_PARSER_FLAGS = {
-    ENABLE_TOOLS,
-    "--tool-call-parser",
-    "--tool-parser-plugin",
-    "--reasoning-parser",
-    "--reasoning-parser-plugin",
-}
-"""vLLM's flags that say how a reply is taken apart."""
-
-
 class InferenceSpec(Config):
     """The vLLM engines."""
 
@@ -261,16 +249,7 @@ class InferenceSpec(Config):
     @property
     def parsers(self) -> list[str]:
         """Entries of `extra_args` that configure the parsing of a reply: its calls of tools and its reasoning."""
-        found, values = [], False
-        for argument in self.extra_args:
-            flag, _, value = argument.partition("=")
-            flag = flag.replace("_", "-")
-            if flag.startswith("--"):
-                values = flag in _PARSER_FLAGS
-                argument = f"{flag}={value}" if value else flag
-            if values:
-                found.append(argument)
-        return found
+        return parser_arguments(self.extra_args)
 
 
 class OrchestratorSpec(Config):
