@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlrun.inspect.cluster import snapshot
-from rlrun.inspect.folder import read_folder
+from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.screen import words
 from rlrun.inspect.why import explain
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget

@@ -16,7 +16,7 @@ from rlrun.cli.main import main
 from rlrun.cli.runs import common, look
 from rlrun.inspect.cost.account import of_folder, of_snapshot, sums
 from rlrun.inspect.cost.text import NO_GPUS, table
-from rlrun.inspect.folder import read_folder
+from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.kubectl import Answer
 from rlrun.inspect.snapshot import CostRow
 from rlrun.protocol.files.forked import ForkedFrom, fork_document

@@ -15,7 +15,7 @@ import pytest
 
 from rlrun.cli.main import main
 from rlrun.inspect import logs
-from rlrun.inspect.folder import read_folder
+from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.screen import words
 from rlrun.inspect.why import explain
 from rlrun.protocol.files.forked import ForkedFrom, fork_document

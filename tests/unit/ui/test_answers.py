@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.inspect.cost.account import of_folder
-from rlrun.inspect.folder import read_folder
+from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.why import explain
 from rlrun.ui.static_files import StaticFiles
 from tests.support.made_runs import Client, Folder, client, made, metrics_line, rollout

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.inspect.folder import tail_text
+from rlrun.inspect.folder.small_files import tail_text
 from rlrun.inspect.source import NotFoundError
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime.printable import printable

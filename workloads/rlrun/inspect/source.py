@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from rlrun.config.suggest import did_you_mean
-from rlrun.inspect import cluster, folder
+from rlrun.inspect import cluster
+from rlrun.inspect.folder import reader
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.runtime import exit_codes
@@ -52,17 +53,17 @@ def find(word: str, *, cluster_only: bool = False) -> Run:
     """
     root = Path(word).expanduser()
     is_path = os.sep in word or word in (".", "..", "~")
-    if not cluster_only and (is_path or folder.is_run(root)):
-        if folder.is_run(root):
+    if not cluster_only and (is_path or reader.is_run(root)):
+        if reader.is_run(root):
             return FolderRun(root)
-        below = folder.runs_below(root)
+        below = reader.runs_below(root)
         hint = (
             f"; {len(below)} runs are below it, such as {below[0]}"
             if below
             else ", or `rlrun get` for those of the cluster"
         )
         why = f"{root} holds no run" if root.is_dir() else f"there is no folder {root}"
-        near = did_you_mean(str(root), [str(one) for one in folder.runs_below(root.parent)]) if not below else ""
+        near = did_you_mean(str(root), [str(one) for one in reader.runs_below(root.parent)]) if not below else ""
         raise NotFoundError(f"{why}{near}: name a folder that `rlrun local` has written{hint}")
     if is_path:
         raise NotFoundError(f"{word} is no name of a run in a cluster")
@@ -76,7 +77,7 @@ def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
         ClusterError: the cluster does not give the run itself. What else it does not give is in `unread`.
     """
     if isinstance(run, FolderRun):
-        return folder.read_folder(run.root, now)
+        return reader.read_folder(run.root, now)
     try:
         found = ask_json(api, ["get", RUNS, run.name])
     except ClusterError as error:
@@ -86,7 +87,7 @@ def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
 
 def _near(name: str, api: Api, error: ClusterError) -> str:
     """Hint at the run that a name may mean, where the cluster has none of that name or is not there."""
-    if folder.is_run(here := Path("runs") / name):
+    if reader.is_run(here := Path("runs") / name):
         return f"; a run of this name is in {here}"
     if error.code != exit_codes.USAGE:
         return ""
@@ -195,4 +196,4 @@ def read_cluster(api: Api, now: float, *, everywhere: bool = False) -> list[Snap
 
 def read_folders(roots: Sequence[Path], now: float) -> list[Snapshot]:
     """Snapshots of all runs in folders, and in the folders right below them."""
-    return [folder.read_folder(root, now) for above in roots for root in folder.runs_below(above)]
+    return [reader.read_folder(root, now) for above in roots for root in reader.runs_below(above)]

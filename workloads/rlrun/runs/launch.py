@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlrun.inspect.folder import is_run, tail_text
+from rlrun.inspect.folder.reader import is_run
+from rlrun.inspect.folder.small_files import tail_text
 from rlrun.inspect.kubectl import Api
 from rlrun.inspect.snapshot import Condition, Snapshot
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read

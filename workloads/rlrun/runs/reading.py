@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlrun.config.suggest import unknown_name
 from rlrun.inspect import rollouts
 from rlrun.inspect.compare import Curve
-from rlrun.inspect.folder import json_lines, read_config
+from rlrun.inspect.folder.small_files import json_lines, read_config
 from rlrun.inspect.kubectl import RUNS, Api, ask_json
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
 from rlrun.inspect.volume import Volume, traced_steps

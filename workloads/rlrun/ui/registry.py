@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from rlrun.inspect.folder import is_run, read_folder, runs_below
+from rlrun.inspect.folder.reader import is_run, read_folder, runs_below
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.protocol.files.forked import ForkedFrom, fork_of
 from rlrun.protocol.files.paths import RunPaths

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from rlrun.inspect.folder import read_config
+from rlrun.inspect.folder.small_files import read_config
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.ui.confine import OutsideError

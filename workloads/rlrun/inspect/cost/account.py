@@ -11,7 +11,8 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from rlrun.inspect.folder import json_lines, read_folder
+from rlrun.inspect.folder.reader import read_folder
+from rlrun.inspect.folder.small_files import json_lines
 from rlrun.inspect.snapshot import MACHINE, CostRow, Snapshot
 from rlrun.protocol.files.forked import read_fork
 from rlrun.protocol.files.launcher import LauncherRecord, read_record

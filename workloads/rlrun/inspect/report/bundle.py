@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from rlrun.inspect.folder import json_lines, tail_text
+from rlrun.inspect.folder.small_files import json_lines, tail_text
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
 from rlrun.inspect.logs import attempt_folders
 from rlrun.inspect.report import redact

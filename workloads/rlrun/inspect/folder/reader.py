@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
-from rlrun.diagnostics.crash import crash_lines, how
-from rlrun.diagnostics.symptoms import symptom_of
-from rlrun.inspect.snapshot import Condition, Failure, Progress, Snapshot, Start, Wait
+from rlrun.inspect.folder.attempt_failures import failures_of
+from rlrun.inspect.folder.folder_conditions import with_conditions
+from rlrun.inspect.folder.small_files import mtime, read_config, read_json, tail_lines
+from rlrun.inspect.snapshot import Progress, Snapshot, Start, Wait
 from rlrun.inspect.times import rfc3339
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
-from rlrun.protocol.files.failures import read_error, telling_lines, volume_is_full
 from rlrun.protocol.files.forked import read_fork
 from rlrun.protocol.files.launcher import LauncherRecord, read_record
-from rlrun.protocol.files.paths import Role, RunPaths
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages.start_times import start_times
-from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
 
-_TAIL_BYTES = 256 * 1024
-_FAILURES = 5
-_STEPS_FOR_ETA = 20
 _QUIET_SECONDS = 120.0
 """A run without a launcher's record whose files have not changed for so long does not run."""
-_SILENT_SECONDS = 60.0
-"""An orchestrator that has not answered its launcher for longer is said to be silent."""
-_BY_CODE = {
-    exit_codes.DATA: "DataError",
-    exit_codes.CONFIGURATION: "ConfigurationError",
-    exit_codes.STORAGE: "StorageError",
-    exit_codes.ATTEMPT_TAKEN: "AttemptNumberTaken",
-}
 
 
 def is_run(root: Path) -> bool:
@@ -67,7 +52,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
     progress = _progress(paths, role, record if alive else None, lines, numbers[-1] if numbers else 0)
     base = Snapshot(
         place="folder",
-        name=printable(str(role.get("name") or _json(paths.identity).get("name") or root.name)),
+        name=printable(str(role.get("name") or read_json(paths.identity).get("name") or root.name)),
         where=_short(root),
         task=printable(str(role.get("task") or "RL")),
         phase="Running",
@@ -78,7 +63,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
         restarts_counted=0,
         max_restarts=None,
         progress=progress,
-        failures=_failures(paths, numbers, record),
+        failures=failures_of(paths, numbers, record),
         host=_text(role.get("shared_with")),
         start=_start(lines),
         forked_from=forked,
@@ -93,12 +78,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
     if waits:
         again = f"rlrun local {base.where}/{paths.manifest.name} --output-dir {base.where} --resume"
         judged = replace(judged, message=f"it is a fork that was not started yet; `{again}` starts it", go_on=again)
-    return _with_conditions(judged, paths, role, record if alive else None, now)
-
-
-def _failures(paths: RunPaths, numbers: Sequence[int], record: LauncherRecord | None) -> tuple[Failure, ...]:
-    """Failures of the last attempts, as far as they left a trace."""
-    return tuple(found for n in numbers[-_FAILURES:] if (found := _failure(paths, n, record)) is not None)
+    return with_conditions(judged, paths, role, record if alive else None, now)
 
 
 def _forked(paths: RunPaths) -> str | None:
@@ -181,57 +161,6 @@ def _ended(run: Snapshot, phase: str, reason: str, message: str | None, ended: s
     return replace(run, phase=phase, reason=reason, message=message or None, ended=ended)
 
 
-def _with_conditions(
-    run: Snapshot, paths: RunPaths, role: Mapping[str, object], record: LauncherRecord | None, now: float
-) -> Snapshot:
-    """Conditions in the operator's words, as far as they mean something on one machine; and the reason, where there is none."""
-    storage, progress = _storage_condition(paths, record), _progress_condition(run, served=record is not None)
-    checkpoint = _checkpoint_condition(run, role) if role.get("task") != "Eval" else None
-    known = [one for one in (storage, checkpoint, progress) if one is not None]
-    if run.reason is None:
-        first = next(
-            (one for one in known if one.reason.startswith("Storage") or one.reason == "HeartbeatLost"), known[-1]
-        )
-        run = replace(run, reason=first.reason, message=first.message)
-    return replace(run, conditions=tuple(known))
-
-
-def _progress_condition(run: Snapshot, *, served: bool) -> Condition | None:
-    """Condition of the run's phase; `served`: a launcher runs it."""
-    if run.phase == "Starting":
-        waits = run.wait.text if run.wait is not None else run.message or "the roles to start"
-        return Condition("Progressing", "Unknown", "WaitingForFirstStep", waits)
-    if run.phase == "Running":
-        silent = run.heard_seconds or 0.0
-        if served and silent > _SILENT_SECONDS:
-            text = f"the orchestrator has not answered its launcher for {int(silent)} s"
-            return Condition("Progressing", "Unknown", "HeartbeatLost", text)
-        return Condition("Progressing", "True", "Training", f"step {run.progress.step}")
-    if run.reason is None:
-        return None
-    kind = run.phase if run.phase in ("Complete", "Failed") else "Suspended"
-    return Condition(kind, "True", run.reason, run.message or "", run.ended)
-
-
-def _storage_condition(paths: RunPaths, record: LauncherRecord | None) -> Condition | None:
-    trouble = record.progress.get("storage") if record is not None else None
-    if isinstance(trouble, Mapping) and trouble.get("reason"):
-        return Condition("StorageReady", "False", str(trouble["reason"]), printable(str(trouble.get("text") or "")))
-    if volume_is_full(paths.root):
-        return Condition("StorageReady", "False", "StorageFull", f"the volume of {paths.root} is full")
-    return None
-
-
-def _checkpoint_condition(run: Snapshot, role: Mapping[str, object]) -> Condition:
-    checkpoint = role.get("checkpoint")
-    if isinstance(checkpoint, Mapping) and checkpoint.get("enabled") is False:
-        return Condition("CheckpointHealthy", "False", "CheckpointsOff", "checkpoint.enabled is false")
-    step = run.progress.checkpoint_step
-    if step is None:
-        return Condition("CheckpointHealthy", "False", "NoCheckpointYet", "no checkpoint is complete yet")
-    return Condition("CheckpointHealthy", "True", "CheckpointsComplete", f"the checkpoint of step {step} is complete")
-
-
 def _progress(
     paths: RunPaths,
     role: Mapping[str, object],
@@ -264,57 +193,6 @@ def _progress(
     )
 
 
-def _failure(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Failure | None:
-    """First cause of an attempt's end.
-
-    A role's own report; else how the process ended that the launcher names; else a report of one that only followed.
-    """
-    reports = []
-    for role in get_args(Role):
-        folder = paths.logs(attempt, role)
-        if (error := read_error(folder)) is not None:
-            reports.append((error.follows, role, error, _mtime(folder / "error.json")))
-    first = min(reports, key=lambda report: report[0], default=None)
-    if first is None or first[0]:
-        named = _named_by(paths, attempt, record)
-        if named is not None or first is None:
-            return named
-    _, role, error, time = first
-    text = printable(str(error))
-    return _of(attempt, role, error.code, _reason(error.code, text), text, time)
-
-
-def _named_by(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Failure | None:
-    """Failure of the process that the launcher's record names, with the end of its log."""
-    if record is None or record.attempt != attempt or record.state != "Failed":
-        return None
-    if not isinstance(record.failed_role, str):
-        return None
-    name, code = printable(record.failed_role), record.exit_code
-    role = name.rpartition("-")[0] if name.startswith("inference-") else name
-    text = tail_text(paths.root / "logs" / f"attempt_{attempt:04d}" / role / f"{name}.log")
-    words = f"{name} {how(code)}" if code is not None else f"{name} ended"
-    found = None if crash_lines(text.splitlines()) else symptom_of(text)
-    said = f"{words}: {printable(str(found))}" if found is not None else "; ".join([words, *telling_lines(text, 3)])
-    return replace(_of(attempt, role, code, _reason(code, text), said, record.time), process=name)
-
-
-def _of(attempt: int, role: str, code: int | None, reason: str, text: str, time: float | None) -> Failure:
-    when = rfc3339(time) if time is not None else None
-    return Failure(attempt, role, role, None, code, reason, text, counted=False, time=when)
-
-
-def _reason(code: int | None, text: str) -> str:
-    if code in _BY_CODE:
-        return _BY_CODE[code]
-    if code is not None and 64 <= code <= 77:
-        return "PermanentError"
-    found = symptom_of(text)
-    if found is not None and found.reason is not None:
-        return found.reason
-    return "Killed" if code is not None and (code < 0 or code > 128) else "ExitCode"
-
-
 def _attempts(paths: RunPaths, record: LauncherRecord | None) -> list[int]:
     """Numbers of all attempts that began, or tried to, ascending."""
     logs = paths.root / "logs"
@@ -324,7 +202,7 @@ def _attempts(paths: RunPaths, record: LauncherRecord | None) -> list[int]:
 
 
 def _started(paths: RunPaths, numbers: Sequence[int], record: LauncherRecord | None) -> str | None:
-    began = _json(paths.attempt_file(numbers[0])).get("started_at") if numbers else None
+    began = read_json(paths.attempt_file(numbers[0])).get("started_at") if numbers else None
     if not isinstance(began, int | float):
         began = record.began if record is not None else None
     return rfc3339(began) if began else None
@@ -334,62 +212,7 @@ def _touched(paths: RunPaths, numbers: Sequence[int], now: float) -> bool:
     """True if something was written a short time ago, for a run whose roles were started by hand."""
     logs = paths.root / "logs" / f"attempt_{numbers[-1]:04d}" if numbers else paths.root
     files = [paths.metrics, *(logs.glob("*/*.log") if logs.is_dir() else ())]
-    return any((time := _mtime(file)) is not None and now - time < _QUIET_SECONDS for file in files)
-
-
-def tail_text(path: Path, size: int = _TAIL_BYTES) -> str:
-    """End of a file, from the beginning of a line; empty: there is none."""
-    try:
-        with path.open("rb") as file:
-            length = file.seek(0, os.SEEK_END)
-            file.seek(max(0, length - size))
-            content = file.read()
-    except OSError:
-        return ""
-    return (content if length <= size else content.partition(b"\n")[2]).decode(errors="replace")
-
-
-def tail_lines(path: Path, size: int = _TAIL_BYTES) -> list[dict[str, object]]:
-    """Last whole lines of a JSONL file; a torn or damaged one is left out."""
-    whole, newline, _ = tail_text(path, size).rpartition("\n")
-    return json_lines(whole + newline)
-
-
-def json_lines(text: str) -> list[dict[str, object]]:
-    """Objects of JSON lines; a line that is none is left out."""
-    found = []
-    for line in text.splitlines():
-        try:
-            document = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(document, dict):
-            found.append(document)
-    return found
-
-
-def read_config(paths: RunPaths, numbers: Sequence[int]) -> dict[str, object]:
-    """Configuration of one role, which has the fields of all; of roles started by hand, that in the logs of the newest attempt."""
-    config = _json(paths.run_json)
-    found = [one for name in ("trainer", "orchestrator") if isinstance(one := config.get(name), dict)]
-    if not found and numbers:
-        found = [_json(paths.logs(numbers[-1], role) / "config.json") for role in ("trainer", "orchestrator")]
-    return next((one for one in found if one), {})
-
-
-def _json(path: Path) -> dict[str, object]:
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _mtime(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
+    return any((time := mtime(file)) is not None and now - time < _QUIET_SECONDS for file in files)
 
 
 def _short(root: Path) -> str:
