@@ -15,7 +15,7 @@ import pytest
 
 from rlrun import Run, RunError, RunFailedError, WaitTimeoutError
 from rlrun.cli.main import main
-from rlrun.runs import run as run_module
+from rlrun.runs import held
 from rlrun.runs.errors import ManifestError
 from tests.unit.inspect.broken import BROKEN, NOW
 from tests.unit.inspect.recorded import PODS, Recorded, of_run
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 def cluster(monkeypatch: pytest.MonkeyPatch, recorded: Recorded) -> Recorded:
-    monkeypatch.setattr(run_module, "Kubectl", lambda flags=(): recorded.kubectl(flags))
+    monkeypatch.setattr(held, "Kubectl", lambda flags=(): recorded.kubectl(flags))
     return recorded
 
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rlrun.inspect import rollouts as traces
 from rlrun.inspect import screen
 from rlrun.inspect.change import patch_of
-from rlrun.inspect.compare import Curve
-from rlrun.inspect.kubectl import RUNS, Kubectl, ask_json
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, find, read
 from rlrun.inspect.why import explain
 from rlrun.runs import acts, page, reading
 from rlrun.runs.errors import RunError, translated
+from rlrun.runs.held import Held, access
 from rlrun.runs.pictures import compared, drawn
 from rlrun.runs.results import Picture, Rollouts, Words
 
@@ -24,13 +23,11 @@ if TYPE_CHECKING:
     import pandas
 
     from rlrun.runs.fields import SpecFields
-    from rlrun.runs.launch import Launched
-    from rlrun.runs.manifest import Manifest
 
 _NO_PANDAS = "run.metrics() needs pandas, which is not installed: pip install 'pandas>=2.2.2', or use run.metric_rows()"
 
 
-class Run:
+class Run(Held):
     """A run: its manifest, and, once it was started or opened, the run itself.
 
     Args:
@@ -42,10 +39,6 @@ class Run:
     Raises:
         ManifestError: every problem, each by field, value and fix.
     """
-
-    _manifest: Manifest | None
-    _place: FolderRun | ClusterRun | None
-    _launched: Launched | None
 
     @translated
     def __init__(
@@ -59,9 +52,6 @@ class Run:
         from rlrun.runs.manifest import built
 
         self._begin(built(name, namespace, labels, spec))
-
-    def _begin(self, manifest: Manifest | None) -> None:
-        self._manifest, self._place, self._launched, self._api = manifest, None, None, Kubectl()
 
     @classmethod
     @translated
@@ -107,7 +97,7 @@ class Run:
         made = cls.__new__(cls)
         made._begin(None)
         made._place = find(str(where), cluster_only=in_cluster)
-        made._api = Kubectl(_flags(namespace, context, kubeconfig))
+        made._api = access(namespace, context, kubeconfig)
         if isinstance(made._place, ClusterRun):
             read(made._place, made._api, time.time(), events=False)
         return made
@@ -208,11 +198,10 @@ class Run:
             RunError: the API server refuses the manifest, or cannot be reached.
         """
         manifest = self._written()
-        flags = _flags(namespace or manifest.namespace, context, kubeconfig)
         document = dict(manifest.document)
         if namespace is not None:
             document["metadata"] = document["metadata"] | {"namespace": namespace}
-        api = Kubectl(flags)
+        api = access(namespace or manifest.namespace, context, kubeconfig)
         acts.apply(api, document)
         self._api, self._place = api, ClusterRun(manifest.name)
         return self
@@ -322,11 +311,6 @@ class Run:
             raise RunError("compare needs another run: a.compare(b)")
         return compared([one._curve() for one in (self, *others)])
 
-    def _curve(self) -> Curve:
-        place = self._there()
-        label = place.root.name if isinstance(place, FolderRun) else place.name
-        return reading.curve(place, self._api, label)
-
     @translated
     def suspend(self) -> Run:
         """Save the last trained step and free all GPUs; returns at once. `resume` goes on."""
@@ -371,30 +355,6 @@ class Run:
         wait_until_stopped(place, self._api, self._launched, timeout=timeout)
         return self
 
-    def _seen(self, now: float) -> Snapshot:
-        place = self._there()
-        if self._launched is None:
-            return read(place, self._api, now)
-        from rlrun.runs.launch import look
-
-        return look(place, self._api, self._launched, now)
-
-    def _there(self) -> FolderRun | ClusterRun:
-        if self._place is None:
-            raise NotFoundError(
-                f"{self._written().name} was not started: .local() starts it on this machine, .apply() in a cluster; Run.open finds one"
-            )
-        return self._place
-
-    def _written(self) -> Manifest:
-        if self._manifest is not None:
-            return self._manifest
-        if isinstance(self._place, ClusterRun):
-            from rlrun.runs.manifest import of_resource
-
-            return of_resource(ask_json(self._api, ["get", RUNS, self._place.name]))
-        raise NotFoundError("a run that was opened from a folder has no manifest; Run.load(FILE) reads it")
-
     def __repr__(self) -> str:
         if self._place is None:
             return f"<Run {self._written().name}: not started>"
@@ -418,8 +378,3 @@ class Run:
             return self.metric_rows()
         except RunError:
             return []
-
-
-def _flags(namespace: str | None, context: str | None, kubeconfig: str | Path | None) -> list[str]:
-    given = (("namespace", namespace), ("context", context), ("kubeconfig", kubeconfig))
-    return [f"--{name}={value}" for name, value in given if value is not None]

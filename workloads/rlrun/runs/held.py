@@ -1,0 +1,62 @@
+"""State of a `Run` object: its manifest, its place, the process that it launched, and its access to a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlrun.inspect.compare import Curve
+from rlrun.inspect.kubectl import RUNS, Kubectl, ask_json
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, read
+from rlrun.runs import reading
+
+if TYPE_CHECKING:
+    from rlrun.runs.launch import Launched
+    from rlrun.runs.manifest import Manifest
+
+
+def access(namespace: str | None, context: str | None, kubeconfig: str | Path | None) -> Kubectl:
+    """`kubectl` with the flags of a call; None: as it is configured."""
+    given = (("namespace", namespace), ("context", context), ("kubeconfig", kubeconfig))
+    return Kubectl([f"--{name}={value}" for name, value in given if value is not None])
+
+
+class Held:
+    """A run as far as it is known here."""
+
+    _manifest: Manifest | None
+    _place: FolderRun | ClusterRun | None
+    _launched: Launched | None
+
+    def _begin(self, manifest: Manifest | None) -> None:
+        self._manifest, self._place, self._launched, self._api = manifest, None, None, Kubectl()
+
+    def _seen(self, now: float) -> Snapshot:
+        place = self._there()
+        if self._launched is None:
+            return read(place, self._api, now)
+        from rlrun.runs.launch import look
+
+        return look(place, self._api, self._launched, now)
+
+    def _there(self) -> FolderRun | ClusterRun:
+        if self._place is None:
+            raise NotFoundError(
+                f"{self._written().name} was not started: .local() starts it on this machine, .apply() in a cluster; Run.open finds one"
+            )
+        return self._place
+
+    def _written(self) -> Manifest:
+        if self._manifest is not None:
+            return self._manifest
+        if isinstance(self._place, ClusterRun):
+            from rlrun.runs.manifest import of_resource
+
+            return of_resource(ask_json(self._api, ["get", RUNS, self._place.name]))
+        raise NotFoundError("a run that was opened from a folder has no manifest; Run.load(FILE) reads it")
+
+    def _curve(self) -> Curve:
+        place = self._there()
+        label = place.root.name if isinstance(place, FolderRun) else place.name
+        return reading.curve(place, self._api, label)
