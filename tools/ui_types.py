@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlrun.ui import models
+from rlrun.ui.models import answer, rollout_answers, run_answers
 
 FILE = Path(__file__).parents[1] / "workloads/rlrun/ui/web/src/answers.ts"
-_HEAD = "// Made by `python -m tools.ui_types --write` from rlrun/ui/models.py.\n"
+_HEAD = "// Made by `python -m tools.ui_types --write` from rlrun/ui/models.\n"
 _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
@@ -20,11 +20,18 @@ def text() -> str:
 
 
 def _interfaces() -> Iterator[str]:
-    for name, found in vars(models).items():
-        if isinstance(found, type) and issubclass(found, models.Answer) and found is not models.Answer:
-            schema = found.model_json_schema(mode="serialization")
-            fields = "".join(f"  {key}: {_type(one)};\n" for key, one in schema["properties"].items())
-            yield f"\nexport interface {name} {{\n{fields}}}\n"
+    for name, found in _answers():
+        schema = found.model_json_schema(mode="serialization")
+        fields = "".join(f"  {key}: {_type(one)};\n" for key, one in schema["properties"].items())
+        yield f"\nexport interface {name} {{\n{fields}}}\n"
+
+
+def _answers() -> Iterator[tuple[str, type[answer.Answer]]]:
+    """Models by name, in the order of their declaration."""
+    for module in (run_answers, rollout_answers, answer):
+        for name, found in vars(module).items():
+            if isinstance(found, type) and issubclass(found, answer.Answer) and found is not answer.Answer:
+                yield name, found
 
 
 def _type(schema: Mapping[str, Any]) -> str:

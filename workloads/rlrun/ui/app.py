@@ -10,9 +10,10 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from rlrun.ui import models, overview, rollout_views
+from rlrun.ui import overview, rollout_views
 from rlrun.ui.confine import OutsideError
 from rlrun.ui.live import Feed
+from rlrun.ui.models import answer, rollout_answers, run_answers
 from rlrun.ui.reasons import reasons
 from rlrun.ui.registry import OpenRun, UnknownRunError
 from rlrun.ui.rollout_views import Source
@@ -59,8 +60,8 @@ def make_app(runs_of: Callable[[Request], Runs], redactor: Redactor, static: Sta
     _add_rollouts(app, redactor)
 
     @app.get("/api/me")
-    def me(request: Request, runs: Seen) -> models.Me:
-        return models.Me(user=runs.user, session=request.scope.get("state", {}).get("session") is not None)
+    def me(request: Request, runs: Seen) -> answer.Me:
+        return answer.Me(user=runs.user, session=request.scope.get("state", {}).get("session") is not None)
 
     @app.get("/api/events")
     async def events(runs: Seen) -> Response:
@@ -128,28 +129,28 @@ def _add_problems(app: FastAPI) -> None:
 
 def _add_runs(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/runs")
-    def every(runs: Seen) -> models.RunList:
+    def every(runs: Seen) -> run_answers.RunList:
         return redactor.model(overview.run_list(runs))
 
     @app.get("/api/runs/{run}")
-    def one(run: One) -> models.RunView:
+    def one(run: One) -> run_answers.RunView:
         return redactor.model(overview.run_view(run))
 
     @app.get("/api/runs/{run}/manifest")
-    def manifest(run: One) -> models.Manifest:
+    def manifest(run: One) -> run_answers.Manifest:
         document = redactor.document(run.manifest())
-        return models.Manifest(text=yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+        return run_answers.Manifest(text=yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
     @app.get("/api/runs/{run}/history")
-    def history(run: One) -> models.History:
+    def history(run: One) -> run_answers.History:
         return redactor.model(overview.history(run.files(), redactor.document))
 
     @app.get("/api/runs/{run}/lineage")
-    def lineage(run: One, runs: Seen) -> models.Lineage:
+    def lineage(run: One, runs: Seen) -> run_answers.Lineage:
         return redactor.model(overview.lineage(run, runs))
 
     @app.get("/api/compare")
-    def compare(runs: Seen, run: Annotated[list[str], Query(min_length=2, max_length=8)]) -> models.Comparison:
+    def compare(runs: Seen, run: Annotated[list[str], Query(min_length=2, max_length=8)]) -> run_answers.Comparison:
         found = [runs.get(one) for one in run]
         return redactor.model(overview.comparison(found, [redactor.document(_config(one)) for one in found]))
 
@@ -170,24 +171,24 @@ def _add_curves(app: FastAPI) -> None:
         last: Step = None,
         smooth: Annotated[int, Query(ge=1, le=200)] = 1,
         points: Annotated[int, Query(ge=4, le=4000)] = 1000,
-    ) -> models.Curves:
+    ) -> run_answers.Curves:
         index = run.files().steps()
         return overview.curves(index, metric, first=first, last=last, smooth=smooth, points=points)
 
     @app.get("/api/runs/{run}/timeline")
     def timeline(
         run: One, first: Step = None, last: Step = None, spans: Annotated[int, Query(ge=1, le=400)] = 80
-    ) -> models.Timeline:
+    ) -> run_answers.Timeline:
         return overview.timeline(run.files().steps(), first=first, last=last, spans=spans)
 
     @app.get("/api/runs/{run}/staleness")
-    def staleness(run: One, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Staleness:
+    def staleness(run: One, step: Annotated[int, Query(ge=1, le=_STEP)]) -> run_answers.Staleness:
         return overview.staleness(run.files(), step)
 
 
 def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/runs/{run}/traces")
-    def traced(run: One) -> models.TracedSteps:
+    def traced(run: One) -> rollout_answers.TracedSteps:
         return rollout_views.traced(run.files())
 
     @app.get("/api/runs/{run}/rollouts")
@@ -204,14 +205,14 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
         order: Order = "trace",
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    ) -> models.RolloutPage:
+    ) -> rollout_answers.RolloutPage:
         found = run.files()
         wanted = Filter(environment, reward_min, reward_max, tokens_min, tokens_max, group)
         index = found.trace(Source(step, evaluation).path(found))
         return rollout_views.page(index, wanted, order, redactor.text, offset=offset, limit=limit)
 
     @app.get("/api/runs/{run}/rollouts/{number}")
-    def rollout(run: One, number: int, step: Step = None, evaluation: Step = None) -> models.RolloutView:
+    def rollout(run: One, number: int, step: Step = None, evaluation: Step = None) -> rollout_answers.RolloutView:
         row, whole = rollout_views.whole(run.files(), Source(step, evaluation), number)
         return rollout_views.view(row, whole, redactor.text)
 
@@ -224,17 +225,17 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
         return attempt, group, member
 
     @app.get("/api/runs/{run}/rollouts/{number}/tokens")
-    def coloured(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Tokens:
+    def coloured(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> rollout_answers.Tokens:
         found = run.files()
         return tokens(found, step, *place(found, step, number), redactor.spans)
 
     @app.get("/api/runs/{run}/rollouts/{number}/reasons")
-    def told(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> models.Reasons:
+    def told(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> rollout_answers.Reasons:
         found = run.files()
         return reasons(found, run.fetch, step, place(found, step, number), redactor.text)
 
     @app.get("/api/runs/{run}/rollouts/{number}/diff/{other}")
-    def diff(run: One, number: int, other: int, step: Step = None, evaluation: Step = None) -> models.DiffView:
+    def diff(run: One, number: int, other: int, step: Step = None, evaluation: Step = None) -> rollout_answers.DiffView:
         found, source = run.files(), Source(step, evaluation)
         first, second = (rollout_views.whole(found, source, one) for one in (number, other))
         return rollout_views.difference(first, second, redactor.text)

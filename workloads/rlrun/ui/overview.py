@@ -18,8 +18,8 @@ from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.protocol.files.metrics_line import FURTHEST
 from rlrun.protocol.messages.start_times import MEASURED, PREFIX
 from rlrun.runtime.printable import printable
-from rlrun.ui import models
 from rlrun.ui.confine import OutsideError
+from rlrun.ui.models import run_answers
 from rlrun.ui.registry import OpenRun
 from rlrun.ui.shown import ForbiddenError, Run, Runs, UnreadableError
 from rlrun.ui.steps import NO_STEPS, StepIndex
@@ -42,23 +42,25 @@ _VARIABLES = "env"
 _REST = ("rest", "does the rest", False)
 
 
-def run_list(runs: Runs) -> models.RunList:
+def run_list(runs: Runs) -> run_answers.RunList:
     """All runs, and the folders that are refused."""
     rows, refused = [], []
     for run in runs.all():
         try:
             rows.append(row(run.id, run.glance()))
         except OutsideError as error:
-            refused.append(models.Refused(id=run.id, why=str(error)))
-    return models.RunList(nothing=runs.nothing, runs=rows, refused=refused)
+            refused.append(run_answers.Refused(id=run.id, why=str(error)))
+    return run_answers.RunList(nothing=runs.nothing, runs=rows, refused=refused)
 
 
-def row(name: str, seen: Snapshot) -> models.RunRow:
+def row(name: str, seen: Snapshot) -> run_answers.RunRow:
     """A run in the list."""
-    progress = {key: value for key, value in asdict(seen.progress).items() if key in models.ProgressView.model_fields}
-    return models.RunRow(
+    progress = {
+        key: value for key, value in asdict(seen.progress).items() if key in run_answers.ProgressView.model_fields
+    }
+    return run_answers.RunRow(
         id=name, name=seen.name, where=_where(seen), task=seen.task, phase=seen.phase, reason=seen.reason, message=seen.message,
-        attempt=seen.attempt, restarts=seen.restarts, progress=models.ProgressView(**progress), started=seen.started, ended=seen.ended,
+        attempt=seen.attempt, restarts=seen.restarts, progress=run_answers.ProgressView(**progress), started=seen.started, ended=seen.ended,
     )  # fmt: skip
 
 
@@ -75,33 +77,37 @@ def steps_of(run: Run) -> tuple[StepIndex, str | None]:
         return NO_STEPS, str(error)
 
 
-def run_view(run: Run) -> models.RunView:
+def run_view(run: Run) -> run_answers.RunView:
     """One run with its explanation."""
     now, seen = time.time(), run.snapshot()
     index, unread = steps_of(run)
     told, bounds = explain(seen, now), index.bounds
-    why = models.Why(
+    why = run_answers.Why(
         headline=told.headline,
-        now=[models.FindingView(**asdict(one)) for one in told.now],
-        before=[models.FindingView(**asdict(one)) for one in told.before],
+        now=[run_answers.FindingView(**asdict(one)) for one in told.now],
+        before=[run_answers.FindingView(**asdict(one)) for one in told.before],
         besides=list(told.besides),
         steps=list(told.steps()),
     )
-    wanted = models.FailureView.model_fields
-    return models.RunView(
+    wanted = run_answers.FailureView.model_fields
+    return run_answers.RunView(
         run=row(run.id, seen),
         place=seen.place,
         files=unread is None,
         unread=[*([unread] if unread else []), *seen.unread],
-        conditions=[models.ConditionView(**asdict(one)) for one in seen.conditions],
-        events=[models.EventView(**asdict(one)) for one in reversed(seen.events[-_EVENTS:])],
-        processes=[models.ProcessView(**asdict(one)) for one in seen.processes] if seen.place == "cluster" else [],
-        wait=models.WaitView(**asdict(seen.wait)) if seen.wait is not None else None,
+        conditions=[run_answers.ConditionView(**asdict(one)) for one in seen.conditions],
+        events=[run_answers.EventView(**asdict(one)) for one in reversed(seen.events[-_EVENTS:])],
+        processes=[run_answers.ProcessView(**asdict(one)) for one in seen.processes] if seen.place == "cluster" else [],
+        wait=run_answers.WaitView(**asdict(seen.wait)) if seen.wait is not None else None,
         heard_seconds=seen.heard_seconds,
         command=seen.go_on,
         why=why,
-        failures=[models.FailureView(**{k: v for k, v in asdict(f).items() if k in wanted}) for f in seen.failures],
-        attempts=[models.AttemptView(attempt=n, first_step=a, last_step=b) for n, (a, b) in index.attempts.items()],
+        failures=[
+            run_answers.FailureView(**{k: v for k, v in asdict(f).items() if k in wanted}) for f in seen.failures
+        ],
+        attempts=[
+            run_answers.AttemptView(attempt=n, first_step=a, last_step=b) for n, (a, b) in index.attempts.items()
+        ],
         metrics=index.names,
         first_step=bounds[0] if bounds else None,
         last_step=bounds[1] if bounds else None,
@@ -110,14 +116,14 @@ def run_view(run: Run) -> models.RunView:
     )
 
 
-def _cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> models.CostView | None:
+def _cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> run_answers.CostView | None:
     """Cost of the run: as its status counts it, or by the columns of its metrics; None: nothing is known."""
     if seen.place == "cluster":
         uses, gpus = sums(seen.cost), True
     else:
         uses, gpus = of_steps(run.files().paths, now, {attempt: _spent(index, attempt) for attempt in index.attempts})
-    views = [models.UseView(use=use, seconds=seconds) for use, seconds in uses.items()]
-    return models.CostView(gpus=gpus, hours=sum(uses.values()) / 3600, uses=views) if views else None
+    views = [run_answers.UseView(use=use, seconds=seconds) for use, seconds in uses.items()]
+    return run_answers.CostView(gpus=gpus, hours=sum(uses.values()) / 3600, uses=views) if views else None
 
 
 def _spent(index: StepIndex, attempt: int) -> Spent:
@@ -143,19 +149,19 @@ def _spent(index: StepIndex, attempt: int) -> Spent:
 
 def curves(
     index: StepIndex, metrics: Sequence[str], *, first: int | None, last: int | None, smooth: int, points: int
-) -> models.Curves:
+) -> run_answers.Curves:
     """Curves as they are drawn."""
     found = []
     for metric in metrics:
         line = index.curve(metric, first=first, last=last, smooth=smooth, points=points)
         measured = len(index.line(metric, first, last).steps) if len(line.steps) >= points - 2 else len(line.steps)
         found.append(
-            models.CurveView(metric=metric, steps=list(line.steps), values=list(line.values), measured=measured)
+            run_answers.CurveView(metric=metric, steps=list(line.steps), values=list(line.values), measured=measured)
         )
-    return models.Curves(curves=found)
+    return run_answers.Curves(curves=found)
 
 
-def timeline(index: StepIndex, *, first: int | None, last: int | None, spans: int) -> models.Timeline:
+def timeline(index: StepIndex, *, first: int | None, last: int | None, spans: int) -> run_answers.Timeline:
     """Mean seconds of each part of a step, over `spans` spans of equal numbers of steps."""
     whole = index.line("time/step", first, last)
     count = min(spans, len(whole.steps))
@@ -170,10 +176,10 @@ def timeline(index: StepIndex, *, first: int | None, last: int | None, spans: in
         means = [max(0.0, sum(sums[a:b]) / (b - a)) for a, b in cuts]
         rest = [max(0.0, left - mean) for left, mean in zip(rest, means, strict=True)]
         if any(means):
-            parts.append(models.Part(name=name, label=label, waits=waits, seconds=means))
+            parts.append(run_answers.Part(name=name, label=label, waits=waits, seconds=means))
     if any(rest):
-        parts.append(models.Part(name=_REST[0], label=_REST[1], waits=_REST[2], seconds=rest))
-    return models.Timeline(
+        parts.append(run_answers.Part(name=_REST[0], label=_REST[1], waits=_REST[2], seconds=rest))
+    return run_answers.Timeline(
         first=[whole.steps[a] for a, _ in cuts], last=[whole.steps[b - 1] for _, b in cuts], parts=parts
     )
 
@@ -187,17 +193,17 @@ def _add(sums: list[float], steps: Sequence[int], line: Line) -> None:
             sums[place] += value
 
 
-def staleness(run: OpenRun, step: int) -> models.Staleness:
+def staleness(run: OpenRun, step: int) -> run_answers.Staleness:
     """Histogram of a step.
 
     Raises:
         FileNotFoundError: the step has no trace.
     """
     lags = run.trace(run.paths.trace(step)).lags(step - 1)
-    return models.Staleness(step=step, lags=list(lags), tokens=list(lags.values()))
+    return run_answers.Staleness(step=step, lags=list(lags), tokens=list(lags.values()))
 
 
-def history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, object]]) -> models.History:
+def history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, object]]) -> run_answers.History:
     """Changes of a run's configuration over its attempts.
 
     Args:
@@ -207,13 +213,13 @@ def history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, object]
     kept = past.attempts_kept(run.paths, run.fence.open, run.fork(), lambda config: clean(dict(config)))
     found = past.edits(kept)
     edits = [
-        models.EditView(**asdict(edit) | {"changes": [models.Change(**asdict(one)) for one in edit.changes]})
+        run_answers.EditView(**asdict(edit) | {"changes": [run_answers.Change(**asdict(one)) for one in edit.changes]})
         for edit in found
     ]
-    return models.History(said=past.said(kept, found), edits=edits)
+    return run_answers.History(said=past.said(kept, found), edits=edits)
 
 
-def lineage(run: Run, runs: Runs) -> models.Lineage:
+def lineage(run: Run, runs: Runs) -> run_answers.Lineage:
     """The run that a run was forked from, and its own forks, among the runs that who asks may see."""
     fork, uid = run.fork(), run.uid()
     origin, forks = None, []
@@ -224,17 +230,19 @@ def lineage(run: Run, runs: Runs) -> models.Lineage:
             origin = other
         theirs = other.fork()
         if theirs is not None and uid and theirs.uid == uid:
-            forks.append(models.ForkView(id=other.id, label=other.label, step=theirs.step, changes=_forked(theirs)))
+            forks.append(
+                run_answers.ForkView(id=other.id, label=other.label, step=theirs.step, changes=_forked(theirs))
+            )
     view = None
     if fork is not None:
-        view = models.Origin(
+        view = run_answers.Origin(
             id=None if origin is None else origin.id, run=printable(fork.run), step=fork.step, attempt=fork.attempt,
             folder=printable(fork.folder), changes=_forked(fork),
         )  # fmt: skip
-    return models.Lineage(origin=view, forks=sorted(forks, key=lambda one: (one.step, one.label)))
+    return run_answers.Lineage(origin=view, forks=sorted(forks, key=lambda one: (one.step, one.label)))
 
 
-def _forked(fork: ForkedFrom) -> list[models.Change]:
+def _forked(fork: ForkedFrom) -> list[run_answers.Change]:
     """Changed fields of a fork, of which the record has one line each."""
     found = []
     for line in fork.changed[:_CHANGES]:
@@ -242,11 +250,11 @@ def _forked(fork: ForkedFrom) -> list[models.Change]:
         before, _, after = values.partition(" -> ")
         if is_secret(field) or _VARIABLES in field.split("."):  # values of variables may be secrets under any name
             before = after = REMOVED
-        found.append(models.Change(field=field, before=before, after=after))
+        found.append(run_answers.Change(field=field, before=before, after=after))
     return found
 
 
-def comparison(runs: Sequence[Run], configs: Sequence[dict[str, object]]) -> models.Comparison:
+def comparison(runs: Sequence[Run], configs: Sequence[dict[str, object]]) -> run_answers.Comparison:
     """Runs beside each other.
 
     Args:
@@ -263,11 +271,11 @@ def comparison(runs: Sequence[Run], configs: Sequence[dict[str, object]]) -> mod
     common = min((index.bounds or (0, 0))[1] for index in indexes)
     tail = max(1, common - common // 10)
     means = [
-        models.Mean(metric=name, means=[_mean(index, name, tail, common) for index in indexes]) for name in metrics
+        run_answers.Mean(metric=name, means=[_mean(index, name, tail, common) for index in indexes]) for name in metrics
     ]
-    differences = [models.Difference(field=name, values=values) for name, values in compare.differences(named)]
+    differences = [run_answers.Difference(field=name, values=values) for name, values in compare.differences(named)]
     every = sorted({name for index in indexes for name in index.names})
-    return models.Comparison(
+    return run_answers.Comparison(
         ids=[run.id for run in runs], labels=labels, steps=common, metrics=every, last_tenth=means, differences=differences,
         unread=[f"{label}: {why}" for label, (_, why) in zip(labels, found, strict=True) if why],
     )  # fmt: skip

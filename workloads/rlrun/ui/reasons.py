@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Callable
 
 from rlrun.runtime.extras import explain
-from rlrun.ui import models
+from rlrun.ui.models import rollout_answers
 from rlrun.ui.registry import OpenRun
 from rlrun.ui.tokens import readable_batch
 
 
 def reasons(
     run: OpenRun, fetch: tuple[str, str], step: int, place: tuple[int, int, int], clean: Callable[[str], str]
-) -> models.Reasons:
+) -> rollout_answers.Reasons:
     """Lines on a rollout that was trained, one block for each of its samples, as long as the batch of its step is on the volume.
 
     Args:
@@ -41,7 +41,7 @@ def reasons(
     if len(samples) > 1:  # GROUP/ROLLOUT names all of them
         commands[0] = f"{replayed} --sample {samples[0][0]}"
     shown = [[clean(line) for line in lines] for _, lines in samples]
-    return models.Reasons(samples=shown, fetch=fetch[0] or None, commands=commands, why=refused)
+    return rollout_answers.Reasons(samples=shown, fetch=fetch[0] or None, commands=commands, why=refused)
 
 
 def _explained(run: OpenRun, step: int, attempt: int, group: int, rollout: int) -> list[tuple[int, list[str]]]:

@@ -13,7 +13,7 @@ from typing import Literal
 from rlrun.inspect import rollouts
 from rlrun.inspect.rollouts import Row
 from rlrun.inspect.volume import traced_steps
-from rlrun.ui import models
+from rlrun.ui.models import rollout_answers
 from rlrun.ui.registry import OpenRun
 from rlrun.ui.traces import Filter, Order, TraceIndex
 
@@ -44,11 +44,11 @@ class Source:
         return run.paths.trace(self.step)
 
 
-def traced(run: OpenRun) -> models.TracedSteps:
+def traced(run: OpenRun) -> rollout_answers.TracedSteps:
     """Steps and evaluations that have a trace."""
     names = [path.name for path in run.paths.traces.iterdir()] if run.paths.traces.is_dir() else []
     versions = [int(found[1]) for name in names if (found := re.fullmatch(r"eval_(\d{8})\.jsonl", name))]
-    return models.TracedSteps(spans=_spans(traced_steps(names)), evaluations=sorted(versions))
+    return rollout_answers.TracedSteps(spans=_spans(traced_steps(names)), evaluations=sorted(versions))
 
 
 def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -64,11 +64,11 @@ def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 def page(
     index: TraceIndex, wanted: Filter, order: Order, clean: Clean, *, offset: int, limit: int
-) -> models.RolloutPage:
+) -> rollout_answers.RolloutPage:
     """A page of the rollouts that are wanted."""
     found = index.choose(wanted, order)
     rewards = [reward for row in found if isinstance(reward := row["reward"], float)]
-    return models.RolloutPage(
+    return rollout_answers.RolloutPage(
         total=len(index.rows),
         chosen=len(found),
         offset=offset,
@@ -80,13 +80,13 @@ def page(
     )
 
 
-def row_view(row: Row, clean: Clean) -> models.RolloutRow:
+def row_view(row: Row, clean: Clean) -> rollout_answers.RolloutRow:
     """A row of the index."""
     texts = {name: clean(str(row[name])) for name in ("environment", "task_id", "prompt", "answer")}
-    plain = {name: value for name, value in row.items() if name in models.RolloutRow.model_fields}
+    plain = {name: value for name, value in row.items() if name in rollout_answers.RolloutRow.model_fields}
     versions = [version for version, _ in row["versions"]]  # type: ignore[attr-defined]
     error = clean(str(row["error"])) if row["error"] else None
-    return models.RolloutRow(**{**plain, **texts, "versions": versions, "error": error})
+    return rollout_answers.RolloutRow(**{**plain, **texts, "versions": versions, "error": error})
 
 
 def whole(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
@@ -104,17 +104,19 @@ def whole(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
         return row, index.read(file, number)
 
 
-def view(row: Row, found: Row, clean: Clean) -> models.RolloutView:
+def view(row: Row, found: Row, clean: Clean) -> rollout_answers.RolloutView:
     """One rollout."""
     measures = found.get("metrics")
     named = measures if isinstance(measures, Mapping) else {}
     tools = found.get("tools")
     seconds, version = found.get("seconds"), found.get("dispatch_version")
-    return models.RolloutView(
+    return rollout_answers.RolloutView(
         row=row_view(row, clean),
         turns=[_turn(turn, clean) for turn in rollouts.turns(found)],
         tools=[clean(name) for name in _tool_names(tools if isinstance(tools, list) else [])],
-        measures=[models.Measured(metric=clean(str(name)), value=_number(value)) for name, value in named.items()],
+        measures=[
+            rollout_answers.Measured(metric=clean(str(name)), value=_number(value)) for name, value in named.items()
+        ],
         seconds=_number(seconds),
         dispatch_version=version if isinstance(version, int) else None,
     )
@@ -131,12 +133,12 @@ def _tool_names(tools: Sequence[object]) -> Iterator[str]:
             yield str((function if isinstance(function, Mapping) else tool).get("name"))
 
 
-def _turn(turn: rollouts.Turn, clean: Clean) -> models.TurnView:
-    calls = [models.CallView(name=clean(name), arguments=clean(arguments)) for name, arguments in turn.calls]
-    return models.TurnView(role=turn.role, text=clean(turn.text), calls=calls)
+def _turn(turn: rollouts.Turn, clean: Clean) -> rollout_answers.TurnView:
+    calls = [rollout_answers.CallView(name=clean(name), arguments=clean(arguments)) for name, arguments in turn.calls]
+    return rollout_answers.TurnView(role=turn.role, text=clean(turn.text), calls=calls)
 
 
-def difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: Clean) -> models.DiffView:
+def difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: Clean) -> rollout_answers.DiffView:
     """Two rollouts, turn by turn.
 
     Args:
@@ -145,7 +147,7 @@ def difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: Clean) ->
         clean: takes secrets out.
     """
     pairs = list(zip_longest(rollouts.turns(first[1]), rollouts.turns(second[1])))
-    return models.DiffView(
+    return rollout_answers.DiffView(
         first=row_view(first[0], clean),
         second=row_view(second[0], clean),
         turns=[list(pieces(clean(_text(a)), clean(_text(b)))) for a, b in pairs],
@@ -159,7 +161,7 @@ def _text(turn: rollouts.Turn | None) -> str:
     return "\n".join([turn.text, *(f"{name}({arguments})" for name, arguments in turn.calls)])
 
 
-def pieces(first: str, second: str) -> Iterator[models.Piece]:
+def pieces(first: str, second: str) -> Iterator[rollout_answers.Piece]:
     """Parts that two texts share or that one has, by words; by lines where these are too many. Joined, they are the texts."""
     a, b = _WORDS.findall(first), _WORDS.findall(second)
     if max(len(a), len(b)) > _DIFF_MAX:
@@ -168,12 +170,12 @@ def pieces(first: str, second: str) -> Iterator[models.Piece]:
         a, b = [first], [second]
     for kind, i, j, k, n in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if kind == "equal":
-            yield models.Piece(side="both", text="".join(a[i:j]))
+            yield rollout_answers.Piece(side="both", text="".join(a[i:j]))
             continue
         yield from _one_side("first", a[i:j])
         yield from _one_side("second", b[k:n])
 
 
-def _one_side(side: Literal["first", "second"], words: Sequence[str]) -> Iterator[models.Piece]:
+def _one_side(side: Literal["first", "second"], words: Sequence[str]) -> Iterator[rollout_answers.Piece]:
     if words:
-        yield models.Piece(side=side, text="".join(words))
+        yield rollout_answers.Piece(side=side, text="".join(words))

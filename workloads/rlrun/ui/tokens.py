@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlrun.runtime.extras import explain
-from rlrun.ui import models
+from rlrun.ui.models import rollout_answers
 from rlrun.ui.registry import OpenRun
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Spans = Callable[[str], Sequence[tuple[int, int]]]
 Decode = Callable[[Sequence[int]], str]
 
 
-def tokens(run: OpenRun, step: int, attempt: int, group: int, rollout: int, secrets: Spans) -> models.Tokens:
+def tokens(run: OpenRun, step: int, attempt: int, group: int, rollout: int, secrets: Spans) -> rollout_answers.Tokens:
     """Tokens of a rollout that was trained, as long as the batch of its step is on the volume.
 
     Raises:
@@ -48,7 +48,7 @@ def tokens(run: OpenRun, step: int, attempt: int, group: int, rollout: int, secr
         return _none(str(error))
     decode = decoder(run)
     found = [_sequence(sample, decode, secrets) for sample in samples]
-    return models.Tokens(
+    return rollout_answers.Tokens(
         sequences=found, decoded=decode is not None, why=None if found else "the batch does not hold this rollout"
     )
 
@@ -69,14 +69,14 @@ def readable_batch(run: OpenRun, step: int, attempt: int) -> str | None:
     return f"the batch of step {step} has more than {_BATCH_BYTES_MAX >> 30} GiB" if large else None
 
 
-def _none(why: str) -> models.Tokens:
-    return models.Tokens(sequences=[], decoded=False, why=why)
+def _none(why: str) -> rollout_answers.Tokens:
+    return rollout_answers.Tokens(sequences=[], decoded=False, why=why)
 
 
-def _sequence(sample: Sample, decode: Decode | None, secrets: Spans) -> models.TokenSequence:
+def _sequence(sample: Sample, decode: Decode | None, secrets: Spans) -> rollout_answers.TokenSequence:
     ids = sample.input_ids[:_TOKENS_MAX].tolist()
     texts = [str(one) for one in ids] if decode is None else hidden(pieces(ids, decode), secrets)
-    return models.TokenSequence(
+    return rollout_answers.TokenSequence(
         texts=texts,
         sampled=sample.loss_mask[:_TOKENS_MAX].tolist(),
         logprobs=[round(value, 4) for value in sample.logprobs[:_TOKENS_MAX].tolist()],

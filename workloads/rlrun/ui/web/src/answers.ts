@@ -1,4 +1,4 @@
-// Made by `python -m tools.ui_types --write` from rlrun/ui/models.py.
+// Made by `python -m tools.ui_types --write` from rlrun/ui/models.
 
 export interface ProgressView {
   step: number | null;
@@ -211,6 +211,26 @@ export interface Manifest {
   text: string;
 }
 
+export interface Difference {
+  field: string;
+  values: string[];
+}
+
+export interface Mean {
+  metric: string;
+  means: (number | null)[];
+}
+
+export interface Comparison {
+  ids: string[];
+  labels: string[];
+  steps: number;
+  metrics: string[];
+  lastTenth: Mean[];
+  differences: Difference[];
+  unread: string[];
+}
+
 export interface RolloutRow {
   number: number;
   group: number | null;
@@ -303,26 +323,6 @@ export interface DiffView {
   second: RolloutRow;
   turns: Piece[][];
   roles: string[];
-}
-
-export interface Difference {
-  field: string;
-  values: string[];
-}
-
-export interface Mean {
-  metric: string;
-  means: (number | null)[];
-}
-
-export interface Comparison {
-  ids: string[];
-  labels: string[];
-  steps: number;
-  metrics: string[];
-  lastTenth: Mean[];
-  differences: Difference[];
-  unread: string[];
 }
 
 export interface Me {
