@@ -1,0 +1,107 @@
+"""One call of `rlrun local`: what it runs, how it talks to its user, and what it says at the end."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.models.roles import TRAINING_TASKS
+from rlrun.local.failure import exit_code
+from rlrun.local.farewell import Farewell
+from rlrun.local.measures import print_measures
+from rlrun.local.record import Recorder
+from rlrun.local.shared.gpu_meter import GpuMeter
+from rlrun.local.shared.gpus import Claim
+from rlrun.local.summary import print_summary
+from rlrun.local.supervisor import Running
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: what it runs, and how it talks to its user."""
+
+    spec: RLRunSpec
+    name: str
+    paths: RunPaths
+    options: argparse.Namespace
+    console: Console
+    command: str
+    """Command of the user, without the folder."""
+    interrupted: list[int]
+    """Signals so far."""
+    begun: list[Path] = field(default_factory=list)
+    """Files of its configuration, as soon as they are in the folder."""
+
+    @property
+    def trains(self) -> bool:
+        """False if the run evaluates alone."""
+        return self.spec.task in TRAINING_TASKS
+
+    @property
+    def again(self) -> str:
+        """Command that goes on with the run."""
+        return f"{self.command} --output-dir {shlex.quote(self.folder)} --resume"
+
+    def farewell(self, *, failed: bool) -> list[str]:
+        """Lines on the last checkpoint, the places of things, and the way to go on."""
+        told = Farewell(self.paths, shlex.quote(self.folder), self.again, trains=self.trains, failed=failed)
+        return list(told.lines())
+
+    def recorder(self, attempt: int, gpus: Claim, held: ExitStack) -> Recorder:
+        """Writer of the attempt's launcher record, with the use of its GPUs until `held` lets them go."""
+        roles = {"trainer": gpus.trainer, "inference": [one for one in gpus.inference if one not in gpus.trainer]}
+        held.callback((meter := GpuMeter(roles)).close)
+        return Recorder(
+            self.paths.launcher,
+            name=self.name,
+            attempt=attempt,
+            command=self.again,
+            gpus={role: len(ids) for role, ids in roles.items()},
+            use=meter.document,
+        )
+
+    @property
+    def folder(self) -> str:
+        """The run's folder as short as it can be typed from here."""
+        root, here = self.paths.root, Path.cwd()
+        return str(root.relative_to(here)) if root.is_relative_to(here) else str(root)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def conclude(call: Call, failed: Running | None, *, elapsed_seconds: float) -> int:
+    """Say how the run ended and how it goes on; the exit code."""
+    if call.interrupted:
+        return farewell_of_signal(call)
+    if failed:
+        print("\n".join(["everything is stopped", *call.farewell(failed=True)]), file=sys.stderr)
+        return exit_code(failed, call.paths.root)
+    if call.trains:
+        print_summary(call.console, call.paths.root, elapsed_seconds=elapsed_seconds, command=call.command)
+    else:
+        print_measures(call.console, call.paths.root)
+    return exit_codes.OK
+
+
+def farewell_of_signal(call: Call) -> int:
+    """Say what a run leaves that a signal has ended; the exit code."""
+    name = (
+        f" by {signal.Signals(call.interrupted[0]).name}" if call.interrupted[:1] not in ([], [signal.SIGINT]) else ""
+    )
+    if not call.begun:
+        call.say(f"interrupted{name}: nothing was started")
+    else:
+        call.say("\n".join([f"interrupted{name}: everything is stopped", *call.farewell(failed=False)]))
+    return exit_codes.INTERRUPTED

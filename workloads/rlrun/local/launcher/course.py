@@ -1,0 +1,109 @@
+"""Course of a run on this machine: its processes are started, watched and stopped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rlrun.config.models.run import RunConfig
+from rlrun.local.failure import explain, first_cause
+from rlrun.local.launcher.call import Call
+from rlrun.local.launcher.place import Place
+from rlrun.local.plan import RoleProcess
+from rlrun.local.record import Recorder
+from rlrun.local.shared.sharing import offer, shares, withdraw
+from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
+from rlrun.local.view import View, duration
+from rlrun.tracking.starter import SinkProcess, log_file
+
+_POLL_SECONDS = 0.25
+
+
+def play(
+    call: Call,
+    config: RunConfig,
+    supervisor: Supervisor,
+    sink: SinkProcess | None,
+    specs: list[RoleProcess],
+    place: Place,
+    recorder: Recorder,
+) -> Running | None:
+    """Start the processes, show the run, and stop them at its end.
+
+    Returns:
+        The process that failed; None: all is well, or a signal came.
+    """
+    shared = shares(config)
+    try:
+        supervisor.start(specs)
+        if shared:
+            offer(call.paths, place.ports)
+        view = View(
+            call.console, name=call.name, max_steps=call.spec.max_steps if call.trains else None,
+            metrics=call.paths.metrics, url=f"http://127.0.0.1:{place.ports.metrics}", api_key=place.api_key,
+            plain=call.options.plain or not call.console.is_terminal,
+        )  # fmt: skip
+        with view:
+            failed = _watch(supervisor, view, call.interrupted, sink, recorder, shared=shared)
+            view.update("")
+        if failed:
+            explain(failed, call.paths.root)
+            print("stopping the other processes", file=sys.stderr)
+        return failed
+    finally:
+        withdraw(call.paths)
+        asked = len(call.interrupted)
+        if call.interrupted:
+            kept = "the last trained step is being saved" if call.trains else "what was answered is kept"
+            call.say(
+                f"\nstopping: {kept} (Ctrl-C again stops at once, without that)"
+                if call.trains
+                else f"\nstopping: {kept}"
+            )
+        supervisor.stop(
+            config.trainer.checkpoint.grace_period_seconds + STOP_SECONDS, hurry=lambda: len(call.interrupted) > asked
+        )
+        if sink is not None:
+            _end_tracking(call, sink, hurry=lambda: len(call.interrupted) > asked)
+
+
+def _end_tracking(call: Call, sink: SinkProcess, *, hurry: Callable[[], bool]) -> None:
+    """Have the trackers get the rest; say what to do where they do not."""
+    if not sink.stop(hurry=hurry):
+        log = log_file(Path(call.folder))
+        call.say(
+            f"not everything has reached the trackers ({log} says why); `rlrun track {call.folder}` sends the rest"
+        )
+
+
+def _watch(
+    supervisor: Supervisor,
+    view: View,
+    interrupted: list[int],
+    sink: SinkProcess | None,
+    recorder: Recorder,
+    *,
+    shared: bool,
+) -> Running | None:
+    """Follow the run until the orchestrator has ended it (None), a role has failed (that role), or a signal came (None).
+
+    A trainer that other runs share ends when the last of them has left it.
+    """
+    began = time.monotonic()
+    while not interrupted:
+        if sink is not None:
+            sink.keep()
+        ended = supervisor.exited()
+        done = {r.spec.role for r in ended if r.process.returncode == 0} - {"inference"}
+        if done >= ({"orchestrator", "trainer"} if shared else {"orchestrator"}):
+            return None
+        # The trainer may end with 0 before the orchestrator, when that asked it to; an engine never may.
+        failed = [r for r in ended if r.process.returncode != 0 or r.spec.role == "inference"]
+        if failed:
+            return first_cause(failed)
+        view.update(f"the roles to start since {duration(time.monotonic() - began)}")
+        recorder.beat(view.progress)
+        time.sleep(_POLL_SECONDS)
+    return None
