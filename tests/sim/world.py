@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlrun_operator.decide.snapshot import read_status
+from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.kube.resources import RLRUN
 from rlrun_operator.manager import PRUNE_SECONDS
 from rlrun_operator.status.conditions import find

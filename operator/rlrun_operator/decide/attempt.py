@@ -19,8 +19,9 @@ from rlrun_operator.decide import queueing, status_builder
 from rlrun_operator.decide.attempt_end import begun, fail, restarting
 from rlrun_operator.decide.lifetime import restart_request, rotation_request
 from rlrun_operator.decide.objects import keys, parts
+from rlrun_operator.decide.reading.children import is_ending, rendering_of, uid_of
 from rlrun_operator.decide.running import TAKEN_SECONDS, configuration, follow, storage_at_rest, storage_status
-from rlrun_operator.decide.snapshot import Case, is_ending, rendering_of, uid_of
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.failures import detect
 from rlrun_operator.names import Role, attempt_of, key_attempt_of

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from rlrun_operator.decide import host_run
 from rlrun_operator.decide.objects import keys, parts, volumes
-from rlrun_operator.decide.snapshot import Case, is_ending, replicas
+from rlrun_operator.decide.reading.children import is_ending, replicas
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.failures import detect, node_exclusion
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.pods import Pod

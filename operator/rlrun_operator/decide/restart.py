@@ -9,7 +9,8 @@ from rlrun.api.lifecycle import NodeLossSpec
 from rlrun_operator.decide import hindsight
 from rlrun_operator.decide.attempt import launch, next_attempt
 from rlrun_operator.decide.attempt_end import fail, failure_record, restarting
-from rlrun_operator.decide.snapshot import Case, has_let_go, is_ending, replicas, uid_of
+from rlrun_operator.decide.reading.children import has_let_go, is_ending, replicas, uid_of
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.failures import node_loss, policy
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Actions, Decision, Delete, Scale

@@ -10,7 +10,8 @@ from rlrun_operator import render
 from rlrun_operator.decide import host_run, stall, status_builder
 from rlrun_operator.decide.engines import scaling, spot
 from rlrun_operator.decide.objects import parts, volumes
-from rlrun_operator.decide.snapshot import Case, is_ending, is_refused, replicas, uid_of
+from rlrun_operator.decide.reading.children import is_ending, is_refused, replicas, uid_of
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.decide.trainers import look
 from rlrun_operator.failures import node_exclusion, policy

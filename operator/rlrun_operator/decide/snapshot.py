@@ -1,28 +1,19 @@
-"""One observation, read once: the specification, the past, and which objects belong to this very run."""
+"""One observation, read once: which objects belong to this very run, what may be made of it, and how many pods it wants."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
-
-from pydantic import ValidationError
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import RLRunStatus
-from rlrun.config.models.roles import ASKING_TASKS
-from rlrun.defaults.team import Applied, applied
 from rlrun_operator.decide import host_run
+from rlrun_operator.decide.reading.children import is_ending
+from rlrun_operator.decide.reading.judged_run import JudgedRun
 from rlrun_operator.failures import node_exclusion
 from rlrun_operator.names import (
     HOST_ANNOTATION,
-    RENDERING_ANNOTATION,
-    REPLICA_FAILURE,
     RUN_LABEL,
-    SPEC_HASH_ANNOTATION,
-    Names,
     Ref,
     attempt_of,
     is_made_for,
@@ -32,22 +23,19 @@ from rlrun_operator.pods import Pod, read_pods
 from rlrun_operator.render import Host, RunContext
 from rlrun_operator.restrictions import refusals, refused_claim
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.sharing import holds_slot, host_name
-from rlrun_operator.state import Manifest, Observed
+from rlrun_operator.sharing import holds_slot
+from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
-from rlrun_operator.status.change import StatusChange
 from rlrun_operator.status.conditions import Say, is_true
 from rlrun_operator.status.diagnose import Wanted
-from rlrun_operator.status.words import ASKING, TRAINING, Words
 from rlrun_operator.times import seconds_of
-from rlrun_operator.validate_spec import Judgement, bounded, judge
+from rlrun_operator.validate_spec import bounded
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(JudgedRun):
     """Subject of a decision."""
 
-    observed: Observed
     now: float
     """Seconds since the epoch."""
     settings: RenderSettings
@@ -61,70 +49,6 @@ class Case:
         case = replace(self, beginning=True)
         case.__dict__.update({name: found for name, found in self.__dict__.items() if name in _OF_ANY_PASS})
         return case
-
-    @cached_property
-    def metadata(self) -> Manifest:
-        """Metadata of the RLRun."""
-        found: Manifest = self.observed.run["metadata"]
-        return found
-
-    @cached_property
-    def names(self) -> Names:
-        return Names(str(self.metadata["name"]))
-
-    @cached_property
-    def generation(self) -> int | None:
-        found = self.metadata.get("generation")
-        return int(found) if found is not None else None
-
-    @cached_property
-    def past(self) -> RLRunStatus:
-        """The status as it was written last, with this release's mark of the specification where an earlier one gave it another."""
-        status = read_status(self.observed.run.get("status") or {})
-        return StatusChange(spec_hash=self._present(status.spec_hash)).applied_to(status)
-
-    def hash_of(self, child: Manifest) -> str | None:
-        """Mark of the specification that a workload was rendered from."""
-        found = (child["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
-        return self._present(str(found)) if found is not None else None
-
-    def _present(self, mark: str | None) -> str | None:
-        if mark in (None, self.judgement.spec_hash):  # the marks of earlier releases cost as much as all else of a pass
-            return mark
-        return self.judgement.spec_hash if mark in self.judgement.former_spec_hashes else mark
-
-    @cached_property
-    def applied(self) -> Applied:
-        """The run with its namespace's defaults."""
-        return applied(self.observed.run, self.observed.defaults)
-
-    @cached_property
-    def judgement(self) -> Judgement:
-        """Judgement of the run with its defaults, or without them where those alone are in the way (`unfit_defaults`)."""
-        return judge(self.observed.run) if self.unfit_defaults else judge(self.applied.run)
-
-    @cached_property
-    def unfit_defaults(self) -> str:
-        """Reason why a usable specification does not go with its namespace's defaults."""
-        defaults = self.observed.defaults
-        if defaults is None or not self.applied.taken or not (problems := judge(self.applied.run).problems):
-            return ""
-        if judge(self.observed.run).spec is None:
-            return ""
-        return (
-            f"with the defaults of ConfigMap {defaults.config_map} ({', '.join(self.applied.taken)}): {problems}; give the run "
-            "values of its own there, or change the defaults"
-        )
-
-    @property
-    def spec(self) -> RLRunSpec | None:
-        """None: it cannot be run, by our judgement or by the API server's."""
-        return None if self.observed.rejection else self.judgement.spec
-
-    @cached_property
-    def problems(self) -> str:
-        """Reasons why there is no usable specification."""
-        return self.judgement.problems or self.observed.rejection or ""
 
     @cached_property
     def forbidden(self) -> str:
@@ -159,10 +83,6 @@ class Case:
             return (child["metadata"].get("labels") or {}).get(RUN_LABEL) == self.names.run
         return is_made_for(child["metadata"], self.names.run)
 
-    @cached_property
-    def spec_hash(self) -> str | None:
-        return self.judgement.spec_hash if self.spec is not None else None
-
     def context(self, spec: RLRunSpec, attempt: int) -> RunContext:
         """Input of the builders."""
         known = self.judgement.spec_hash if spec is self.judgement.spec else None
@@ -183,11 +103,6 @@ class Case:
             excluded=tuple(node.name for node in node_exclusion.active(self.past, self.now)),
             placed=self.observed.admission.placed if self.observed.admission is not None else {},
         )
-
-    @cached_property
-    def host_name(self) -> str | None:
-        """The run whose trainer and engines this one uses; None: its own."""
-        return host_name(self.observed.run)
 
     @cached_property
     def host(self) -> Host | None:
@@ -376,39 +291,6 @@ class Case:
         return self.serves and self.spec is not None and self.spec.inference.autoscale is not None
 
     @property
-    def _task(self) -> object:
-        """Task as it stands there: the rest of the specification may be invalid. It never changes."""
-        return (self.observed.run.get("spec") or {}).get("task", "RL")
-
-    @property
-    def _colocates(self) -> bool:
-        """True if engines run in the trainer's pods, as it stands there."""
-        placement = (self.observed.run.get("spec") or {}).get("placement")
-        return isinstance(placement, dict) and placement.get("colocate") is True
-
-    @property
-    def serves(self) -> bool:
-        """True if the run has engines in pods of their own: supervised fine-tuning has none, a guest uses its host's."""
-        return self.host_name is None and self._task != "SFT" and not self._colocates
-
-    @property
-    def trains(self) -> bool:
-        """True if something is trained, by a trainer of the run's own or by its host's."""
-        return self._task not in ASKING_TASKS
-
-    @property
-    def words(self) -> Words:
-        """Parts of messages."""
-        return TRAINING if self.trains else ASKING
-
-    @cached_property
-    def total_steps(self) -> int:
-        """0: the orchestrator alone knows how many answers are wanted."""
-        if not self.trains:
-            return 0
-        return self.spec.max_steps if self.spec is not None else self.past.progress.total_steps
-
-    @property
     def claim_is_ending(self) -> bool:
         """True if the run's own claim is being deleted. It is there until no pod that has a node uses it, and takes no pod meanwhile."""
         return self.wanted.own_claim and self.claim is not None and is_ending(self.claim)
@@ -430,68 +312,3 @@ _OF_ANY_PASS = frozenset(
     ("applied", "past", "judgement", "metadata", "names", "_pods", "group", "host", "host_available")
 )
 """Properties that take long and do not depend on whether an attempt begins; `wanted` and what is made of it do."""
-
-
-def rendering_of(child: Manifest) -> str | None:
-    """Mark of how a workload's pods were rendered; None: rendered by a release before there were marks, or a single pod."""
-    found = (child["metadata"].get("annotations") or {}).get(RENDERING_ANNOTATION)
-    return str(found) if found is not None else None
-
-
-def replicas(child: Manifest | None) -> int:
-    """Number of pods that a workload asks for."""
-    return int(((child or {}).get("spec") or {}).get("replicas") or 0)
-
-
-def uid_of(child: Manifest) -> str:
-    """UID, which distinguishes an object from its successors of the same name."""
-    return str(child["metadata"]["uid"])
-
-
-def is_refused(deployment: Manifest | None) -> bool:
-    """True if a Deployment's controller may not make a pod now."""
-    conditions = ((deployment or {}).get("status") or {}).get("conditions") or ()
-    return any(c["type"] == REPLICA_FAILURE and c["status"] == "True" for c in conditions)
-
-
-def is_ending(child: Manifest) -> bool:
-    """True if an object's deletion was requested."""
-    return "deletionTimestamp" in child["metadata"]
-
-
-def has_let_go(statefulset: Manifest | None) -> bool:
-    """True if the StatefulSet's controller itself knows that no pods are wanted, so that none appears any more."""
-    if statefulset is None:
-        return True
-    status = statefulset.get("status") or {}
-    generation = statefulset["metadata"].get("generation", 0)
-    seen = status.get("observedGeneration", 0) >= generation
-    return not is_ending(statefulset) and replicas(statefulset) == 0 and seen and not status.get("replicas")
-
-
-def read_status(raw: Manifest) -> RLRunStatus:
-    """A written status; what this release does not know or cannot read is left out of it."""
-    document: object = raw
-    for _ in range(100):
-        try:
-            return RLRunStatus.model_validate(document)
-        except ValidationError as error:
-            document = copy.deepcopy(document) if document is raw else document
-            for detail in sorted(error.errors(), key=lambda d: str(d["loc"]), reverse=True):
-                _drop(document, detail["loc"])
-    return RLRunStatus()
-
-
-def _drop(document: Any, loc: tuple[int | str, ...]) -> None:
-    """Remove the smallest thing around `loc` that exists."""
-    place = document
-    for i, part in enumerate(loc):
-        try:
-            inner = place[part]
-        except (KeyError, IndexError, TypeError):
-            return _drop(document, loc[:i]) if i else None
-        if i == len(loc) - 1:
-            del place[part]
-            return None
-        place = inner
-    return None

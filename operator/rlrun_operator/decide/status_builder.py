@@ -18,7 +18,8 @@ from rlrun.runtime.printable import printable
 from rlrun_operator.decide import lifetime, queueing
 from rlrun_operator.decide.cost import budget, split
 from rlrun_operator.decide.objects import growth
-from rlrun_operator.decide.snapshot import Case, read_status
+from rlrun_operator.decide.reading.written_status import read_status
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_number
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Json, Manifest, Urgency

@@ -15,9 +15,10 @@ from rlrun_operator.decide import queueing, status_builder
 from rlrun_operator.decide.attempt import launch, next_attempt
 from rlrun_operator.decide.attempt_end import begun
 from rlrun_operator.decide.cost import budget
+from rlrun_operator.decide.reading.children import has_let_go, is_ending, uid_of
 from rlrun_operator.decide.restart import listed, overdue, removals, settles_in
 from rlrun_operator.decide.running import standing, storage_at_rest
-from rlrun_operator.decide.snapshot import Case, has_let_go, is_ending, uid_of
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Decision, Delete
 from rlrun_operator.status import progress, reasons

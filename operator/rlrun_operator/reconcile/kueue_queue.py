@@ -8,7 +8,8 @@ from typing import Literal
 
 from rlrun.api.resource import RLRunSpec
 from rlrun_operator.decide import queueing
-from rlrun_operator.decide.snapshot import Case, has_let_go
+from rlrun_operator.decide.reading.children import has_let_go
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.kube.client import ApiError, UnavailableError
 from rlrun_operator.kube.resources import WORKLOAD
 from rlrun_operator.names import SPOT_SET

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 from rlrun.api.status import UNSERVED
 from rlrun.backoff import backoff
 from rlrun_operator.decide.objects import growth
+from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.decide.running import TAKEN_SECONDS
-from rlrun_operator.decide.snapshot import read_status
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import RLRUN
 from rlrun_operator.names import Names

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from rlrun.api.status import COUNT_MAX, UNSERVED, Phase, RLRunStatus
 from rlrun.protocol.messages.start_times import RESTART_PHASES
 from rlrun_operator.decide.cost.split import Use
-from rlrun_operator.decide.snapshot import read_status
+from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.gpus import gpus_of, resource_of
 from rlrun_operator.kube.resources import POD
 from rlrun_operator.names import ROLE_LABEL, ROLES

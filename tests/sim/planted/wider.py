@@ -10,7 +10,7 @@ from typing import Any
 from rlrun_operator import render
 from rlrun_operator.decide import restart, running, snapshot, state_machine, status_builder, suspend
 from rlrun_operator.decide.objects import keys, parts, volumes
-from rlrun_operator.decide.snapshot import is_ending, replicas
+from rlrun_operator.decide.reading.children import is_ending, replicas
 from rlrun_operator.failures import policy
 from rlrun_operator.kube import client
 from rlrun_operator.kube.client import ApiError

@@ -17,7 +17,8 @@ from rlrun.protocol.messages import annotations as keys
 from rlrun.protocol.messages.spot_wish import SpotWish
 from rlrun_operator.decide import stall
 from rlrun_operator.decide.engines.autoscale import Choice, Rules, choose
-from rlrun_operator.decide.snapshot import Case, is_ending, replicas, uid_of
+from rlrun_operator.decide.reading.children import is_ending, replicas, uid_of
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import Ref
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Annotate, Manifest, Scale

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from rlrun.api.status import InferenceStatus, SpotStatus
 from rlrun_operator import render
-from rlrun_operator.decide.snapshot import Case, is_ending, is_refused, rendering_of, replicas, uid_of
+from rlrun_operator.decide.reading.children import is_ending, is_refused, rendering_of, replicas, uid_of
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import RENDERING_ANNOTATION, SPOT_NODES_ANNOTATION
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Apply, Delete, Manifest

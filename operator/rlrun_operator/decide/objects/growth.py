@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from rlrun.api.kubernetes import amount
 from rlrun.api.status import StorageStatus
-from rlrun_operator.decide.snapshot import Case, is_ending, uid_of
+from rlrun_operator.decide.reading.children import is_ending, uid_of
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.state import Grow, Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import Say, find

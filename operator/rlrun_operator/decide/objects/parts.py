@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rlrun_operator import render
-from rlrun_operator.decide.snapshot import Case, is_ending
+from rlrun_operator.decide.reading.children import is_ending
+from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.managed_fields import unheld
 from rlrun_operator.names import CONFIG_ANNOTATION, Ref, is_made_for

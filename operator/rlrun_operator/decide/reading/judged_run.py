@@ -1,0 +1,131 @@
+"""The run's own object, read once: its specification with the namespace's defaults, the judgement of it, and the status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.api.status import RLRunStatus
+from rlrun.config.models.roles import ASKING_TASKS
+from rlrun.defaults.team import Applied, applied
+from rlrun_operator.decide.reading.written_status import read_status
+from rlrun_operator.names import SPEC_HASH_ANNOTATION, Names
+from rlrun_operator.sharing import host_name
+from rlrun_operator.state import Manifest, Observed
+from rlrun_operator.status.change import StatusChange
+from rlrun_operator.status.words import ASKING, TRAINING, Words
+from rlrun_operator.validate_spec import Judgement, judge
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run as its object says, whatever exists of it."""
+
+    observed: Observed
+
+    @cached_property
+    def metadata(self) -> Manifest:
+        """Metadata of the RLRun."""
+        found: Manifest = self.observed.run["metadata"]
+        return found
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(str(self.metadata["name"]))
+
+    @cached_property
+    def generation(self) -> int | None:
+        found = self.metadata.get("generation")
+        return int(found) if found is not None else None
+
+    @cached_property
+    def past(self) -> RLRunStatus:
+        """The status as it was written last, with this release's mark of the specification where an earlier one gave it another."""
+        status = read_status(self.observed.run.get("status") or {})
+        return StatusChange(spec_hash=self._present(status.spec_hash)).applied_to(status)
+
+    def hash_of(self, child: Manifest) -> str | None:
+        """Mark of the specification that a workload was rendered from."""
+        found = (child["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
+        return self._present(str(found)) if found is not None else None
+
+    def _present(self, mark: str | None) -> str | None:
+        if mark in (None, self.judgement.spec_hash):  # the marks of earlier releases cost as much as all else of a pass
+            return mark
+        return self.judgement.spec_hash if mark in self.judgement.former_spec_hashes else mark
+
+    @cached_property
+    def applied(self) -> Applied:
+        """The run with its namespace's defaults."""
+        return applied(self.observed.run, self.observed.defaults)
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        """Judgement of the run with its defaults, or without them where those alone are in the way (`unfit_defaults`)."""
+        return judge(self.observed.run) if self.unfit_defaults else judge(self.applied.run)
+
+    @cached_property
+    def unfit_defaults(self) -> str:
+        """Reason why a usable specification does not go with its namespace's defaults."""
+        defaults = self.observed.defaults
+        if defaults is None or not self.applied.taken or not (problems := judge(self.applied.run).problems):
+            return ""
+        if judge(self.observed.run).spec is None:
+            return ""
+        return (
+            f"with the defaults of ConfigMap {defaults.config_map} ({', '.join(self.applied.taken)}): {problems}; give the run "
+            "values of its own there, or change the defaults"
+        )
+
+    @property
+    def spec(self) -> RLRunSpec | None:
+        """None: it cannot be run, by our judgement or by the API server's."""
+        return None if self.observed.rejection else self.judgement.spec
+
+    @cached_property
+    def problems(self) -> str:
+        """Reasons why there is no usable specification."""
+        return self.judgement.problems or self.observed.rejection or ""
+
+    @cached_property
+    def spec_hash(self) -> str | None:
+        return self.judgement.spec_hash if self.spec is not None else None
+
+    @cached_property
+    def host_name(self) -> str | None:
+        """The run whose trainer and engines this one uses; None: its own."""
+        return host_name(self.observed.run)
+
+    @property
+    def _task(self) -> object:
+        """Task as it stands there: the rest of the specification may be invalid. It never changes."""
+        return (self.observed.run.get("spec") or {}).get("task", "RL")
+
+    @property
+    def _colocates(self) -> bool:
+        """True if engines run in the trainer's pods, as it stands there."""
+        placement = (self.observed.run.get("spec") or {}).get("placement")
+        return isinstance(placement, dict) and placement.get("colocate") is True
+
+    @property
+    def serves(self) -> bool:
+        """True if the run has engines in pods of their own: supervised fine-tuning has none, a guest uses its host's."""
+        return self.host_name is None and self._task != "SFT" and not self._colocates
+
+    @property
+    def trains(self) -> bool:
+        """True if something is trained, by a trainer of the run's own or by its host's."""
+        return self._task not in ASKING_TASKS
+
+    @property
+    def words(self) -> Words:
+        """Parts of messages."""
+        return TRAINING if self.trains else ASKING
+
+    @cached_property
+    def total_steps(self) -> int:
+        """0: the orchestrator alone knows how many answers are wanted."""
+        if not self.trains:
+            return 0
+        return self.spec.max_steps if self.spec is not None else self.past.progress.total_steps

@@ -1,0 +1,39 @@
+"""The status that this operator or another release has written, read back."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlrun.api.status import RLRunStatus
+from rlrun_operator.state import Manifest
+
+
+def read_status(raw: Manifest) -> RLRunStatus:
+    """A written status; what this release does not know or cannot read is left out of it."""
+    document: object = raw
+    for _ in range(100):
+        try:
+            return RLRunStatus.model_validate(document)
+        except ValidationError as error:
+            document = copy.deepcopy(document) if document is raw else document
+            for detail in sorted(error.errors(), key=lambda d: str(d["loc"]), reverse=True):
+                _drop(document, detail["loc"])
+    return RLRunStatus()
+
+
+def _drop(document: Any, loc: tuple[int | str, ...]) -> None:
+    """Remove the smallest thing around `loc` that exists."""
+    place = document
+    for i, part in enumerate(loc):
+        try:
+            inner = place[part]
+        except (KeyError, IndexError, TypeError):
+            return _drop(document, loc[:i]) if i else None
+        if i == len(loc) - 1:
+            del place[part]
+            return None
+        place = inner
+    return None
