@@ -6,9 +6,10 @@ from rlrun_operator.decide import lifetime, status_builder
 from rlrun_operator.decide.attempt_end import begun, ends_run, record, run_over
 from rlrun_operator.decide.cause import cause_of
 from rlrun_operator.decide.objects import parts
+from rlrun_operator.decide.objects.corrections import engines_as_specified
 from rlrun_operator.decide.reading.children import is_ending, uid_of
 from rlrun_operator.decide.restart import hurried
-from rlrun_operator.decide.running import configuration, engines_as_specified, of_inference
+from rlrun_operator.decide.running import configuration, of_inference
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.state import Actions, Decision, Delete

@@ -1,4 +1,4 @@
-"""Supervision of an attempt whose workloads exist: its report, and the little that is corrected while it runs."""
+"""Supervision of an attempt whose workloads exist: its report, and when it is looked at again."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from collections.abc import Mapping
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import StorageStatus
-from rlrun_operator import render
 from rlrun_operator.decide import host_run, stall, status_builder
 from rlrun_operator.decide.engines import scaling, spot
-from rlrun_operator.decide.objects import parts, volumes
-from rlrun_operator.decide.reading.children import is_ending, is_refused, replicas, uid_of
+from rlrun_operator.decide.objects import corrections, parts, volumes
+from rlrun_operator.decide.reading.children import is_refused
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.decide.trainers import look
 from rlrun_operator.failures import node_exclusion, policy
-from rlrun_operator.names import ACCESS_ANNOTATION
-from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Delete, Manifest, Scale
+from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Decision
 from rlrun_operator.status import diagnose, progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange, combined
 from rlrun_operator.status.conditions import Say, begun, find, is_true, not_failed, since
@@ -50,15 +48,15 @@ def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: 
     beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.see(case, attempt)
     again = _look_again(case, scene, heard, waits, said)
     wakes = [actions.wake_in, again.wake_in, beside.wake_in]
-    corrected = _corrected(case, attempt, begins, bool(actions.apply))
+    corrected = corrections.corrected(case, attempt, begins, bool(actions.apply))
     todo = Actions(
-        create=(*actions.create, *_lost_claim(case, attempt)),
+        create=(*actions.create, *corrections.lost_claim(case, attempt)),
         apply=(*actions.apply, *corrected, *spot_engines),
         dry_run=actions.dry_run,
         annotate=() if begins else (*scaling.asked(case, heard), *engine_marks),
-        scale=() if begins else (*engine_scales, *_scales(case)),
-        delete=(*_zombies(case, attempt), *spot.removals(case)),
-        repair=(*_lost_lease(case, attempt), *beside.repair),
+        scale=() if begins else (*engine_scales, *corrections.scales(case)),
+        delete=(*corrections.zombies(case, attempt), *spot.removals(case)),
+        repair=(*corrections.lost_lease(case, attempt), *beside.repair),
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=again.look_up,
     )
@@ -318,21 +316,6 @@ def _until_on_record(case: Case, ready: Say) -> float | None:
     return SOON_SECONDS if is_true(case.past.conditions, reasons.PODS_READY) != (ready.status == "True") else None
 
 
-def _scales(case: Case) -> list[Scale]:
-    """A trainer that a user has scaled returns to what it was made with."""
-    if case.spec is None or case.statefulset is None or is_ending(case.statefulset):
-        return []
-    trainers = case.wanted.trainers
-    if case.past.launched_attempt != case.past.attempt or replicas(case.statefulset) == trainers:
-        return []
-    return [Scale(case.trainer_ref, uid_of(case.statefulset), trainers)]
-
-
-def engines_as_specified(case: Case) -> tuple[list[Scale], list[Apply]]:
-    """Writes that keep the engines of a run whose attempt is over serving its guests."""
-    return scaling.scaled(case, None)[1], _lost_deployment(case, False)
-
-
 def _unmade(case: Case) -> Say | None:
     """Progressing of an attempt that lacks what a foreign object has the name of."""
     if case.taken is None:
@@ -352,65 +335,3 @@ def _unseen(case: Case) -> Say | None:
         return None
     message = f"{refused.message}; the run goes on, and its progress cannot be seen"
     return Say("Unknown", refused.reason, message)
-
-
-def _corrected(case: Case, attempt: int, begins: bool, in_hand: bool) -> list[Apply]:
-    """Writes that put right what belongs to a running attempt. Where a foreign object is in the way, the rest goes on."""
-    if case.taken is not None:
-        return []
-    lost = _lost_deployment(case, begins or in_hand)
-    return [*lost, *_edited_budget(case, begins), *_moved_access(case, attempt, begins)]
-
-
-def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
-    """Engines never fail a run, so a deleted Deployment is made again within the attempt."""
-    if in_hand or case.spec is None or case.forbidden or not case.serves or case.deployment is not None:
-        return []
-    made = render.workloads(case.context(case.spec, case.past.attempt)).inference
-    return [] if made is None else [Apply(made, expect_absent=True)]
-
-
-def _edited_budget(case: Case, begins: bool) -> list[Apply]:
-    """The budget after an edit of `inference`, which a drain has to follow; applied until the edit is on record."""
-    if begins or case.spec is None or not case.serves or case.generation == case.past.observed_generation:
-        return []
-    context = case.context(case.spec, case.past.attempt)
-    if not render.has_engines_to_keep(context):
-        return []
-    return parts.applies(case, [render.eviction_budget(context)])
-
-
-def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:
-    """The orchestrator goes on renewing its Lease where the API server has other addresses than when the attempt began."""
-    spec, network = case.spec, case.settings.network
-    if begins or not network.discovered or spec is None or spec.network_policy.mode == "None":
-        return []
-    asking = [pod for pod in case.group if pod.role == "orchestrator" and pod.attempt == attempt]
-    known = {(pod.manifest["metadata"].get("annotations") or {}).get(ACCESS_ANNOTATION) for pod in asking}
-    if not asking or network.mark in (*known, case.observed.access):
-        return []
-    return parts.applies(case, [render.orchestrator_policy(case.context(spec, attempt))])
-
-
-def _lost_claim(case: Case, attempt: int) -> list[Manifest]:
-    """A claim that went before any pod could use it."""
-    gone = case.wanted.own_claim and case.claim is None
-    return _prerequisite(case, attempt, "PersistentVolumeClaim") if gone else []
-
-
-def _lost_lease(case: Case, attempt: int) -> list[Apply]:
-    """The Lease, which the orchestrator may renew but not make. Where it is refused, all else goes on."""
-    made = _prerequisite(case, attempt, "Lease") if case.observed.lease is None else []
-    return [Apply(lease, expect_absent=True) for lease in made]
-
-
-def _prerequisite(case: Case, attempt: int, kind: str) -> list[Manifest]:
-    if case.past.launched_attempt != attempt or case.spec is None or case.taken is not None:
-        return []
-    made = render.prerequisites(case.context(case.spec, attempt)).create
-    return [child for child in made if child["kind"] == kind]
-
-
-def _zombies(case: Case, attempt: int) -> list[Delete]:
-    """Pods of an older attempt that appeared after all: a controller may act on a view of before."""
-    return [Delete(pod.ref, pod.uid) for pod in case.group if pod.attempt < attempt and pod.deleted_at is None]

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlrun_operator import render
 from rlrun_operator.decide import restart, running, snapshot, state_machine, status_builder, suspend
-from rlrun_operator.decide.objects import keys, parts, volumes
+from rlrun_operator.decide.objects import corrections, keys, parts, volumes
 from rlrun_operator.decide.reading.children import is_ending, replicas
 from rlrun_operator.failures import policy
 from rlrun_operator.kube import client
@@ -60,7 +60,7 @@ def the_oldest_event_is_told(stack: contextlib.ExitStack) -> None:
 
 
 def a_lost_deployment_is_not_made_again(stack: contextlib.ExitStack) -> None:
-    put(stack, running, "_lost_deployment", lambda *given: [])
+    put(stack, corrections, "_lost_deployment", lambda *given: [])
 
 
 # ---- children
@@ -167,7 +167,7 @@ def what_was_kept_out_is_never_tried_again(stack: contextlib.ExitStack) -> None:
 
 
 def another_release_renders_what_runs_again(stack: contextlib.ExitStack) -> None:
-    real = running._lost_deployment
+    real = corrections._lost_deployment
 
     def lost(found: snapshot.Case, in_hand: bool) -> list[Apply]:
         other = (
@@ -178,7 +178,7 @@ def another_release_renders_what_runs_again(stack: contextlib.ExitStack) -> None
         )
         return [Apply(made)] if made is not None else real(found, in_hand)
 
-    put(stack, running, "_lost_deployment", lost)
+    put(stack, corrections, "_lost_deployment", lost)
 
 
 def a_new_leader_believes_its_first_list(stack: contextlib.ExitStack) -> None:

@@ -1,1 +1,1 @@
-"""Objects of a run beside its workloads: the growth of its claim, its API key, its volume, and the repair of the rest. Pure."""
+"""Objects of a run: its growing claim, its API key, its volume, the repair of small ones, and corrections of a running attempt. Pure."""
