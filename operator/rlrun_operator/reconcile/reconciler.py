@@ -6,14 +6,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rlrun.api.status import UNSERVED
 from rlrun.backoff import backoff
 from rlrun_operator.decide.objects import growth
-from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import RLRUN
@@ -26,6 +25,8 @@ from rlrun_operator.reconcile.apply import (
     RejectedError,
     StaleViewError,
 )
+from rlrun_operator.reconcile.kept_out import kept_out_event, waiting
+from rlrun_operator.reconcile.memory import Memory, Taken, edition_of, wanted_of
 from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe
 from rlrun_operator.render.origin import told
 from rlrun_operator.runtime.cache import Key, Store
@@ -40,14 +41,11 @@ from rlrun_operator.state import (
     Grow,
     Manifest,
     Observed,
-    TeamDefaults,
     Ungrown,
     progress_seconds,
 )
-from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import phase, raw_conditions
 from rlrun_operator.times import seconds_of
-from rlrun_operator.validate_spec import bounded, forget, shorten
+from rlrun_operator.validate_spec import bounded, forget
 
 ROUNDS = 4
 """Decisions in one pass, when the first ones turn out to rest on an old state."""
@@ -55,7 +53,6 @@ KEPT_OUT_SECONDS, LONGEST_KEPT_OUT_SECONDS = 10.0, 60.0
 """Seconds until the next try when admission keeps an object out; always the first where it is a quota, else doubled each time."""
 SETTLE_SECONDS = 0.2
 """Look at the result of own writes, and at a burst of events of other controllers, after this long."""
-_OF_LIFE = (reasons.SUSPENDED, reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED)
 log = logging.getLogger(__name__)
 
 
@@ -72,49 +69,6 @@ class Queue(Protocol):
 
     async def answer(self, run: Manifest) -> Admission | None:
         """Answer for one run; None: it waits in no queue, and its attempts may begin."""
-
-
-class _Taken(NamedTuple):
-    """A foreign object that has a child's name.
-
-    Attributes:
-        wanted: the state of the run that needs the name: another one may do without.
-        child: the child.
-        until: when it is looked at again (steady clock).
-    """
-
-    wanted: tuple[object, ...]
-    child: Manifest
-    until: float
-
-
-@dataclass
-class _Memory:
-    """Memory that the passes over one run leave for the next."""
-
-    rejection: tuple[tuple[object, ...], str] | None = None
-    """Edition of the run, and message: what the API server refused."""
-    taken: _Taken | None = None
-    written_at: float = float("-inf")
-    """Time of the last write of the status (steady clock)."""
-    kept_out: list[Manifest] = field(default_factory=list)
-    """Events about objects that admission keeps out."""
-    tries: int = 0
-    """Tries in a row in which something else than a quota kept an object out."""
-    lost_key: tuple[str, str] | None = None
-    """UID of the run, and the Secret with its key that was not there."""
-    access: str | None = None
-    """See `Observed`."""
-    repaired_at: float = float("-inf")
-    """Time at which a part was asked to be put right last (steady clock)."""
-    ungrown: Ungrown | None = None
-    """The last growth of the claim, if it was refused."""
-    ungrown_until: float = float("-inf")
-    """Time until which that is believed (steady clock)."""
-    growths_refused: int = 0
-    """Number of refusals in a row."""
-    sent: tuple[Manifest, Manifest] | None = None
-    """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +120,7 @@ class Reconciler:
         self._clock = clock
         self._random = random or Random()
         self._applier = Applier(outside.client, outside.store, now)
-        self._memories: dict[Key, _Memory] = {}
+        self._memories: dict[Key, Memory] = {}
 
     def settle_network(self, network: NetworkSettings) -> None:
         """Render with other settings of the network from now on; the next pass over each run applies them."""
@@ -187,7 +141,7 @@ class Reconciler:
             self._metrics.reconcile_seconds.labels(outcome).observe(self._clock() - started)
 
     async def _pass(self, key: Key) -> None:
-        memory = self._memories.setdefault(key, _Memory())
+        memory = self._memories.setdefault(key, Memory())
         await self._look_at_taken(key, memory)
         for _ in range(ROUNDS):
             observed = self._observe(key, memory)
@@ -226,7 +180,7 @@ class Reconciler:
             return
         raise UnavailableError("the cluster changes faster than it can be read")
 
-    async def _acted(self, key: Key, observed: Observed, decision: Decision, memory: _Memory) -> Decision | None:
+    async def _acted(self, key: Key, observed: Observed, decision: Decision, memory: Memory) -> Decision | None:
         """Carry out a decision.
 
         Returns:
@@ -244,13 +198,13 @@ class Reconciler:
         except RejectedError as error:
             metadata = observed.run["metadata"]
             problems = told(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
-            memory.rejection = (_edition(metadata, observed.defaults), bounded(problems))
+            memory.rejection = (edition_of(metadata, observed.defaults), bounded(problems))
             return None
         except KeyLostError as error:
             memory.lost_key = observed.run["metadata"]["uid"], str(error)
             return None
         except NameTakenError as error:
-            memory.taken = _Taken(_wanted(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
+            memory.taken = Taken(wanted_of(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
             return None
         except KeptOutError as error:
             return self._kept_out(key, observed.run, decision, error, memory)
@@ -261,28 +215,28 @@ class Reconciler:
         return decision
 
     def _kept_out(
-        self, key: Key, run: Manifest, decision: Decision, error: KeptOutError, memory: _Memory
+        self, key: Key, run: Manifest, decision: Decision, error: KeptOutError, memory: Memory
     ) -> Decision | None:
         """The decision of a run that waits for admission, looked at again after a pause; None where the refusal is new."""
-        if memory.kept_out != (refused := [_kept_out_event(error)]):
+        if memory.kept_out != (refused := [kept_out_event(error)]):
             memory.kept_out = refused
             return None
         memory.tries = 0 if error.quota else memory.tries + 1
         wait = backoff(memory.tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
         self._again(key, wait)
-        return _waiting(decision, run, rest_done=error.rest_done)
+        return waiting(decision, run, rest_done=error.rest_done)
 
-    def _observe(self, key: Key, memory: _Memory) -> Observed | None:
+    def _observe(self, key: Key, memory: Memory) -> Observed | None:
         rejection = None
         run = self._store.get(RLRUN.kind, *key)
         if run is not None and memory.rejection is not None:
             edition, message = memory.rejection
-            if edition == _edition(run["metadata"], defaults_of(self._store, key[0])):
+            if edition == edition_of(run["metadata"], defaults_of(self._store, key[0])):
                 rejection = message
         taken = None
         if run is not None and memory.taken is not None:
             wanted, child, until = memory.taken
-            here = wanted == _wanted(run) and self._clock() < until
+            here = wanted == wanted_of(run) and self._clock() < until
             taken = f"{child['kind']} {child['metadata']['name']}" if here else None
         ungrown = memory.ungrown if self._clock() < memory.ungrown_until else None
         found = observe(self._store, key, rejection=rejection, taken=taken, access=memory.access, ungrown=ungrown)
@@ -294,18 +248,18 @@ class Reconciler:
             lost = secret if uid == found.run["metadata"]["uid"] else None
         return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost)
 
-    async def _look_at_taken(self, key: Key, memory: _Memory) -> None:
+    async def _look_at_taken(self, key: Key, memory: Memory) -> None:
         """Look at a taken name again: one read in place of all the writes that come before that child."""
         taken, run = memory.taken, self._store.get(RLRUN.kind, *key)
         if taken is None or run is None:
             return
-        if taken.wanted != _wanted(run):  # it may need other names now
+        if taken.wanted != wanted_of(run):  # it may need other names now
             memory.taken = None
         elif self._clock() >= taken.until:
             still = await self._applier.is_taken(taken.child)
             memory.taken = taken._replace(until=self._clock() + TAKEN_SECONDS) if still else None
 
-    async def _grown(self, key: Key, grow: Grow, memory: _Memory) -> bool:
+    async def _grown(self, key: Key, grow: Grow, memory: Memory) -> bool:
         """Enlarge the claim; False: that is refused."""
         text = await self._applier.grow(key[0], grow)
         if text is None:
@@ -318,7 +272,7 @@ class Reconciler:
         memory.ungrown, memory.ungrown_until = Ungrown(grow, text), self._clock() + wait
         return False
 
-    async def _decided(self, observed: Observed, memory: _Memory) -> Decision:
+    async def _decided(self, observed: Observed, memory: Memory) -> Decision:
         """A decision, made once more when it asks for facts that can be looked up."""
         random, fresh_key, now = self._random.random(), secrets.token_urlsafe(32), self._now()
 
@@ -332,7 +286,7 @@ class Reconciler:
                 decision = ask(observed)
         return decision
 
-    async def _report(self, key: Key, run: Manifest, decision: Decision, memory: _Memory) -> None:
+    async def _report(self, key: Key, run: Manifest, decision: Decision, memory: Memory) -> None:
         old: Mapping[str, object] = run.get("status") or {}
         if old == decision.status or memory.sent == (decision.status, old):
             await self._post(run, decision.events)
@@ -396,59 +350,3 @@ def merge_patch(old: Mapping[str, object], new: Mapping[str, object]) -> dict[st
         else:
             patch[name] = value
     return patch
-
-
-def _edition(metadata: Manifest, defaults: TeamDefaults | None) -> tuple[object, ...]:
-    """Sources that children are rendered from: the run's specification, and its namespace's defaults."""
-    return metadata["uid"], metadata.get("generation", 0), defaults.mark if defaults is not None else None
-
-
-def _wanted(run: Manifest) -> tuple[object, ...]:
-    """State of a run that decides which names it needs."""
-    metadata, status = run["metadata"], run.get("status") or {}
-    return metadata["uid"], metadata.get("generation", 0), status.get("attempt")
-
-
-def _kept_out_event(error: KeptOutError) -> Manifest:
-    metadata = error.manifest["metadata"]
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "type": "Warning",
-        "reason": "FailedCreate",
-        "message": str(error),
-        "involvedObject": {
-            "kind": error.manifest["kind"],
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-        },
-    }
-
-
-def _waiting(decision: Decision, run: Manifest, *, rest_done: bool) -> Decision:
-    """Only the report of a decision that waits for admission. It must not record as done what was not done."""
-    status = decision.status
-    if not rest_done:
-        before: Mapping[str, object] = run.get("status") or {}
-        told = {name: status[name] for name in ("reason", "message") if name in status}
-        conditions = _where_it_was(before, status)
-        then = read_status({**before, "conditions": conditions})
-        now = phase(then.conditions, then.attempt)
-        status = {**before, **told, "phase": now, "conditions": conditions}
-    return Decision(status=status, urgency=decision.urgency, events=decision.events if rest_done else ())
-
-
-def _where_it_was(before: Mapping[str, object], after: Mapping[str, object]) -> list[Manifest]:
-    """The new conditions, but for those that say where the run is in its life: the attempt that they speak of has not begun.
-
-    They speak of no later generation than the status does: an edit that waits is not acted on.
-    """
-    kept = {c["type"]: c for c in raw_conditions(before) if c.get("type") in _OF_LIFE}
-    if (resting := kept.get(reasons.SUSPENDED, {})).get("status") == "True":
-        message = shorten(f"the run stays suspended: {after.get('message', '')}")
-        kept[reasons.SUSPENDED] = {**resting, "message": message}
-    seen = {name: before[name] for name in ("observedGeneration",) if name in before}
-    found = [c for c in raw_conditions(after) if c["type"] not in kept]
-    new = [{name: value for name, value in c.items() if name != "observedGeneration"} | seen for c in found]
-    order = list(reasons.CONDITION_TYPES)
-    return sorted([*new, *kept.values()], key=lambda condition: order.index(condition["type"]))

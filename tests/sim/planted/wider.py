@@ -15,7 +15,7 @@ from rlrun_operator.failures import policy
 from rlrun_operator.kube import client
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.kube.resources import BY_KIND
-from rlrun_operator.reconcile import reconciler
+from rlrun_operator.reconcile import kept_out, reconciler
 from rlrun_operator.reconcile.apply import Applier
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import Apply
@@ -150,11 +150,11 @@ def a_rejection_outlives_the_edit_that_mends_it(stack: contextlib.ExitStack) -> 
 
 def a_refused_resumption_is_taken_for_begun(stack: contextlib.ExitStack) -> None:
     """The attempt that was suspended is judged by its pods, of which there are none."""
-    put(stack, reconciler, "_OF_LIFE", tuple(kind for kind in reconciler._OF_LIFE if kind != reasons.SUSPENDED))
+    put(stack, kept_out, "_OF_LIFE", tuple(kind for kind in kept_out._OF_LIFE if kind != reasons.SUSPENDED))
 
 
 def what_has_no_number_is_called_starting(stack: contextlib.ExitStack) -> None:
-    for module in (status_builder, reconciler):
+    for module in (status_builder, kept_out):
         put(stack, module, "phase", lambda conditions, attempt, real=module.phase: real(conditions, 1))
 
 
