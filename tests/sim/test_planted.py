@@ -34,7 +34,7 @@ FOUND_AT: dict[str, int] = {
     "the_lease_of_a_deleted_namesake_is_taken_for_the_own_one": 225,
     "the_oldest_event_is_told": 115,
     "a_lost_deployment_is_not_made_again": 12,
-    "a_lost_lease_is_not_made_again": 2,
+    "a_lost_lease_is_not_made_again": 108,
     "small_objects_are_made_for_the_first_attempt_alone": 5,
     "what_exists_is_not_applied_again": 5,
     "what_is_deleted_waits_for_the_next_attempt": 2,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun_operator import render
-from rlrun_operator.decide import restart, running, snapshot, state_machine, status_builder, suspend
+from rlrun_operator.decide import restart, snapshot, state_machine, status_builder, suspend
 from rlrun_operator.decide.objects import corrections, keys, parts, volumes
 from rlrun_operator.decide.reading.children import is_ending, replicas
 from rlrun_operator.failures import policy
@@ -67,7 +67,7 @@ def a_lost_deployment_is_not_made_again(stack: contextlib.ExitStack) -> None:
 
 
 def a_lost_lease_is_not_made_again(stack: contextlib.ExitStack) -> None:
-    put(stack, running, "_lost_children", lambda *given: [])
+    put(stack, corrections, "lost_lease", lambda *given: [])
 
 
 def small_objects_are_made_for_the_first_attempt_alone(stack: contextlib.ExitStack) -> None:
