@@ -18,7 +18,7 @@ from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Decision
 from rlrun_operator.status import diagnose, progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange, combined
 from rlrun_operator.status.conditions import Say, begun, find, is_true, not_failed, since
-from rlrun_operator.status.diagnose import Scene
+from rlrun_operator.status.scene import Scene
 
 PATIENCE_SECONDS = 2.0
 """A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""

@@ -27,7 +27,7 @@ from rlrun_operator.sharing import holds_slot
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import Say, is_true
-from rlrun_operator.status.diagnose import Wanted
+from rlrun_operator.status.scene import Wanted
 from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import bounded
 

@@ -4,97 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
-from rlrun_operator.names import MODEL_CONTAINER, ROLES, Names, Role
-from rlrun_operator.pods import Container, Pod
+from rlrun_operator.names import MODEL_CONTAINER, ROLES, Role
+from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
-from rlrun_operator.status import admission_limits, reasons
+from rlrun_operator.status import admission_limits, object_events, reasons
 from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.pod_trouble import has_begun, trouble
+from rlrun_operator.status.scene import TEXT_MAX, Scene
 from rlrun_operator.status.scheduling import waits_for_claim, why_unscheduled
-from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import shorten
 
-_TEXT_MAX = 600
 MAKING_SECONDS = 2.0
 """The orchestrator's pod is the last one of an attempt to be made: a refusal may be so much older."""
 _REFUSED = "FailedCreate"
 """Reason of the event of a controller, or of the operator itself, that may not create an object."""
-_PULLING = (
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "ImageInspectError",
-    "RegistryUnavailable",
-)
-_UNSTARTABLE = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
-_KUBELET_WAITS = " cache: timed out waiting for the condition"
-"""Part of FailedMount where a busy kubelet has not read a ConfigMap or a Secret yet, and tries again in a moment."""
-_MISSING = re.compile(r"(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
-_MISSING_KEY = re.compile(r"couldn't find key (\S+) in (secret|configmap) (?:[^/\s]+/)?([^/\s]+)", re.IGNORECASE)
-_PULL_PREFIX = re.compile(r"^(?:Back-off pulling image \"[^\"]*\":? ?)?(?:ErrImagePull: )?")
-"""The kubelet alternates between the registry's text with and without this; the status must not."""
 _CREATE_PREFIX = re.compile(r"^.*?(?:failed error: |Error creating: )", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Wanted number of pods, and their common fields."""
-
-    trainers: int
-    engines: int
-    engines_needed: int
-    claim: str
-    own_claim: bool
-    """The operator made the claim."""
-    spot: int = 0
-    """Those of the engines that are on interruptible nodes."""
-
-    def count(self, role: Role) -> int:
-        """Pods that have to get a node; spot engines need not."""
-        return {"trainer": self.trainers, "inference": self.engines - self.spot, "orchestrator": 1}[role]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Inputs of an explanation."""
-
-    names: Names
-    wanted: Wanted
-    pods: Sequence[Pod]
-    """Pods of the current attempt (inference: all), ending ones left out."""
-    claim: Manifest | None
-    events: Sequence[Manifest]
-    nodes: Sequence[Manifest] | None
-    waiting_on: str | None
-    """The orchestrator's own word."""
-    trouble: Say | None = None
-    """Report of the roles on a bound volume."""
-    engines_refused: bool = False
-    """The engines' controller says that it may not make a pod now. Events outlive what they tell of."""
-    without: str = ""
-    """Spot engines that are not ready, and why; empty: all are."""
-    tracker_secrets: Mapping[str, str] = field(default_factory=dict)
-    """Field of the specification, such as tracking.wandb.secretRef, by the name of the Secret there."""
-
-    def of(self, role: Role) -> list[Pod]:
-        """Pods of a role that have to get a node."""
-        return [pod for pod in self.pods if pod.role == role and not pod.spot]
-
-    @property
-    def engines(self) -> list[Pod]:
-        """All engines."""
-        return [pod for pod in self.pods if pod.role == "inference"]
 
 
 def storage(scene: Scene, patient: bool) -> Say:
     """StorageReady. `patient`: still within the time that a healthy start takes, so nothing is called a problem."""
     name, claim = scene.wanted.claim, scene.claim
     if claim is None:
-        refused = _newest(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
+        refused = object_events.newest(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
         if refused is not None:
-            text = shorten(str(refused.get("message")), _TEXT_MAX)
+            text = shorten(str(refused.get("message")), TEXT_MAX)
             return admission_limits.kept_out(f"claim {name} cannot be made", text, "storage.claimTemplate.size")
         if scene.wanted.own_claim or patient:
             return Say("False", reasons.CLAIM_WAITING, f"claim {name} is being made")
@@ -111,8 +45,8 @@ def storage(scene: Scene, patient: bool) -> Say:
         )
     spec = claim.get("spec") or {}
     of_class = spec.get("storageClassName")
-    event = _newest(scene.events, "PersistentVolumeClaim", name, uid=claim["metadata"].get("uid"))
-    told = shorten(str(event.get("message")), _TEXT_MAX) if event else ""
+    event = object_events.newest(scene.events, "PersistentVolumeClaim", name, uid=claim["metadata"].get("uid"))
+    told = shorten(str(event.get("message")), TEXT_MAX) if event else ""
     if (told or waits_for_claim(scene.pods)) and not patient:
         return Say("False", reasons.CLAIM_PENDING, _unbound(scene, of_class, told))
     named = f" (StorageClass {of_class})" if of_class else ""
@@ -142,7 +76,7 @@ def pods_ready(scene: Scene, patient: bool) -> Say:
     if len(done) >= scene.wanted.trainers and up:
         who = "the trainer's pods and the orchestrator are" if scene.wanted.trainers else "the orchestrator is"
         return Say("True", reasons.ALL_READY, f"{who} ready")
-    troubles = (_trouble(scene, pod, pod.role) for pod in (*trainers, *orchestrators))
+    troubles = (trouble(scene, pod, pod.role) for pod in (*trainers, *orchestrators))
     if not patient and (found := next(filter(None, troubles), None)) is not None:
         return found
     if (preparing := next(filter(_prepares_model, (*trainers, *orchestrators)), None)) is not None:
@@ -169,7 +103,7 @@ def inference(scene: Scene, patient: bool) -> Say:
     short = "the engine is not ready" if wanted == 1 else f"fewer than {needed} of {wanted} engines are ready"
     if not patient:
         for pod in engines:
-            if not pod.ready and (found := _trouble(scene, pod, "inference")) is not None:
+            if not pod.ready and (found := trouble(scene, pod, "inference")) is not None:
                 return Say("False", found.reason, f"{found.message} ({short})")
     if any(pod.main is not None and pod.main.running for pod in engines):
         which = "it is" if wanted == 1 else "one is"
@@ -183,10 +117,10 @@ def inference(scene: Scene, patient: bool) -> Say:
 
 def not_made_again(events: Sequence[Manifest], kind: str, name: str) -> Say | None:
     """Refusal by admission of an object that was deleted; None: there is none."""
-    event = _newest(events, kind, name, reason=_REFUSED)
+    event = object_events.newest(events, kind, name, reason=_REFUSED)
     if event is None:
         return None
-    text = shorten(str(event.get("message")), _TEXT_MAX)
+    text = shorten(str(event.get("message")), TEXT_MAX)
     return admission_limits.kept_out(f"{kind} {name} was deleted and cannot be made again", text, "the run")
 
 
@@ -246,17 +180,17 @@ def _refused(scene: Scene, role: Role) -> Say | None:
     }[role]
     since = _refusals_count_from(scene, role)
     events = (
-        [event for event in scene.events if since is not None and _when(event) >= since]
+        [event for event in scene.events if since is not None and object_events.when(event) >= since]
         if role != "orchestrator"
         else scene.events
     )
     spot = f"{names.spot}-"  # whose refusals keep nothing waiting
     events = [one for one in events if not str((one.get("involvedObject") or {}).get("name")).startswith(spot)]
-    found = (_newest(events, kind, name, reason=_REFUSED) for kind, name in makers)
+    found = (object_events.newest(events, kind, name, reason=_REFUSED) for kind, name in makers)
     event = next((event for event in found if event is not None), None)
     if event is None:
         return None
-    text = shorten(_CREATE_PREFIX.sub("", str(event.get("message"))), _TEXT_MAX)
+    text = shorten(_CREATE_PREFIX.sub("", str(event.get("message"))), TEXT_MAX)
     if (limits := admission_limits.refused(role, text, f"{role}.resources", noun="its pods")) is not None:
         return limits
     taken = text.endswith("already exists")
@@ -282,8 +216,8 @@ def _refusals_count_from(scene: Scene, role: Role) -> float | None:
 def _kept_out(scene: Scene) -> Say | None:
     """Objects that admission keeps the operator itself from making, beside pods and the claim."""
     for event in scene.events:
-        target, text = event.get("involvedObject") or {}, shorten(str(event.get("message")), _TEXT_MAX)
-        of_pods = target.get("kind") == "StatefulSet" and _when(
+        target, text = event.get("involvedObject") or {}, shorten(str(event.get("message")), TEXT_MAX)
+        of_pods = target.get("kind") == "StatefulSet" and object_events.when(
             event
         )  # its controller's; an event of this process has no time
         if (
@@ -294,120 +228,3 @@ def _kept_out(scene: Scene) -> Say | None:
             continue
         return admission_limits.kept_out(f"{target.get('kind')} {target.get('name')} cannot be made", text, "the run")
     return None
-
-
-def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
-    """Cause that keeps a scheduled pod from being ready, where it needs a person."""
-    for container in pod.containers:
-        if (found := _container_trouble(pod, container, role, scene.tracker_secrets)) is not None:
-            return found
-    mounts = (
-        _newest(scene.events, "Pod", pod.name, reason=reason, uid=pod.uid)
-        for reason in ("FailedMount", "FailedAttachVolume")
-    )
-    event = next((event for event in mounts if event is not None), None)
-    if pod.mounted or has_begun(pod):
-        return None
-    if event is None or _KUBELET_WAITS in str(event.get("message")):
-        return _silent_node(scene, pod, role)
-    text = shorten(str(event.get("message")), _TEXT_MAX)
-    where = f" on node {pod.node}" if pod.node else ""
-    missing = _MISSING.search(text)
-    fix = (
-        f"create {missing.group(1).lower()} {missing.group(2)} in the run's namespace, or correct {role}.podTemplate"
-        if missing
-        else f"check the volume of claim {scene.wanted.claim} and that its driver runs on that node"
-    )
-    return Say("False", reasons.MOUNT_FAILED, f"{role} pod {pod.name}: cannot mount{where}: {text}; {fix}")
-
-
-def has_begun(pod: Pod) -> bool:
-    """True if a container of it has ever been started."""
-    return any(c.running or c.exit is not None for c in pod.containers)
-
-
-def _silent_node(scene: Scene, pod: Pod, role: str) -> Say | None:
-    node = next((n for n in scene.nodes or () if n["metadata"]["name"] == pod.node), None)
-    conditions = ((node or {}).get("status") or {}).get("conditions") or ()
-    ready = next((c for c in conditions if c.get("type") == "Ready"), None)
-    if ready is None or ready.get("status") == "True":
-        return None
-    why = shorten(f"{ready.get('reason')}: {ready.get('message')}", _TEXT_MAX)
-    fix = "it begins when the node is back; delete the pod to have it placed on another one"
-    return Say("False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}")
-
-
-def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mapping[str, str]) -> Say | None:
-    reason, message = container.waiting_reason, container.waiting_message
-    if reason in _PULLING:
-        text = shorten(_PULL_PREFIX.sub("", message), _TEXT_MAX)
-        fix = f"correct {role}.image, or set {role}.imagePullSecrets"
-        said = f": {text}" if text else ""
-        return Say("False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{said}; {fix}")
-    if reason == "CreateContainerConfigError":
-        told, fix = shorten(message, _TEXT_MAX), _what_to_create(message, role, secrets)
-        return Say("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {told}; {fix}")
-    if reason in _UNSTARTABLE:
-        told = f"container {container.name} cannot be started: {shorten(message or reason, _TEXT_MAX)}"
-        return Say("False", reasons.CONTAINER_FAILING, f"{role}: {told}; correct {role}.image")
-    end = container.exit
-    if end is not None and end.code != 0 and (reason == "CrashLoopBackOff" or container.restarts > 0):
-        why = (
-            "was killed for want of memory; raise " + f"{role}.resources.limits.memory"
-            if end.reason == "OOMKilled"
-            else "fails"
-        )
-        told = (
-            f": {shorten(end.message, _TEXT_MAX)}"
-            if end.message
-            else f"; see kubectl logs {pod.name} -c {container.name} --previous"
-        )
-        return Say(
-            "False", reasons.CONTAINER_FAILING, f"{role}: container {container.name} {why} (exit code {end.code}){told}"
-        )
-    return None
-
-
-def _what_to_create(message: str, role: str, secrets: Mapping[str, str]) -> str:
-    """Advice for a container that names a Secret, ConfigMap or key which is not there."""
-    object_missing, key_missing = _MISSING.search(message), _MISSING_KEY.search(message)
-    if object_missing is not None:
-        kind, name = object_missing.groups()
-        create = f"create {kind.lower()} {name} in the run's namespace, or correct"
-    elif key_missing is not None:
-        key, kind, name = key_missing.groups()
-        create = f"add the key {key} to {kind.lower()} {name}, or correct"
-    else:
-        return f"correct {role}.env and {role}.envFrom"
-    of_tracker = secrets.get(name) if role == "orchestrator" and kind.lower() == "secret" else None
-    return f"{create} {of_tracker or f'{role}.env and {role}.envFrom'}"
-
-
-def _newest(
-    events: Sequence[Manifest], kind: str, name: str, reason: str | None = None, uid: str | None = None
-) -> Manifest | None:
-    """The latest event about an object; a `name` that ends in '-' is a prefix (a ReplicaSet's name has a hash).
-
-    `uid`: of the object. A StatefulSet's pods bear the names of those before them, and events outlive what they are about.
-    """
-    found = [event for event in events if _about(event, kind, name, uid) and reason in (None, event.get("reason"))]
-    return max(found, key=_when, default=None)
-
-
-def _about(event: Manifest, kind: str, name: str, uid: str | None) -> bool:
-    target: Manifest = event.get("involvedObject") or event.get("regarding") or {}
-    known = str(target.get("name", ""))
-    if target.get("kind") != kind or not (known.startswith(name) if name.endswith("-") else known == name):
-        return False
-    return uid is None or target.get("uid") in (None, uid)
-
-
-def _when(event: Manifest) -> float:
-    series = event.get("series") or {}
-    times = (
-        series.get("lastObservedTime"),
-        event.get("lastTimestamp"),
-        event.get("eventTime"),
-        event.get("firstTimestamp"),
-    )
-    return next((t for text in times if (t := seconds_of(text)) is not None), 0.0)

@@ -10,7 +10,7 @@ from rlrun_operator.decide import snapshot
 from rlrun_operator.decide.engines import scaling
 from rlrun_operator.decide.engines.autoscale import Choice
 from rlrun_operator.pods import Pod
-from rlrun_operator.status import diagnose
+from rlrun_operator.status.scene import Wanted
 from tests.sim.planted.plant import Plant, put
 
 
@@ -36,7 +36,7 @@ def _is_lost(pod: Pod) -> bool:
 def a_run_waits_for_its_spot_engines(stack: contextlib.ExitStack) -> None:
     put(
         stack,
-        diagnose.Wanted,
+        Wanted,
         "count",
         lambda self, role: {"trainer": self.trainers, "inference": self.engines}.get(role, 1),
     )

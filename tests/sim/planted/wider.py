@@ -19,7 +19,7 @@ from rlrun_operator.reconcile import kept_out, reconciler
 from rlrun_operator.reconcile.apply import Applier
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import Apply
-from rlrun_operator.status import diagnose, reasons
+from rlrun_operator.status import diagnose, object_events, reasons
 from tests.sim.operator.process import RELEASES
 from tests.sim.planted.plant import Plant, put
 from tests.sim.world import World
@@ -50,13 +50,13 @@ def the_lease_of_a_deleted_namesake_is_taken_for_the_own_one(stack: contextlib.E
 
 
 def the_oldest_event_is_told(stack: contextlib.ExitStack) -> None:
-    real = diagnose._when
+    real = object_events.when
 
     def oldest(events: Any, kind: str, name: str, reason: str | None = None, uid: str | None = None) -> Any:
-        found = [e for e in events if diagnose._about(e, kind, name, uid) and reason in (None, e.get("reason"))]
+        found = [e for e in events if object_events.about(e, kind, name, uid) and reason in (None, e.get("reason"))]
         return min(found, key=real, default=None)
 
-    put(stack, diagnose, "_newest", oldest)
+    put(stack, object_events, "newest", oldest)
 
 
 def a_lost_deployment_is_not_made_again(stack: contextlib.ExitStack) -> None:

@@ -1,0 +1,115 @@
+"""Reason why a pod that has a node does not become ready: its image, its configuration, a mount, its node or its process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rlrun_operator.pods import Container, Pod
+from rlrun_operator.status import object_events, reasons
+from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.scene import TEXT_MAX, Scene
+from rlrun_operator.validate_spec import shorten
+
+_PULLING = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+)
+_UNSTARTABLE = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
+_KUBELET_WAITS = " cache: timed out waiting for the condition"
+"""Part of FailedMount where a busy kubelet has not read a ConfigMap or a Secret yet, and tries again in a moment."""
+_MISSING = re.compile(r"(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
+_MISSING_KEY = re.compile(r"couldn't find key (\S+) in (secret|configmap) (?:[^/\s]+/)?([^/\s]+)", re.IGNORECASE)
+_PULL_PREFIX = re.compile(r"^(?:Back-off pulling image \"[^\"]*\":? ?)?(?:ErrImagePull: )?")
+"""The kubelet alternates between the registry's text with and without this; the status must not."""
+
+
+def trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
+    """Cause that keeps a scheduled pod from being ready, where it needs a person."""
+    for container in pod.containers:
+        if (found := _container_trouble(pod, container, role, scene.tracker_secrets)) is not None:
+            return found
+    mounts = (
+        object_events.newest(scene.events, "Pod", pod.name, reason=reason, uid=pod.uid)
+        for reason in ("FailedMount", "FailedAttachVolume")
+    )
+    event = next((event for event in mounts if event is not None), None)
+    if pod.mounted or has_begun(pod):
+        return None
+    if event is None or _KUBELET_WAITS in str(event.get("message")):
+        return _silent_node(scene, pod, role)
+    text = shorten(str(event.get("message")), TEXT_MAX)
+    where = f" on node {pod.node}" if pod.node else ""
+    missing = _MISSING.search(text)
+    fix = (
+        f"create {missing.group(1).lower()} {missing.group(2)} in the run's namespace, or correct {role}.podTemplate"
+        if missing
+        else f"check the volume of claim {scene.wanted.claim} and that its driver runs on that node"
+    )
+    return Say("False", reasons.MOUNT_FAILED, f"{role} pod {pod.name}: cannot mount{where}: {text}; {fix}")
+
+
+def has_begun(pod: Pod) -> bool:
+    """True if a container of it has ever been started."""
+    return any(c.running or c.exit is not None for c in pod.containers)
+
+
+def _silent_node(scene: Scene, pod: Pod, role: str) -> Say | None:
+    node = next((n for n in scene.nodes or () if n["metadata"]["name"] == pod.node), None)
+    conditions = ((node or {}).get("status") or {}).get("conditions") or ()
+    ready = next((c for c in conditions if c.get("type") == "Ready"), None)
+    if ready is None or ready.get("status") == "True":
+        return None
+    why = shorten(f"{ready.get('reason')}: {ready.get('message')}", TEXT_MAX)
+    fix = "it begins when the node is back; delete the pod to have it placed on another one"
+    return Say("False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}")
+
+
+def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mapping[str, str]) -> Say | None:
+    reason, message = container.waiting_reason, container.waiting_message
+    if reason in _PULLING:
+        text = shorten(_PULL_PREFIX.sub("", message), TEXT_MAX)
+        fix = f"correct {role}.image, or set {role}.imagePullSecrets"
+        said = f": {text}" if text else ""
+        return Say("False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{said}; {fix}")
+    if reason == "CreateContainerConfigError":
+        told, fix = shorten(message, TEXT_MAX), _what_to_create(message, role, secrets)
+        return Say("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {told}; {fix}")
+    if reason in _UNSTARTABLE:
+        told = f"container {container.name} cannot be started: {shorten(message or reason, TEXT_MAX)}"
+        return Say("False", reasons.CONTAINER_FAILING, f"{role}: {told}; correct {role}.image")
+    end = container.exit
+    if end is not None and end.code != 0 and (reason == "CrashLoopBackOff" or container.restarts > 0):
+        why = (
+            "was killed for want of memory; raise " + f"{role}.resources.limits.memory"
+            if end.reason == "OOMKilled"
+            else "fails"
+        )
+        told = (
+            f": {shorten(end.message, TEXT_MAX)}"
+            if end.message
+            else f"; see kubectl logs {pod.name} -c {container.name} --previous"
+        )
+        return Say(
+            "False", reasons.CONTAINER_FAILING, f"{role}: container {container.name} {why} (exit code {end.code}){told}"
+        )
+    return None
+
+
+def _what_to_create(message: str, role: str, secrets: Mapping[str, str]) -> str:
+    """Advice for a container that names a Secret, ConfigMap or key which is not there."""
+    object_missing, key_missing = _MISSING.search(message), _MISSING_KEY.search(message)
+    if object_missing is not None:
+        kind, name = object_missing.groups()
+        create = f"create {kind.lower()} {name} in the run's namespace, or correct"
+    elif key_missing is not None:
+        key, kind, name = key_missing.groups()
+        create = f"add the key {key} to {kind.lower()} {name}, or correct"
+    else:
+        return f"correct {role}.env and {role}.envFrom"
+    of_tracker = secrets.get(name) if role == "orchestrator" and kind.lower() == "secret" else None
+    return f"{create} {of_tracker or f'{role}.env and {role}.envFrom'}"
