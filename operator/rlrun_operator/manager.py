@@ -18,6 +18,7 @@ from rlrun_operator.kube.kubeconfig import Connection
 from rlrun_operator.kube.resources import RLRUN, WATCHED
 from rlrun_operator.reconcile import watch
 from rlrun_operator.reconcile.cache_feed import Feed
+from rlrun_operator.reconcile.cache_sync import Sync
 from rlrun_operator.reconcile.kueue_queue import KueueQueue
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.queues import queue_of
@@ -40,9 +41,6 @@ from rlrun_operator.status import reasons
 
 PREFLIGHT_SECONDS = 5.0
 REMIND_SECONDS = 60.0
-RESTART_SECONDS = 2.0
-PRUNE_SECONDS = 600.0
-"""All kinds are compared with the cluster this often, in case a watch lost something."""
 ADDRESS_SECONDS = 60.0
 """The API server is asked for its addresses this often."""
 DEFAULTS_SECONDS = 5.0
@@ -102,10 +100,7 @@ class Operator:
             session=lambda: connection.session([self._watches.middleware]),
             on_object=self._feed.on_object,
         )
-        self._to_sync: set[Stream] = set(self._streams)
-        self._sync_wanted = asyncio.Event()
-        self._unsynced: set[Stream] = set(self._streams)
-        self._synced_before = False
+        self._sync = Sync(self._feed, self._store, self._watches, self._streams, self._open_if_allowed)
         self._network = settings.render.network
         self._defaults = DefaultsFiles(settings.defaults_folder, f"{settings.pod_namespace}/{settings.defaults_name}")
         self._told_of_addresses = False
@@ -149,7 +144,7 @@ class Operator:
             self._watcher.start()
             tasks += [
                 asyncio.create_task(self._workers.run(), name="workers"),
-                asyncio.create_task(self._sync(), name="sync"),
+                asyncio.create_task(self._sync.run(), name="sync"),
                 asyncio.create_task(self._lead(), name="leader"),
                 asyncio.create_task(self._follow_api_server(), name="addresses"),
                 asyncio.create_task(self._follow_defaults(), name="defaults"),
@@ -204,62 +199,14 @@ class Operator:
 
     def _listed(self, stream: Stream) -> None:
         """Called in the watches' thread."""
-        self._loop.call_soon_threadsafe(self._want_sync, stream)
-
-    def _want_sync(self, stream: Stream) -> None:
-        self._to_sync.add(stream)
-        self._sync_wanted.set()
-
-    async def _sync(self) -> None:
-        """Compare the store with the cluster after every list of kopf's, and after `PRUNE_SECONDS` without one.
-
-        A list of kopf's has what exists, not what is gone, and nothing reports that it is complete. So each time that a watch opens
-        after one, everything is listed here: what that list lacks is gone, and the watch, which is open, reports what goes later.
-        """
-        while True:
-            try:
-                async with asyncio.timeout(PRUNE_SECONDS):
-                    await self._sync_wanted.wait()
-            except TimeoutError:
-                self._to_sync = {s for s in self._streams if s not in self._unsynced}
-            self._sync_wanted.clear()
-            while self._to_sync:
-                ready = [stream for stream in self._to_sync if self._watches.age(stream) != float("inf")]
-                if not ready:
-                    break
-                for stream in ready:
-                    await self._compare(stream)
-
-    async def _compare(self, stream: Stream) -> None:
-        try:
-            await self._feed.compare(stream)
-        except (ApiError, UnavailableError) as error:
-            log.info("%s were not compared with the cluster: %s", stream, error)
-        except Exception as error:  # whatever a list may hold, the other streams need this loop
-            log.error("%s were not compared with the cluster: %s", stream, where(error))
-        else:
-            self._to_sync.discard(stream)
-            self._mark_synced(stream)
-            return
-        await asyncio.sleep(RESTART_SECONDS)
-
-    def _mark_synced(self, stream: Stream) -> None:
-        if stream in self._unsynced:
-            self._unsynced.discard(stream)
-            if not self._unsynced:
-                self._synced_before = True
-                counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._store.count().items()))
-                log.info("the store is complete: %s", counts or "nothing yet")
-                self._open_if_allowed()
+        self._loop.call_soon_threadsafe(self._sync.want, stream)
 
     async def _lead(self) -> None:
         await self._leader.run()
 
     async def _begin(self) -> None:
         """This process leads, for the first time or again after an outage, in which anything may have happened unseen."""
-        if self._synced_before:
-            self._unsynced, self._to_sync = set(self._streams), set(self._streams)
-            self._sync_wanted.set()
+        self._sync.start_over()
         self._store.rebase_leases(time.time())
         self._open_if_allowed()
 
@@ -268,7 +215,7 @@ class Operator:
 
     def _open_if_allowed(self) -> None:
         """Act only as the leader, and only on a complete picture: a child that is not listed yet is not missing."""
-        if self._unsynced or not self._leader.is_leading() or self._workers.is_open:
+        if self._sync.missing or not self._leader.is_leading() or self._workers.is_open:
             return
         self._wake_all()
         self._workers.open()
@@ -363,8 +310,8 @@ class Operator:
     def _not_ready(self) -> list[str]:
         if self._waiting_for:
             return self._waiting_for
-        if self._unsynced:
-            return [f"the store is not filled yet: {', '.join(sorted(map(str, self._unsynced)))}"]
+        if self._sync.missing:
+            return [f"the store is not filled yet: {', '.join(sorted(map(str, self._sync.missing)))}"]
         return [f"nothing heard for long from the watch of {stream}" for stream in self._watches.stale()]
 
     def _dead(self) -> list[str]:

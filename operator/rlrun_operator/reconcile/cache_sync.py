@@ -1,0 +1,101 @@
+"""Comparison of the store with the cluster: after every list of kopf's, and from time to time in case a watch lost something."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+
+from rlrun_operator.kube.client import ApiError, UnavailableError
+from rlrun_operator.reconcile.cache_feed import Feed
+from rlrun_operator.runtime.cache import Store
+from rlrun_operator.runtime.log_setup import where
+from rlrun_operator.runtime.watch_health import Stream, Watches
+
+RESTART_SECONDS = 2.0
+PRUNE_SECONDS = 600.0
+"""All kinds are compared with the cluster this often, in case a watch lost something."""
+log = logging.getLogger(__name__)
+
+
+class Sync:
+    """Keeps the store equal to the cluster, stream by stream.
+
+    Args:
+        feed: compares one stream.
+        store: what it fills.
+        watches: of the streams; one is compared only once its watch is open.
+        streams: all of them.
+        on_complete: called each time that the last stream that was missing has been compared.
+    """
+
+    def __init__(
+        self, feed: Feed, store: Store, watches: Watches, streams: Iterable[Stream], on_complete: Callable[[], None]
+    ) -> None:
+        self._feed = feed
+        self._store = store
+        self._watches = watches
+        self._streams = tuple(streams)
+        self._on_complete = on_complete
+        self._to_sync: set[Stream] = set(self._streams)
+        self._sync_wanted = asyncio.Event()
+        self._unsynced: set[Stream] = set(self._streams)
+        self._synced_before = False
+
+    @property
+    def missing(self) -> Collection[Stream]:
+        """Streams that the store does not have completely yet."""
+        return self._unsynced
+
+    def want(self, stream: Stream) -> None:
+        """Compare one stream as soon as its watch is open."""
+        self._to_sync.add(stream)
+        self._sync_wanted.set()
+
+    def start_over(self) -> None:
+        """Compare all streams again, and miss them until then, if the store has been complete before."""
+        if self._synced_before:
+            self._unsynced, self._to_sync = set(self._streams), set(self._streams)
+            self._sync_wanted.set()
+
+    async def run(self) -> None:
+        """Compare the store with the cluster after every list of kopf's, and after `PRUNE_SECONDS` without one.
+
+        A list of kopf's has what exists, not what is gone, and nothing reports that it is complete. So each time that a watch opens
+        after one, everything is listed here: what that list lacks is gone, and the watch, which is open, reports what goes later.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(PRUNE_SECONDS):
+                    await self._sync_wanted.wait()
+            except TimeoutError:
+                self._to_sync = {s for s in self._streams if s not in self._unsynced}
+            self._sync_wanted.clear()
+            while self._to_sync:
+                ready = [stream for stream in self._to_sync if self._watches.age(stream) != float("inf")]
+                if not ready:
+                    break
+                for stream in ready:
+                    await self._compare(stream)
+
+    async def _compare(self, stream: Stream) -> None:
+        try:
+            await self._feed.compare(stream)
+        except (ApiError, UnavailableError) as error:
+            log.info("%s were not compared with the cluster: %s", stream, error)
+        except Exception as error:  # whatever a list may hold, the other streams need this loop
+            log.error("%s were not compared with the cluster: %s", stream, where(error))
+        else:
+            self._to_sync.discard(stream)
+            self._mark_synced(stream)
+            return
+        await asyncio.sleep(RESTART_SECONDS)
+
+    def _mark_synced(self, stream: Stream) -> None:
+        if stream in self._unsynced:
+            self._unsynced.discard(stream)
+            if not self._unsynced:
+                self._synced_before = True
+                counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._store.count().items()))
+                log.info("the store is complete: %s", counts or "nothing yet")
+                self._on_complete()
