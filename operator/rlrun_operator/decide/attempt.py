@@ -27,7 +27,7 @@ from rlrun_operator.failures import detect
 from rlrun_operator.names import Role, attempt_of, key_attempt_of
 from rlrun_operator.render import placement
 from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Apply, Decision, Delete, Manifest
-from rlrun_operator.status import progress, reasons
+from rlrun_operator.status import failure_reasons, progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
 from rlrun_operator.status.conditions import Say, not_failed
 from rlrun_operator.times import rfc3339
@@ -39,7 +39,7 @@ LOOK_AGAIN_SECONDS = 2.0
 def next_attempt(case: Case) -> int:
     """The number of the attempt after all that are known, and after those that the volume knows of."""
     failure, number = case.past.last_failure, case.attempt + 1
-    if failure is not None and failure.reason == reasons.NUMBER_TAKEN and failure.attempt == case.past.attempt:
+    if failure is not None and failure.reason == failure_reasons.NUMBER_TAKEN and failure.attempt == case.past.attempt:
         number = max(number, detect.next_number(failure.message) or 0)
     return number
 

@@ -21,11 +21,11 @@ from rlrun_operator.failures import detect
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.names import ROLES
 from rlrun_operator.pods import Pod
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
 from rlrun_operator.times import rfc3339, seconds_of
 
-AFTERMATH = frozenset({reasons.EXIT_CODE, reasons.NCCL_ERROR})
+AFTERMATH = frozenset({failure_reasons.EXIT_CODE, failure_reasons.NCCL_ERROR})
 """Reasons with which processes end that have lost a peer."""
 TERMINATED = 128 + 15
 """Exit code of a process that SIGTERM ended."""
@@ -46,7 +46,7 @@ def corrections(case: Case, silent: Sequence[Pod]) -> StatusChange:
     lost = next((pod for pod in silent if pod.name != known.pod_name and pod.attempt == known.attempt), None)
     if lost is not None and known.counted:
         told = f"the node does not answer, so that {known.role} pod {known.pod_name} failed: {known.message}"
-        found = _record(known, _of(lost, reasons.NODE_LOST, told), counted=False)
+        found = _record(known, _of(lost, failure_reasons.NODE_LOST, told), counted=False)
         uncounted = StatusChange(restarts_counted_towards_max=case.past.restarts_counted_towards_max - 1)
         return uncounted | _kept(case, found)
     first = _first(case, known)

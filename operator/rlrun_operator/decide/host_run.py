@@ -14,7 +14,7 @@ from rlrun_operator.names import Names, host_mark
 from rlrun_operator.render import Host
 from rlrun_operator.sharing import holds_slot, host_name, is_ending
 from rlrun_operator.state import Manifest
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons, reasons
 from rlrun_operator.status.conditions import Say
 from rlrun_operator.validate_spec import judge, shorten
 
@@ -99,15 +99,15 @@ def lost(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | No
         return Cause("disruption", None, "trainer", Names(name).trainer_pod(0), None, None, reason, message)
 
     if host is None or is_ending(host):
-        return cause(reasons.HOST_GONE, f"run {name}, whose trainer this run uses, was deleted")
+        return cause(failure_reasons.HOST_GONE, f"run {name}, whose trainer this run uses, was deleted")
     phase = _status(host).get("phase")
     if phase in ("Complete", "Failed") or _frees(host):
-        return cause(reasons.HOST_GONE, f"run {name}, whose trainer this run uses, is {phase}")
+        return cause(failure_reasons.HOST_GONE, f"run {name}, whose trainer this run uses, is {phase}")
     now = host_mark(str(host["metadata"]["uid"]), _attempt(host))
     if phase in ("Suspending", "Suspended", "Queued"):  # the last: its queue has taken its room back
         return cause(reasons.HOST_SUSPENDED, f"run {name}, whose trainer this run uses, was suspended")
     if phase == "Restarting" or (mark is not None and mark != now):
-        return cause(reasons.HOST_RESTARTED, f"the trainer of run {name} was restarted")
+        return cause(failure_reasons.HOST_RESTARTED, f"the trainer of run {name} was restarted")
     return None
 
 

@@ -11,7 +11,7 @@ from rlrun.diagnostics.symptoms import tag_of
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, ROLES, Names, Role, attempt_number
 from rlrun_operator.pods import Container, Exit, Pod
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons
 from rlrun_operator.validate_spec import shorten
 
 PERMANENT = range(64, 79)
@@ -19,26 +19,26 @@ PERMANENT = range(64, 79)
 _SIGNALS = range(129, 193)
 """Exit codes of processes that a signal, 1 to 64, has ended."""
 _EVICTIONS = {
-    "Evicted": reasons.POD_EVICTED,
-    "Preempting": reasons.POD_EVICTED,
-    "Preempted": reasons.POD_EVICTED,
-} | dict.fromkeys(("Shutdown", "NodeShutdown", "Terminated", "NodeLost"), reasons.NODE_LOST)
+    "Evicted": failure_reasons.POD_EVICTED,
+    "Preempting": failure_reasons.POD_EVICTED,
+    "Preempted": failure_reasons.POD_EVICTED,
+} | dict.fromkeys(("Shutdown", "NodeShutdown", "Terminated", "NodeLost"), failure_reasons.NODE_LOST)
 """`status.reason` of a pod that was ended from outside: the kubelet's and the node controller's words."""
 _BY_CODE = {
-    exit_codes.STORAGE: reasons.STORAGE_ERROR,
-    exit_codes.DATA: reasons.DATA_ERROR,
-    exit_codes.CONFIGURATION: reasons.CONFIGURATION_ERROR,
+    exit_codes.STORAGE: failure_reasons.STORAGE_ERROR,
+    exit_codes.DATA: failure_reasons.DATA_ERROR,
+    exit_codes.CONFIGURATION: failure_reasons.CONFIGURATION_ERROR,
 }
 _FIRST_HAND = frozenset(
     {
-        reasons.OUT_OF_MEMORY,
-        reasons.SIGNALLED,
-        reasons.STORAGE_ERROR,
-        reasons.DATA_ERROR,
-        reasons.CONFIGURATION_ERROR,
-        reasons.PERMANENT_ERROR,
-        reasons.CUDA_OUT_OF_MEMORY,
-        reasons.CUDA_ERROR,
+        failure_reasons.OUT_OF_MEMORY,
+        failure_reasons.SIGNALLED,
+        failure_reasons.STORAGE_ERROR,
+        failure_reasons.DATA_ERROR,
+        failure_reasons.CONFIGURATION_ERROR,
+        failure_reasons.PERMANENT_ERROR,
+        failure_reasons.CUDA_OUT_OF_MEMORY,
+        failure_reasons.CUDA_ERROR,
     }
 )
 """Reasons that say of themselves what broke."""
@@ -121,7 +121,9 @@ def told_of(cause: Cause) -> str:
 def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
     found = _pod_cause(pod, pod.containers)
     if found is None and settled_at is not None and pod.created_at > settled_at:
-        return _cause(pod, "disruption", reasons.POD_REPLACED, "the pod was deleted and made again", pod.created_at)
+        return _cause(
+            pod, "disruption", failure_reasons.POD_REPLACED, "the pod was deleted and made again", pod.created_at
+        )
     return found
 
 
@@ -133,7 +135,7 @@ def _role_cause(pod: Pod) -> Cause | None:
 
 def _gone_cause(pod: Pod) -> Cause:
     """A pod that had a node, and with it perhaps a part in the attempt."""
-    return _role_cause(pod) or _cause(pod, "disruption", reasons.POD_DELETED, "the pod was deleted", None)
+    return _role_cause(pod) or _cause(pod, "disruption", failure_reasons.POD_DELETED, "the pod was deleted", None)
 
 
 def end_of(pod: Pod) -> Cause | None:
@@ -155,9 +157,9 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
     if (
         pod.deleted_at is not None and pod.node is not None
     ):  # one that never had a node has done nothing that could be lost
-        return _cause(pod, "disruption", reasons.POD_DELETED, "the pod was deleted", pod.deleted_at)
+        return _cause(pod, "disruption", failure_reasons.POD_DELETED, "the pod was deleted", pod.deleted_at)
     if pod.phase == "Failed":
-        return _cause(pod, "failure", reasons.POD_FAILED, pod.message or pod.reason or "the pod failed", None)
+        return _cause(pod, "failure", failure_reasons.POD_FAILED, pod.message or pod.reason or "the pod failed", None)
     return None
 
 
@@ -166,7 +168,7 @@ def _disruption(pod: Pod, end: Exit | None) -> Cause | None:
     if pod.disruption is not None:
         reason, message = pod.disruption
         lost = "Taint" in reason or "PodGC" in reason or "Shutdown" in message
-        word = reasons.NODE_LOST if lost else reasons.POD_EVICTED
+        word = failure_reasons.NODE_LOST if lost else failure_reasons.POD_EVICTED
         return _cause(pod, "disruption", word, f"{reason}: {message}" if message else reason, pod.deleted_at, end)
     if pod.phase == "Failed" and pod.reason in _EVICTIONS:
         return _cause(pod, "disruption", _EVICTIONS[pod.reason], pod.message or pod.reason, pod.deleted_at, end)
@@ -175,17 +177,19 @@ def _disruption(pod: Pod, end: Exit | None) -> Cause | None:
 
 def _exit_cause(pod: Pod, end: Exit) -> Cause:
     if end.reason == "ContainerStatusUnknown" or (end.code == 255 and end.reason == "Unknown"):
-        return _cause(pod, "disruption", reasons.NODE_LOST, "the node restarted", end.at, end)
+        return _cause(pod, "disruption", failure_reasons.NODE_LOST, "the node restarted", end.at, end)
     tag, told = tag_of(end.message)
     said = told or f"ended with exit code {end.code}, without a message"
     if end.code == exit_codes.ATTEMPT_TAKEN and _means_the_number(pod, end):
-        return _cause(pod, "taken", reasons.NUMBER_TAKEN, said, end.at, end)
+        return _cause(pod, "taken", failure_reasons.NUMBER_TAKEN, said, end.at, end)
     if end.code in PERMANENT:
-        return _cause(pod, "permanent", _BY_CODE.get(end.code, reasons.PERMANENT_ERROR), said, end.at, end)
+        return _cause(pod, "permanent", _BY_CODE.get(end.code, failure_reasons.PERMANENT_ERROR), said, end.at, end)
     if end.reason == "OOMKilled":
         fix = f"the container was killed for want of memory; raise {pod.role}.resources.limits.memory"
-        return _cause(pod, "failure", reasons.OUT_OF_MEMORY, f"{fix}: {told}" if told else fix, end.at, end)
-    word = tag or (reasons.SIGNALLED if end.code in _SIGNALS else _BY_CODE.get(end.code, reasons.EXIT_CODE))
+        return _cause(pod, "failure", failure_reasons.OUT_OF_MEMORY, f"{fix}: {told}" if told else fix, end.at, end)
+    word = tag or (
+        failure_reasons.SIGNALLED if end.code in _SIGNALS else _BY_CODE.get(end.code, failure_reasons.EXIT_CODE)
+    )
     return _cause(pod, "failure", word, said, end.at, end)
 
 
@@ -209,7 +213,7 @@ def _engines_that_can_never_work(pods: Iterable[Pod], began: float) -> Iterator[
 
 
 def _missing(role: Role, name: str, message: str = "the pod was deleted") -> Cause:
-    return Cause("disruption", None, role, name, None, None, reasons.POD_DELETED, message)
+    return Cause("disruption", None, role, name, None, None, failure_reasons.POD_DELETED, message)
 
 
 def _cause(pod: Pod, kind: Kind, reason: str, message: str, at: float | None, end: Exit | None = None) -> Cause:
@@ -228,4 +232,4 @@ def _order(cause: Cause, now: float) -> tuple[float, int, int, str]:
 
 def echo_of(reason: str) -> int:
     """Likelihood that a failure is a consequence of a peer's: -1 names its own cause, 1 that a peer was lost."""
-    return -1 if reason in _FIRST_HAND else int(reason == reasons.NCCL_ERROR)
+    return -1 if reason in _FIRST_HAND else int(reason == failure_reasons.NCCL_ERROR)

@@ -13,7 +13,7 @@ from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons, reasons
 from rlrun_operator.status.conditions import Say, begun, since
 from rlrun_operator.times import rfc3339, seconds_of
 
@@ -26,7 +26,15 @@ SHARE = 2
 """Exclusion of at most one in so many of the nodes that the run is known to use."""
 NEEDED_AFTER_SECONDS = 300.0
 """Time without a node for a pod after which an excluded node is used again."""
-_BLAMED = frozenset({reasons.SIGNALLED, reasons.CUDA_ERROR, reasons.NCCL_ERROR, reasons.POD_FAILED, reasons.NODE_LOST})
+_BLAMED = frozenset(
+    {
+        failure_reasons.SIGNALLED,
+        failure_reasons.CUDA_ERROR,
+        failure_reasons.NCCL_ERROR,
+        failure_reasons.POD_FAILED,
+        failure_reasons.NODE_LOST,
+    }
+)
 """Not: the role's own exit codes, memory that it asked for, a full volume, evictions."""
 _BY_PEOPLE = frozenset({130, 143})
 """SIGINT and SIGTERM: the process was asked to end."""
@@ -50,7 +58,7 @@ def after(
         movable: whether the pods may go to another node at all; a volume of one node holds them.
         now: seconds since the epoch.
     """
-    if failure.reason == reasons.NODE_NEEDED:
+    if failure.reason == failure_reasons.NODE_NEEDED:
         return []
     held, name = active(past, now), failure.node_name
     recent = [*past.failures, failure]
@@ -92,12 +100,12 @@ def lifted(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
         free = names - held
         if free:
             told = f"node {', '.join(sorted(free))} is no longer excluded, and the pod has no other"
-            return _cause(pod, reasons.NODE_ALLOWED, told)
+            return _cause(pod, failure_reasons.NODE_ALLOWED, told)
         if waiting is not None and began is not None and now - max(waiting, began) >= NEEDED_AFTER_SECONDS:
             told = (
                 f"no node but the excluded one takes the pod within {NEEDED_AFTER_SECONDS:g} s; {shown} is used again"
             )
-            return _cause(pod, reasons.NODE_NEEDED, told)
+            return _cause(pod, failure_reasons.NODE_NEEDED, told)
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Delete, Manifest
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons
 from rlrun_operator.times import rfc3339
 
 LOOK_AFTER_SECONDS = 10.0
@@ -78,7 +78,7 @@ def _asked(pod: Pod, nodes: Sequence[Manifest] | None) -> tuple[Answer, str]:
     """Answer of the pod's node, and words about it, as the node or else the pod itself reports."""
     if nodes is None:
         told = pod.disruption[0] if pod.disruption is not None else ""
-        if "Taint" in told or pod.reason == reasons.NODE_LOST:
+        if "Taint" in told or pod.reason == failure_reasons.NODE_LOST:
             return "silent", f"which was given up ({told or pod.reason})"
         return "unknown", ""
     node = next((n for n in nodes if n["metadata"]["name"] == pod.node), None)

@@ -9,7 +9,7 @@ from rlrun.api.lifecycle import BackoffSpec, FailurePolicySpec, FailureRule
 from rlrun.api.status import ProgressStatus, RLRunStatus
 from rlrun.backoff import backoff, jittered
 from rlrun_operator.failures.detect import Cause, told_of
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons, reasons
 
 JITTER = 0.2
 """Share by which a backoff is longer or shorter, so that runs that failed together do not start together."""
@@ -17,13 +17,13 @@ FREE_DISRUPTIONS = 3
 """Restarts in a row without a new step that a disruption gets at once; a storm of them then waits like failures do."""
 _NOT_FOR_RULES = frozenset(
     {
-        reasons.NUMBER_TAKEN,
-        reasons.SPEC_CHANGED,
-        reasons.HOST_RESTARTED,
+        failure_reasons.NUMBER_TAKEN,
+        failure_reasons.SPEC_CHANGED,
+        failure_reasons.HOST_RESTARTED,
         reasons.HOST_SUSPENDED,
-        reasons.HOST_GONE,
-        reasons.NODE_ALLOWED,
-        reasons.NODE_NEEDED,
+        failure_reasons.HOST_GONE,
+        failure_reasons.NODE_ALLOWED,
+        failure_reasons.NODE_NEEDED,
         reasons.CLAIM_DELETED,
     }
 )
@@ -79,7 +79,7 @@ def verdict(cause: Cause, *, budget: Budget, policy: FailurePolicySpec, random: 
         return Verdict(
             None, counted=True, wait_seconds=restart_backoff(budget.counted + 1, policy.backoff, random), rule=told
         )
-    free = FREE_DISRUPTIONS if rule is None and cause.reason != reasons.STORAGE_ERROR else 1
+    free = FREE_DISRUPTIONS if rule is None and cause.reason != failure_reasons.STORAGE_ERROR else 1
     in_a_row = budget.without_step + 1 - (free - 1)
     return Verdict(None, counted=False, wait_seconds=restart_backoff(in_a_row, policy.backoff, random), rule=told)
 
@@ -122,7 +122,7 @@ def budget_of(past: RLRunStatus, progress: ProgressStatus, policy: FailurePolicy
 
 def _built_in(cause: Cause) -> Action:
     """A volume that refuses to write is no fault of the run's, and it may take long until it takes data again."""
-    if cause.reason == reasons.STORAGE_ERROR and cause.kind == "failure":
+    if cause.reason == failure_reasons.STORAGE_ERROR and cause.kind == "failure":
         return "RestartUncounted"
     return {"permanent": "FailRun", "disruption": "RestartUncounted", "taken": "RestartUncounted"}.get(  # type: ignore[return-value]
         cause.kind, "Restart"

@@ -23,7 +23,7 @@ from rlrun_operator.names import ROLE_LABEL, ROLES
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.metric_names import OPERATOR, RUNS
 from rlrun_operator.state import Manifest
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons, reasons
 from rlrun_operator.status.conditions import raw_conditions
 from rlrun_operator.times import seconds_of
 
@@ -130,7 +130,7 @@ class Metrics:
             reason = str(failure.get("reason")) if isinstance(failure, Mapping) else ""
             totals = self._seen.total.setdefault(key, {})
             # A reason that no table has would be a series of its own for each word that a client writes.
-            reason = reason if reason in reasons.FAILURE_REASONS else UNKNOWN
+            reason = reason if reason in failure_reasons.FAILURE_REASONS else UNKNOWN
             totals[reason] = totals.get(reason, 0) + restarts
 
     def _restarted(self, old: Mapping[str, object], new: Mapping[str, object]) -> None:

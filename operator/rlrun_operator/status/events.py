@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlrun.api.status import RLRunStatus
 from rlrun_operator.state import EventRecord
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons, reasons
 from rlrun_operator.status.conditions import find, is_true
 from rlrun_operator.status.words import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
@@ -102,7 +102,7 @@ def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     elif failure is not None and failure != old.last_failure:
         told = f"attempt {failure.attempt}: {failure.role} pod {failure.pod_name}: {failure.reason}: {failure.message}"
         when = f"; next attempt not before {new.next_retry_time}" if new.next_retry_time else "; restarting at once"
-        if failure.reason == reasons.NUMBER_TAKEN:
+        if failure.reason == failure_reasons.NUMBER_TAKEN:
             yield EventRecord("Normal", reasons.ATTEMPT_TAKEN, told)
         elif failure.counted:
             count = f"; restart {new.restarts_counted_towards_max} that counts"

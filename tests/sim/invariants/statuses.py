@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons, reasons
 from tests.sim.invariants.common import TERMINAL, derived, is_group, may_go_on
 from tests.sim.invariants.cost import the_parts_are_the_whole, what_is_counted_never_falls, what_is_counted_was_held
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 FINAL = (reasons.PERMANENT_FAILURE, reasons.MAX_RESTARTS_EXCEEDED)
 """Reasons of a failure beside a specification that cannot be run."""
-TAKEN_AWAY = (reasons.POD_DELETED, reasons.POD_EVICTED, reasons.NODE_LOST)
+TAKEN_AWAY = (failure_reasons.POD_DELETED, failure_reasons.POD_EVICTED, failure_reasons.NODE_LOST)
 """Whose exit code is of how it was stopped, and not of why."""
 
 
@@ -23,7 +23,7 @@ def attempts_rise_by_one(world: World, old: Json, new: Json) -> str | None:
     was, now = old.get("attempt", 0), new.get("attempt", 0)
     if now < was:
         return f"attempt {was} became {now}"
-    taken = (new.get("lastFailure") or {}).get("reason") == reasons.NUMBER_TAKEN
+    taken = (new.get("lastFailure") or {}).get("reason") == failure_reasons.NUMBER_TAKEN
     if was and now > was + 1 and not taken:  # the first one comes after those that pods of a deleted run tell of
         return f"attempt {was} became {now}"
     return None

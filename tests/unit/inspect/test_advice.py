@@ -9,9 +9,9 @@ import pytest
 from rlrun.api.lifecycle import FailureReason
 from rlrun.api.status import Phase
 from rlrun.inspect.advice import ADVICE, ON_THIS_MACHINE, advice
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons, reasons
 
-KNOWN = {*reasons.CONDITION_REASONS, *reasons.EVENT_REASONS, *reasons.FAILURE_REASONS, *get_args(FailureReason)}
+KNOWN = {*reasons.CONDITION_REASONS, *reasons.EVENT_REASONS, *failure_reasons.FAILURE_REASONS, *get_args(FailureReason)}
 ENDED = {
     reasons.INVALID_CONFIGURATION,
     reasons.FORBIDDEN,

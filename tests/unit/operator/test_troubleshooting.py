@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from rlrun.api.lifecycle import FailureReason
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons, reasons
 
 PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
 GOOD_NEWS = {
@@ -61,7 +61,7 @@ def entries() -> list[list[str]]:
 
 
 SEEN = {word for row in entries() for word in re.findall(r"`([A-Za-z]+)`", row[0])}
-WORDS = {*reasons.CONDITION_REASONS, *reasons.EVENT_REASONS, *reasons.FAILURE_REASONS, *get_args(FailureReason)}
+WORDS = {*reasons.CONDITION_REASONS, *reasons.EVENT_REASONS, *failure_reasons.FAILURE_REASONS, *get_args(FailureReason)}
 
 
 @pytest.mark.parametrize("reason", sorted(WORDS - GOOD_NEWS))

@@ -1,7 +1,7 @@
 """Advice on every reason of a condition, a failure or an event. One line each, for a terminal.
 
-The reasons and their meanings are the operator's (`rlrun_operator.status.reasons`); a test holds this table to them. In a text NAME,
-NAMESPACE, POD and NODE stand for those of the run and of the failure. docs/troubleshooting.md says more about each.
+The reasons and their meanings are the operator's (`reasons` and `failure_reasons` of `rlrun_operator.status`); a test holds this table
+to them. In a text NAME, NAMESPACE, POD and NODE stand for those of the run and of the failure. docs/troubleshooting.md says more.
 """
 
 from __future__ import annotations

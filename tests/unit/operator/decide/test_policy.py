@@ -9,7 +9,7 @@ import pytest
 from rlrun.api.lifecycle import FailurePolicySpec, FailureReason
 from rlrun_operator.failures.detect import Cause, Kind
 from rlrun_operator.failures.policy import Budget, verdict
-from rlrun_operator.status import reasons
+from rlrun_operator.status import failure_reasons
 from tests.unit.operator.decide.kube import Kube
 
 SPEC: dict[str, Any] = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}, "maxSteps": 1000}
@@ -206,7 +206,7 @@ def test_rules_may_be_edited_while_the_run_lives() -> None:
 
 
 def test_a_rule_may_name_every_reason_of_a_failure_but_the_operators_own_doing() -> None:
-    assert set(get_args(FailureReason)) == set(reasons.FAILURE_REASONS) - OWN_DOING
+    assert set(get_args(FailureReason)) == set(failure_reasons.FAILURE_REASONS) - OWN_DOING
 
 
 def test_a_volume_that_refuses_is_asked_again_ever_later_and_costs_no_budget() -> None:

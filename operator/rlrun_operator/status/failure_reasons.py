@@ -1,0 +1,60 @@
+"""Every reason of `status.lastFailure`, with its meaning. They are part of the interface, as those of conditions are (`reasons`).
+
+Some failures have the reason of the condition that tells of them.
+"""
+
+from __future__ import annotations
+
+from rlrun_operator.status import reasons
+
+OUT_OF_MEMORY = "OOMKilled"
+SIGNALLED = "Killed"
+CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
+CUDA_ERROR = "CudaError"
+NCCL_ERROR = "NcclError"
+EXIT_CODE = "ExitCode"
+STORAGE_ERROR = "StorageError"
+NUMBER_TAKEN = "AttemptNumberTaken"
+DATA_ERROR = "DataError"
+CONFIGURATION_ERROR = "ConfigurationError"
+PERMANENT_ERROR = "PermanentError"
+POD_FAILED = "PodFailed"
+POD_DELETED = "PodDeleted"
+POD_REPLACED = "PodReplaced"
+POD_EVICTED = "PodEvicted"
+NODE_LOST = "NodeLost"
+SPEC_CHANGED = "SpecChanged"
+HOST_RESTARTED = "HostRestarted"
+HOST_GONE = "HostGone"
+NODE_ALLOWED = "NodeAllowedAgain"
+NODE_NEEDED = "ExcludedNodeNeeded"
+
+FAILURE_REASONS = {
+    OUT_OF_MEMORY: "The container used more memory than its limit. Counts.",
+    SIGNALLED: "A signal ended the process; 137 is SIGKILL. Counts.",
+    CUDA_OUT_OF_MEMORY: "The process asked for more memory than its GPU has. Counts.",
+    CUDA_ERROR: "A CUDA call failed: a fault of the GPU, or of code that runs on it. Counts.",
+    NCCL_ERROR: "The processes of the group lost each other, or a collective timed out. Counts.",
+    EXIT_CODE: "The process ended with an error. Counts.",
+    STORAGE_ERROR: "The volume refuses to write. Does not count; each restart without a new step waits longer.",
+    reasons.NO_PROGRESS: "The run hung (`spec.progress`): role and pod are those that it waited for. Counts.",
+    POD_FAILED: "The pod failed without an exit code. Counts.",
+    DATA_ERROR: "Data is wrong (65); the run fails for good.",
+    CONFIGURATION_ERROR: "The configuration is wrong (78); the run fails for good.",
+    PERMANENT_ERROR: "Another exit code from 64 to 77; the run fails for good.",
+    NUMBER_TAKEN: "The attempt's number was used before on the volume. Does not count.",
+    POD_DELETED: "Someone deleted the pod. Does not count.",
+    POD_REPLACED: "The pod is a new one: its predecessor was deleted unseen. Does not count.",
+    POD_EVICTED: "The pod was evicted or preempted. Does not count.",
+    reasons.CLAIM_DELETED: "The run's own claim is being deleted, and a pod waits for a node until it is gone. Does not count.",
+    reasons.DRIFTED: "A pod waits for the ConfigMap, which was deleted and depends on a specification that was edited since. "
+    "Does not count.",
+    reasons.KEY_LOST: "A pod waits for the Secret with the run's API key, which was deleted. Does not count.",
+    NODE_LOST: "The node shut down, restarted or is gone. Does not count.",
+    SPEC_CHANGED: "The specification was edited before all pods existed; they are made again. Does not count.",
+    HOST_RESTARTED: "A guest's host began a new attempt. Does not count.",
+    reasons.HOST_SUSPENDED: "A guest's host was suspended. Does not count.",
+    HOST_GONE: "A guest's host was deleted, or is over. Does not count.",
+    NODE_ALLOWED: "A pod without a node may use one that was excluded until now. Does not count.",
+    NODE_NEEDED: "No node but an excluded one takes a pod; it is used again. Does not count.",
+}
