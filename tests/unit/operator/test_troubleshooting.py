@@ -35,6 +35,7 @@ GOOD_NEWS = {
     reasons.RESUMED,
     reasons.ENGINES_AVAILABLE,
     reasons.INFERENCE_SCALED,
+    reasons.SPOT_ENGINES_READY,
     reasons.TRAINER_RESIZED,
     reasons.HEARTBEAT_RESUMED,
     reasons.KEY_ROTATION_REQUESTED,
