@@ -118,6 +118,8 @@ TOOLS = {
 
 OF_TESTS = ("gitops",)
 """Tools that no cluster needs. They are built before the tests: a cold build takes longer than a test may."""
+BY_HAND = ("kueue",)
+"""Tools of tests that CI does not run."""
 
 
 def find(*names: str, progress: Progress) -> dict[str, Path]:

@@ -32,7 +32,7 @@ def test_images_are_built_and_unpacked_where_clusters_take_them_from(
 
 def test_no_test_builds_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cold build takes longer than a test may: each tool is of a cluster, of its images, or built by `make cluster`."""
-    assert set(binaries.TOOLS) == {*lifecycle.tools(2, True), "pause", *binaries.OF_TESTS}
+    assert set(binaries.TOOLS) == {*lifecycle.tools(2, True), "pause", *binaries.OF_TESTS, *binaries.BY_HAND}
     found: list[str] = []
     monkeypatch.setattr(command, "detect_provider", lambda _: "native")
     monkeypatch.setattr(lifecycle, "prepare", lambda _: None)
