@@ -45,11 +45,13 @@ def cause_of(case: Case, settled_at: float | None) -> Cause | None:
 
 
 def _without_surplus(case: Case, pods: Iterable[Pod]) -> list[Pod]:
-    """Pods without those that nobody asks for: a StatefulSet takes in, and ends, a foreign pod with its labels."""
+    """Pods that may end an attempt: not those that nobody asks for, as a StatefulSet takes in, and ends, a foreign pod with its labels."""
     most = max(case.wanted.trainers, replicas(case.statefulset))
-    return [
-        p for p in pods if p.role != "trainer" or case.host_name is not None or int(p.name.rpartition("-")[2]) < most
-    ]
+
+    def asked(pod: Pod) -> bool:
+        return pod.role != "trainer" or case.host_name is not None or int(pod.name.rpartition("-")[2]) < most
+
+    return [pod for pod in pods if case.is_needed(pod) and asked(pod)]
 
 
 def settled_at(case: Case) -> float | None:

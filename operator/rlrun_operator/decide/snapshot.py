@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.defaults.words import bounded
 from rlrun_operator.decide import host_run
 from rlrun_operator.decide.reading.children import is_ending
 from rlrun_operator.decide.reading.judged_run import JudgedRun
@@ -29,7 +30,6 @@ from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import Say, is_true
 from rlrun_operator.status.scene import Wanted
 from rlrun_operator.times import seconds_of
-from rlrun_operator.validate_spec import bounded
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,14 @@ class Case(JudgedRun):
     def pods_of_attempt(self, attempt: int) -> list[Pod]:
         """Pods that count for `attempt` and are not ending; engines outlive attempts."""
         return [p for p in self.pods if p.deleted_at is None and (p.role == "inference" or p.attempt == attempt)]
+
+    def is_needed(self, pod: Pod) -> bool:
+        """False for a spot engine beside ordinary ones: what ails it alone ends no attempt."""
+        return not pod.spot or self.wanted.engines == self.wanted.spot
+
+    def needed_pods(self, attempt: int) -> list[Pod]:
+        """Pods of `attempt` that it cannot go on without."""
+        return [pod for pod in self.pods_of_attempt(attempt) if self.is_needed(pod)]
 
     @cached_property
     def gone(self) -> list[Pod]:

@@ -27,8 +27,12 @@ _SPOT_POD = re.compile(r"run-inference-spot-\d+")
 
 def a_lost_spot_engine_never_counts_as_a_failure(world: World, old: Json, new: Json) -> str | None:
     """Neither as the end of an attempt, nor as what a run waits for."""
+    if new.get("phase") in ("Suspending", "Completing"):
+        return None  # all pods end
     failure = new.get("lastFailure") or {}
-    if _SPOT_POD.match(str(failure.get("podName", ""))):
+    # Somebody has deleted what every pod needs, and only another attempt can make it.
+    lacks = failure.get("reason") in (reasons.KEY_LOST, reasons.DRIFTED)
+    if _SPOT_POD.match(str(failure.get("podName", ""))) and not lacks:
         return f"lastFailure is {failure.get('podName')}: {failure.get('reason')}"
     for condition in raw_conditions(new):
         told = str(condition.get("message", ""))
@@ -111,7 +115,9 @@ def engines_at_rest(world: World) -> str | None:
     placed = all("nodeName" in p["spec"] for p in world.api.all("Pod") if SPOT_LABEL not in p["metadata"]["labels"])
     if placed and status.get("phase") == "Running" and world.reason(reasons.SCHEDULED) != reasons.ALL_SCHEDULED:
         return f"it waits for nodes: {world.reason(reasons.SCHEDULED)}"
-    spec, told = run["spec"]["inference"], status["inference"]
+    spec, told = run["spec"]["inference"], status.get("inference")
+    if told is None:
+        return None if status.get("phase") in ("Failed", "Complete") else "nothing is said of engines"
     spot, desired = (told.get("spot") or {}).get("desired", 0), told["desired"]
     if "replicas" in spec and desired != spec["replicas"]:
         return f"{desired} engines are desired, {spec['replicas']} specified"

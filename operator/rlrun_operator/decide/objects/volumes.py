@@ -37,7 +37,7 @@ def checkpoints(report: Report) -> Say | None:
 
 def withheld(case: Case) -> Cause | None:
     """Cause that keeps an attempt from a claim that is being deleted: what has a node keeps it there, what has none never gets it."""
-    pods = case.pods_of_attempt(case.past.attempt)
+    pods = case.needed_pods(case.past.attempt)
     serves = any(pod.role == "inference" and pod.node is not None for pod in pods)
     waiting = [pod for pod in pods if pod.node is None and not (serves and pod.role == "inference")]
     if not waiting or not case.claim_is_ending:
