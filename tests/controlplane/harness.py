@@ -30,6 +30,7 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 MAIN = "from rlrun_operator.main import main; main()"
 WAIT_SECONDS = 30.0
+NOT_YET = "storage is (re)initializing"
 
 
 def wait_for(
@@ -86,21 +87,29 @@ class Kube:
         """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body)
+        # What a definition that was just made serves is not there for a moment, and every client is to ask again.
+        status, answer = wait_for(
+            lambda: self._send(method, path, data, kind),
+            lambda seen: NOT_YET not in str(seen[1].get("message")),
+            f"{path} is served",
+        )
+        assert status < 400 or not ok, f"{method} {path}: {answer.get('message')}"
+        return answer
+
+    def _send(self, method: str, path: str, data: str | None, kind: str) -> tuple[int, Json]:
         for again in (True, False):
             if self._connection is None:
                 self._connection = self.connect()
             try:
                 self._connection.request(method, path, data, {"Content-Type": kind})
                 response = self._connection.getresponse()
-                answer = _document(response.read(), response.status)
-                break
+                return response.status, _document(response.read(), response.status)
             except (OSError, http.client.HTTPException):
                 self._connection.close()
                 self._connection = None
                 if not again:
                     raise
-        assert response.status < 400 or not ok, f"{method} {path}: {answer.get('message')}"
-        return answer
+        raise AssertionError("unreachable")
 
     def connect(self, seconds: float = 10.0) -> http.client.HTTPSConnection:
         """A connection of its own, for what is no JSON of one object; `seconds`: longest silence on it."""

@@ -132,7 +132,7 @@ class Controller:
         finally:
             self._stop.set()
             self._thread.join(10.0)
-        assert self.problems == []
+        assert not self.problems, "\n".join(self.problems)
 
     def workloads(self, kube: Kube | None = None) -> list[Json]:
         """All Workloads of the namespace."""

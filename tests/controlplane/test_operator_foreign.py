@@ -16,7 +16,7 @@ from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
 from rlrun_operator import render
 from rlrun_operator.kube.client import address
-from rlrun_operator.kube.resources import BY_KIND, EVENT, NODE, QUOTA, RLRUN, SECRET, WORKLOAD
+from rlrun_operator.kube.resources import BY_KIND, EVENT, NODE, POD_GROUP, QUOTA, RLRUN, SECRET, WORKLOAD
 from rlrun_operator.names import RUN_LABEL, Ref
 from rlrun_operator.render import Host, RunContext
 from rlrun_operator.settings import RenderSettings
@@ -34,7 +34,7 @@ FULL: dict[str, Any] = {
 """A run that has everything that a run without a host can have."""
 HOST: dict[str, Any] = {"trainer": {"lora": {"slots": 2}, "guests": [NAME]}}
 GUEST: dict[str, Any] = {"trainer": {"sharedWith": "host", "lora": {}}}
-UNSEEN = (SECRET.kind, WORKLOAD.kind)
+UNSEEN = (POD_GROUP.kind, SECRET.kind, WORKLOAD.kind)
 """Kinds that nobody can have made before: the name holds the run's UID, which nobody knows before."""
 
 
