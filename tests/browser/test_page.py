@@ -109,10 +109,10 @@ def test_why_a_run_has_failed(page: Page, shown: Served) -> None:
 
 def test_curves_are_zoomed_and_smoothed_and_the_address_keeps_it(page: Page, shown: Served) -> None:
     visit(page, shown, "run")
-    page.get_by_label("From step").fill("20")
-    page.get_by_label("From step").press("Enter")
-    page.get_by_label("To step").fill("40")
-    page.get_by_label("To step").press("Enter")
+    page.get_by_label("From step", exact=True).fill("20")
+    page.get_by_label("From step", exact=True).press("Enter")
+    page.get_by_label("To step", exact=True).fill("40")
+    page.get_by_label("To step", exact=True).press("Enter")
     expect(page.get_by_role("img", name=re.compile("^reward.mean over .* at step 40"))).to_be_visible()
     page.get_by_label("Smooth").select_option("20")
     expect(page).to_have_url(re.compile("first=20&last=40.*smooth=20"))
@@ -180,11 +180,13 @@ def test_a_run_is_followed_without_a_reload(page: Page, run: Folder) -> None:
         page.goto(server.at(f"/run/{run.id}"))
         image = page.get_by_role("img", name=re.compile("^reward.mean over .* at step 10"))
         expect(image).to_be_visible()
-        page.get_by_label("From step").fill("4")  # and not taken yet: what is typed stays while the page is drawn again
+        page.get_by_label("From step", exact=True).fill(
+            "4"
+        )  # and not taken yet: what is typed stays while the page is drawn again
         run.lines("metrics.jsonl", [metrics_line(11)], more=True)
         expect(page.get_by_role("img", name=re.compile("^reward.mean over .* at step 11"))).to_be_visible()
-        expect(page.get_by_label("From step")).to_have_value("4")
-        page.get_by_label("From step").press("Enter")
+        expect(page.get_by_label("From step", exact=True)).to_have_value("4")
+        page.get_by_label("From step", exact=True).press("Enter")
         expect(page).to_have_url(re.compile("first=4"))
         run.ends("Failed")
         expect(page.locator("h1")).to_contain_text("Failed")

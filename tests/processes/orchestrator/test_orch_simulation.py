@@ -198,7 +198,9 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
             "args": {"marker": str(tmp_path / "m")},
         },
     ]
-    config = make_config(tmp_path / "run", tokenizer_folder, environments=environments, max_steps=8)
+    # A rollout that had become too old, while its process was slow, would be given up before its process dies of it.
+    patient = {"max_async_level": 2, "max_off_policy_steps": 8}
+    config = make_config(tmp_path / "run", tokenizer_folder, environments=environments, max_steps=8, algorithm=patient)
     outcome = await simulate(config, open_environments=open_arenas)
     assert outcome.code == exit_codes.OK
     assert {sample.environment for batch in outcome.trainer.batches for sample in batch.samples} == {
@@ -206,7 +208,8 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
         "mortal/one",
     }
     metrics = lines(outcome.paths.metrics)
-    assert sum(line.get("errors/mortal/one/crash", 0) for line in metrics) >= 1
+    told = [{name: value for name, value in line.items() if "mortal" in name or "errors" in name} for line in metrics]
+    assert sum(line.get("errors/mortal/one/crash", 0) for line in metrics) >= 1, told
     assert not any("errors/reverse-text" in name for line in metrics for name in line)
     assert metrics[-1]["environment/mortal/one/restarts"] == 1
     assert metrics[-1]["environment/reverse-text/restarts"] == 0
