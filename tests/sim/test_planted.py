@@ -39,7 +39,7 @@ FOUND_AT: dict[str, int] = {
     "what_exists_is_not_applied_again": 5,
     "what_is_deleted_waits_for_the_next_attempt": 2,
     "an_edit_of_a_small_object_is_not_noticed": 2,
-    "a_pod_waits_for_ever_for_a_lost_configuration": 1786,
+    "a_pod_waits_for_ever_for_a_lost_configuration": 20919,
     "a_pod_waits_for_ever_for_a_lost_key": 156,
     "another_key_has_the_name_of_the_first": 47,
     "engines_hold_a_deleted_claim": 66,

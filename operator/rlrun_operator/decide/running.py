@@ -327,11 +327,12 @@ def _unmade(case: Case) -> Say | None:
 
 
 def _unseen(case: Case) -> Say | None:
-    """Progressing of an attempt whose Lease was deleted, while admission does not let another one in."""
+    """Progressing of an attempt whose Lease was deleted, while no other one can be made."""
     if case.observed.lease is not None:
         return None
-    refused = diagnose.not_made_again(case.observed.events, "Lease", case.names.progress)
-    if refused is None:
-        return None
-    message = f"{refused.message}; the run goes on, and its progress cannot be seen"
-    return Say("Unknown", refused.reason, message)
+    name, unseen = case.names.progress, "the run goes on, and its progress cannot be seen"
+    if case.spec is None:
+        waits = f"Lease {name} was deleted, and is made again when the specification can be run"
+        return Say("Unknown", reasons.INVALID_CONFIGURATION, f"{waits}; {unseen}")
+    refused = diagnose.not_made_again(case.observed.events, "Lease", name)
+    return None if refused is None else Say("Unknown", refused.reason, f"{refused.message}; {unseen}")

@@ -158,12 +158,14 @@ def training_is_of_this_attempt(world: World, old: Json, new: Json) -> str | Non
 
 def what_resumes_begins_an_attempt(world: World, old: Json, new: Json) -> str | None:
     """The one that was suspended has no pods, which would be taken for a failure. It may wait for the next as Restarting, where a name is
-    taken, the claim is on its way out or another key goes on record first: no pod is judged then."""
+    taken, the claim is on its way out or another key goes on record first, and as Starting, while its turn in the queue goes on record:
+    no pod is judged then."""
     over, goes_on = derived(old) == "Suspended", derived(new) in ("Starting", "Running", "Restarting")
     same = old.get("attempt", 0) == new.get("attempt", 0) > 0
     another_key = derived(new) == "Restarting" and new.get("keyAttempt") not in (None, old.get("keyAttempt"))
     restarting = next((c for c in new.get("conditions", ()) if c["type"] == reasons.RESTARTING), {})
     waits = derived(new) == "Restarting" and restarting.get("reason") in (reasons.NAME_TAKEN, reasons.CLAIM_DELETED)
+    waits = waits or any((c["type"], c["status"]) == (reasons.SUSPENDED, "True") for c in new.get("conditions", ()))
     told = f"Suspended became {derived(new)} in attempt {new.get('attempt')}"
     return told if over and goes_on and same and not (another_key or waits) else None
 
