@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlrun.defaults.judgement import Reading, read_spec
-from rlrun.defaults.words import bounded as bounded
-from rlrun.defaults.words import shorten as shorten
 from rlrun_operator.render import former_spec_hashes, spec_hash
 from rlrun_operator.state import Manifest
 

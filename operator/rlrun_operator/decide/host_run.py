@@ -9,6 +9,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ATTEMPT_MAX
 from rlrun.api.storage import DEFAULT_STORAGE
 from rlrun.config.models.sharing import refusal
+from rlrun.defaults.words import shorten
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.names import Names, host_mark
 from rlrun_operator.render import Host
@@ -16,7 +17,7 @@ from rlrun_operator.sharing import holds_slot, host_name, is_ending
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import failure_reasons, reasons
 from rlrun_operator.status.conditions import Say
-from rlrun_operator.validate_spec import judge, shorten
+from rlrun_operator.validate_spec import judge
 
 _TEXT_MAX = 300
 

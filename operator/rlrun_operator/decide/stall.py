@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlrun.defaults.words import shorten
 from rlrun.protocol.files.paths import RunPaths
 from rlrun_operator.decide import host_run
 from rlrun_operator.decide.snapshot import Case
@@ -29,7 +30,6 @@ from rlrun_operator.state import SOON_SECONDS
 from rlrun_operator.status import progress, reasons
 from rlrun_operator.status.conditions import Say, find, is_true, raw_conditions, since
 from rlrun_operator.times import rfc3339
-from rlrun_operator.validate_spec import shorten
 
 GUEST_MARGIN_SECONDS = 120.0
 """A guest waits longer than its host does: when their trainer hangs, the host restarts it, and the guest's restart does not count."""
@@ -231,7 +231,7 @@ def _is_deaf(case: Case) -> bool:
 
 def _waited_for(case: Case, heard: progress.Report | None) -> tuple[Role, Pod | None]:
     """The role that the run waits for, and one of its pods: that which is not ready, else the first."""
-    pods = case.pods_of_attempt(case.past.attempt)
+    pods = case.needed_pods(case.past.attempt)
     told = heard.waiting_role if heard is not None else None
     late = {pod.role for pod in pods if not pod.ready}
     # Before the orchestrator has spoken, a role that is not ready is waited for.

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rlrun.defaults.words import shorten
 from rlrun.diagnostics.symptoms import tag_of
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, ROLES, Names, Role, attempt_number
 from rlrun_operator.pods import Container, Exit, Pod
 from rlrun_operator.status import failure_reasons
-from rlrun_operator.validate_spec import shorten
 
 PERMANENT = range(64, 79)
 """Exit codes that no restart can repair."""

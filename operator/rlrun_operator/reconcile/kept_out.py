@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlrun.defaults.words import shorten
 from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.reconcile.apply import KeptOutError
 from rlrun_operator.state import Decision, Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import phase, raw_conditions
-from rlrun_operator.validate_spec import shorten
 
 _OF_LIFE = (reasons.SUSPENDED, reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED)
 

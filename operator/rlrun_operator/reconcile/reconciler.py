@@ -12,6 +12,7 @@ from typing import Protocol
 
 from rlrun.api.status import UNSERVED
 from rlrun.backoff import backoff
+from rlrun.defaults.words import bounded
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
@@ -45,7 +46,7 @@ from rlrun_operator.state import (
     progress_seconds,
 )
 from rlrun_operator.times import seconds_of
-from rlrun_operator.validate_spec import bounded, forget
+from rlrun_operator.validate_spec import forget
 
 ROUNDS = 4
 """Decisions in one pass, when the first ones turn out to rest on an old state."""

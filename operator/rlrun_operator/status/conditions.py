@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from rlrun.api.status import Condition, Phase
+from rlrun.defaults.words import shorten
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339, seconds_of
-from rlrun_operator.validate_spec import shorten
 
 Truth = Literal["True", "False", "Unknown"]
 

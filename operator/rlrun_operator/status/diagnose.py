@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from rlrun.defaults.words import shorten
 from rlrun_operator.names import MODEL_CONTAINER, ROLES, Role
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
@@ -13,7 +14,6 @@ from rlrun_operator.status.conditions import Say
 from rlrun_operator.status.pod_trouble import has_begun, trouble
 from rlrun_operator.status.scene import TEXT_MAX, Scene
 from rlrun_operator.status.scheduling import waits_for_claim, why_unscheduled
-from rlrun_operator.validate_spec import shorten
 
 MAKING_SECONDS = 2.0
 """The orchestrator's pod is the last one of an attempt to be made: a refusal may be so much older."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlrun.api.status import RLRunStatus
+from rlrun.defaults.words import shorten
 from rlrun_operator.state import EventRecord
 from rlrun_operator.status import failure_reasons, reasons
 from rlrun_operator.status.conditions import find, is_true
 from rlrun_operator.status.words import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
-from rlrun_operator.validate_spec import counted, shorten
+from rlrun_operator.validate_spec import counted
 
 EVENT_MAX = 1000
 """Characters of an event's message; the API's limit is 1024."""

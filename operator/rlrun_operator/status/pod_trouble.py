@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from rlrun.defaults.words import shorten
 from rlrun_operator.pods import Container, Pod
 from rlrun_operator.status import object_events, reasons
 from rlrun_operator.status.conditions import Say
 from rlrun_operator.status.scene import TEXT_MAX, Scene
-from rlrun_operator.validate_spec import shorten
 
 _PULLING = (
     "ErrImagePull",

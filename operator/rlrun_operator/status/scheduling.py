@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from rlrun.defaults.words import shorten
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, Role
 from rlrun_operator.node_fit import allocatable, demands_of, label_of, labels_wanted, show, takes, untolerated
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
-from rlrun_operator.validate_spec import shorten
 
 _TEXT_MAX = 600
 _SHOWN_VALUES = 5

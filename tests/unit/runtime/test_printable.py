@@ -16,6 +16,7 @@ from loguru import logger
 
 from rlrun.api.status import RLRunStatus
 from rlrun.config.loading.problems import Problem
+from rlrun.defaults.words import shorten
 from rlrun.environments.bounds import clipped
 from rlrun.environments.process.log import Log
 from rlrun.pod.role.termination_message import failure_text
@@ -24,7 +25,6 @@ from rlrun.runtime import role_log
 from rlrun.runtime.printable import printable
 from rlrun_operator.decide import status_builder
 from rlrun_operator.runtime import log_setup
-from rlrun_operator.validate_spec import shorten
 
 HOSTILE = "good\x1b]0;owned\x07 \x1b[2J\u202etxet\u2066\u200b\x9b31m\ud800\x00\x7f\r"
 SHOWN = r"good\x1b]0;owned\x07 \x1b[2J\u202etxet\u2066\u200b\x9b31m\ud800\x00\x7f\r"

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from rlrun.api.kubernetes import amount
 from rlrun.api.status import StorageStatus
+from rlrun.defaults.words import shorten
 from rlrun_operator.decide.reading.children import is_ending, uid_of
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.state import Grow, Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import Say, find
-from rlrun_operator.validate_spec import shorten
 
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 60.0, 600.0
 """Pauses between two tries of a growth that was refused: at first, doubled each time, and at most."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from rlrun.defaults.judgement import Reading
 from rlrun_operator import validate_spec as judging
 from rlrun_operator.state import Manifest
-from rlrun_operator.validate_spec import Judgement, forget, judge
+from rlrun_operator.validate_spec import forget, judge
 
 RUNS = 1000
 
@@ -22,13 +23,13 @@ def run(number: int, **spec: Any) -> Manifest:
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the runs that were read, in order."""
     found: list[str] = []
-    read = judging._read
+    read = judging.read_spec
 
-    def counted(document: Manifest) -> Judgement:
+    def counted(document: Manifest) -> Reading:
         found.append(document["metadata"]["name"])
         return read(document)
 
-    monkeypatch.setattr(judging, "_read", counted)
+    monkeypatch.setattr(judging, "read_spec", counted)
     monkeypatch.setattr(judging, "_remembered", {})
     return found
 
