@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rlrun.protocol.messages import annotations as keys
+from rlrun.runtime import exit_codes
 from rlrun_operator.names import SPOT_LABEL, Ref
 from rlrun_operator.state import Admission
 from tests.unit.operator.decide.kube import Kube
@@ -264,3 +267,12 @@ def test_the_queue_needs_no_room_for_them() -> None:
     kube.place = lambda pod: None if SPOT_LABEL in pod["metadata"]["labels"] else "node-1"
     kube.start()
     assert kube.status["phase"] == "Running"
+
+
+@pytest.mark.parametrize(("minimum", "goes_on"), [(1, True), (0, False)])
+def test_a_process_of_a_spot_engine_ends_no_attempt_that_has_other_engines(minimum: int, goes_on: bool) -> None:
+    kube = begun(spot=SPOT | {"share": 1}, minAvailable=minimum)
+    names = [pod["metadata"]["name"] for pod in kube.pods("inference")]
+    kube.exit("inference", exit_codes.DATA, index=names.index(on_spot(kube)[0]))
+    kube.settle()
+    assert ("lastFailure" not in kube.status) == goes_on

@@ -600,6 +600,17 @@ def test_a_lease_that_may_not_be_made_again_is_told(step: int | None, text: str,
     assert kube.condition("Progressing")["reason"] != reason
 
 
+def test_a_lost_lease_of_a_specification_that_was_made_wrong_says_what_it_waits_for() -> None:
+    kube = Kube()
+    kube.start()
+    kube.edit(trainer={"replicas": 0})
+    del kube.objects[Ref("Lease", "run-progress")]
+    kube.settle()
+    told = kube.condition("Progressing")
+    assert told["reason"] == "InvalidConfiguration"
+    assert "Lease run-progress was deleted, and is made again when the specification can be run" in told["message"]
+
+
 def test_a_volume_that_cannot_be_mounted() -> None:
     kube = Kube()
     kube.make_ready = False
