@@ -59,7 +59,7 @@ class Admission:
     stops: bool = False
     """It has to give back the room that it has."""
     lapsed: bool = False
-    """What is on record of an admission holds no more, as the run has no pods: its next attempt waits once more."""
+    """True if an admission on record holds no more, as the run has no pods: its next attempt waits once more."""
     position: int | None = None
     """Place in the queue, from 1; None: it does not wait there."""
     waiting: int = 0

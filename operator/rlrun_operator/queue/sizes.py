@@ -50,7 +50,7 @@ class Patience:
         return None
 
     def words(self, uid: str) -> str:
-        """What a run waits for; empty: it does not wait for others to leave."""
+        """Room that a run waits for, in words; empty: it does not wait for others to leave."""
         size = self.hoped.get(uid)
         return (
             f"there is room for fewer of its trainer pods; {size} fit when the runs that leave are gone" if size else ""

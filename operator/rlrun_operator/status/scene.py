@@ -25,7 +25,7 @@ class Wanted:
     own_claim: bool
     """The operator made the claim."""
     spot: int = 0
-    """Those of the engines that are on interruptible nodes."""
+    """Engines on interruptible nodes, counted in the engines."""
 
     def count(self, role: Role) -> int:
         """Pods that have to get a node; spot engines need not."""

@@ -33,7 +33,7 @@ class Laid:
     namespace: str = ""
     """Namespace that the run will be in; empty: the one in its manifest."""
     found: TeamDefaults | None = None
-    """Those of the namespace of the manifest that was read last."""
+    """Defaults of the namespace of the manifest that was read last."""
     taken: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
 

@@ -126,7 +126,7 @@ def idle_divisor(layout: ParallelismConfig) -> int:
 
 
 def stages_of(model: Architecture, layout: ParallelismConfig) -> list[Held]:
-    """What each rank that a row passes through has, in their order; of more stages than layers as many as these.
+    """Stages of each rank that a row passes through, in their order; of more stages than layers as many as these.
 
     Args:
         model: its shape.

@@ -174,7 +174,7 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def _gpus(run: Snapshot) -> Iterator[tuple[str, str]]:
-    """How busy each role's GPUs are, a line each; nothing for a run without GPUs."""
+    """Use of each role's GPUs, a line each; nothing for a run without GPUs."""
     label = "GPU use"
     for role, use in run.gpus:
         busy = (

@@ -169,7 +169,7 @@ def _fields(section: object) -> dict[str, str]:
 
 
 def said(kept: Sequence[Kept], found: Sequence[Edit]) -> str:
-    """What is known of changes, in one sentence."""
+    """Knowledge of changes, in one sentence."""
     count = len(kept)
     if count == 0:
         return "No attempt has begun yet, so nothing has been changed."

@@ -127,7 +127,7 @@ class Wishes:
     engines: int | None = None
     """Number of engines to leave in use; None: it asks for nothing."""
     spot: SpotWish | None = None
-    """Those of them on interruptible nodes; None: no engine is."""
+    """Engines of these on interruptible nodes; None: no engine is."""
     window_seconds: float | None = None
     """Seconds that a report of their load is to cover."""
 

@@ -31,7 +31,7 @@ class SpotWish:
         return cls(engines, frozenset(map(plain_host, hosts)))
 
     def text(self) -> str:
-        """What the Lease says."""
+        """Text of the Lease's annotation."""
         return " ".join([str(self.engines), *sorted(self.hosts)])
 
 
