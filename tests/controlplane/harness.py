@@ -120,7 +120,8 @@ class Kube:
     def get(self, path: str) -> Json | None:
         """An object, or None."""
         answer = self("GET", path, ok=False)
-        return None if answer.get("kind") == "Status" else answer
+        # What is not served at all is refused in plain text, which has no kind.
+        return None if answer.get("kind", "Status") == "Status" else answer
 
     def items(self, path: str) -> list[Json]:
         """A list's items."""
