@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,10 +97,7 @@ def install(kube: Kube) -> None:
 
 
 def _served(kube: Kube) -> bool:
-    try:
-        return kube.get(f"{KUEUE}/workloads") is not None
-    except json.JSONDecodeError:  # of a group that it does not know, the API server says so in plain text
-        return False
+    return kube.get(f"{KUEUE}/workloads") is not None
 
 
 def uninstall(kube: Kube) -> None:

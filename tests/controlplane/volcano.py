@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,10 +96,7 @@ def install(kube: Kube, *queues: str) -> None:
 
 
 def _served(kube: Kube, plural: str) -> bool:
-    try:
-        return kube.get(f"{VOLCANO}/{plural}") is not None
-    except json.JSONDecodeError:  # of a group that it does not know, the API server says so in plain text
-        return False
+    return kube.get(f"{VOLCANO}/{plural}") is not None
 
 
 def uninstall(kube: Kube) -> None:
@@ -132,7 +128,7 @@ class Scheduler:
         finally:
             self._stop.set()
             self._thread.join(10.0)
-        assert self.problems == []
+        assert not self.problems, "\n".join(self.problems)
 
     def groups(self, kube: Kube | None = None) -> list[Json]:
         """All PodGroups of the namespace."""

@@ -23,7 +23,7 @@ def native(cluster: Cluster) -> NativeCluster:
 
 
 def _told(lines: list[Line], who: str, *reasons: str) -> list[str]:
-    """Those of the reasons that were told of a run, in the order in which they first were; all are more than a second apart."""
+    """Reasons that were told of a run, of these, in the order in which they first were; all are more than a second apart."""
     return list(dict.fromkeys(line.what for line in lines if line.who == who and line.what in reasons))
 
 

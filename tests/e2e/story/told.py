@@ -11,7 +11,7 @@ from typing import Any
 from tests.cluster import Cluster
 
 NODE_REASONS = ("NodeNotReady", "NodeReady")
-"""What is shown of nodes: a kubelet that starts tells a dozen things more."""
+"""Reasons of nodes that are shown: a kubelet that starts tells a dozen things more."""
 
 
 @dataclass(frozen=True, order=True)

@@ -1,4 +1,4 @@
-"""Which heavy libraries a process has before it does anything: each start and restart waits for them."""
+"""Heavy libraries that a process has before it does anything: each start and restart waits for them."""
 
 from __future__ import annotations
 

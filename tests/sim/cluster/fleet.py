@@ -102,7 +102,7 @@ class Fleet:
 
 
 def is_ready(pod: Json) -> bool:
-    """Whether an engine answers."""
+    """True if an engine answers."""
     conditions = pod["status"].get("conditions") or ()
     return is_up(pod) and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 

@@ -107,7 +107,7 @@ def no_engine_goes_before_it_is_drained(world: World, asked: Request) -> str | N
 
 
 def engines_at_rest(world: World) -> str | None:
-    """What is still missing of the engines of a run that trains; nodes for spot engines may be missing."""
+    """Lack of engines of a run that trains, in words; nodes for spot engines may be missing."""
     status, run = world.status, world.run
     if world.cluster.fleet is None or run is None:
         return None

@@ -35,7 +35,7 @@ class Kept:
     started: str | None
     """RFC 3339."""
     fingerprint: str
-    """Of all that it computes with; empty: not known."""
+    """Mark of all that it computes with; empty: not known."""
     config: Config | None
     """None: its folder keeps none."""
 
