@@ -44,6 +44,6 @@ def of_one_length(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int]) -> Te
     return output.transpose(1, 2).flatten(0, 1)
 
 
-NAMES: tuple[Name, ...] = ("varlen", "fa3", "fa4", "flash2", "cudnn", "flex", "sdpa")
+NAMES: tuple[Name, ...] = ("fa3", "varlen", "cudnn", "flash2", "fa4", "flex", "sdpa")
 """In order of worth; the last is for CPUs."""
 KERNELS: dict[str, Kernel] = {name: partial(compute, name) for name in NAMES}

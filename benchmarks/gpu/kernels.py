@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ NAME, TITLE = "kernels", "Kernels: ms, TFLOP/s and errors"
 ROW_SECONDS = 60.0
 """A row that takes longer hangs; compiling flex_attention's backward takes about 30 s."""
 HEAD_TOKENS, PRODUCT_TOKENS, CHECKED = 16_384, 16_384, (1, 2, 127, 128, 129, 4_096)
+FIRST = 3
+"""Kernels of attention that are measured before the head and the products; flex_attention's compiler would take the time of all of them."""
 TINY_TOKENS, TINY_CHECKED = 40, (1, 2, 15, 16, 17)
 
 
@@ -44,17 +46,7 @@ def rows(dry: bool) -> Iterator[Row]:
     shape, device = (TINY, CPU) if dry else (QWEN3_06B, CUDA)
     layouts, tokens = (TINY_ROWS, TINY_TOKENS) if dry else (ROWS, HEAD_TOKENS)
     checked = TINY_CHECKED if dry else CHECKED
-    for name, kernel in KERNELS.items():
-        yield Row(
-            "attention: errors", name, lambda kernel=kernel: checks.attention_errors(kernel, shape, checked, device)
-        )
-    for layout in layouts:
-        for name in list(KERNELS)[: None if dry else -1]:  # padded blocks are for CPUs
-            yield Row(
-                "attention",
-                f"{name}, {layout}",
-                lambda name=name, layout=layout: attention_rates(KERNELS[name], shape, layouts[layout], device),
-            )
+    yield from attention_rows(shape, layouts, checked, device, [*KERNELS][:FIRST])
     for name in heads.VARIANTS:
         yield Row("LM head", name, lambda name=name: heads.head_cost(name, shape, tokens, device))
     yield Row("LM head: errors", "trainer", lambda: checks.head_errors(shape, 64 if dry else 2_048, device))
@@ -65,6 +57,30 @@ def rows(dry: bool) -> Iterator[Row]:
             name,
             lambda inputs=inputs, outputs=outputs, count=count: product_rates(count, inputs, outputs, device),
         )
+    # Padded blocks are for CPUs.
+    yield from attention_rows(shape, layouts, checked, device, [*KERNELS][FIRST : None if dry else -1])
+
+
+def attention_rows(
+    shape: Shape, layouts: Mapping[str, Sequence[int]], checked: Sequence[int], device: Any, names: Sequence[str]
+) -> Iterator[Row]:
+    """Errors and rates of some kernels of attention."""
+    from benchmarks.gpu import checks
+    from benchmarks.gpu.attention import KERNELS
+
+    for name in names:
+        yield Row(
+            "attention: errors",
+            name,
+            lambda name=name: checks.attention_errors(KERNELS[name], shape, checked, device),
+        )
+    for layout in layouts:
+        for name in names:
+            yield Row(
+                "attention",
+                f"{name}, {layout}",
+                lambda name=name, layout=layout: attention_rates(KERNELS[name], shape, layouts[layout], device),
+            )
 
 
 def attention_rates(kernel: Any, shape: Shape, lengths: Any, device: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Each configuration in a process of its own, with the fields of the fastest RL 16
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -23,6 +24,8 @@ from benchmarks.gpu.steps import LADDER, TINY_LADDER, Step, best_fields, configu
 
 NAME, TITLE = "profile", "One step of the trainer, recorded"
 SKIPPED, LONGEST, LIMIT = 4, 40, 130.0
+LONGEST_GAPS, GAP_LENGTHS = 20, (0, 2, 5, 10, 50, 200, 1_000, 1_000_000)
+"""Number of gaps that are named; microseconds."""
 WANTED = ("RL 16k, eager", "SFT 16k, eager", "RL 65k, eager")
 """Rows of the ladder; their fields are replaced by the best ones."""
 HEAD = ("_HeadStatistics", "_HeadStatisticsBackward", "FusedHead", "FusedHeadBackward")
@@ -74,7 +77,28 @@ def summary(kernels: Sequence[Kernel], step: tuple[float, float]) -> dict[str, d
     shares = {name: line(categories[name]) for name in sorted(categories, key=lambda name: -sum(categories[name]))}
     shares["idle"] = {"ms": idle / 1000, "% of step": 100 * idle / total}
     shares["step"] = {"ms": total / 1000, "% of step": 100.0, "launches": len(kernels)}
-    return {"categories": shares, "longest": {name: line(names[name]) for name in by_time}}
+    return {
+        "categories": shares,
+        "longest": {name: line(names[name]) for name in by_time},
+        "gaps": gaps(kernels, step[0]),
+    }
+
+
+def gaps(kernels: Sequence[Kernel], began: float) -> dict[str, dict[str, Any]]:
+    """The longest times in which nothing ran: when, after what, before what; and how many there are of each length."""
+    found, reached, last = [], None, ""
+    for kernel in sorted(kernels, key=lambda one: one.begin):
+        if reached is not None and kernel.begin > reached:
+            found.append((kernel.begin - reached, reached - began, last, kernel.name))
+        if reached is None or kernel.end > reached:
+            reached, last = kernel.end, kernel.name
+    rows: dict[str, dict[str, Any]] = {}
+    for low, high in itertools.pairwise(GAP_LENGTHS):
+        within = [gap[0] for gap in found if low <= gap[0] < high]
+        rows[f"{low} to {high} us"] = {"ms": sum(within) / 1000, "launches": len(within)}
+    for length, at, after, before in sorted(found, reverse=True)[:LONGEST_GAPS]:
+        rows[f"at {at / 1000:.2f} ms"] = {"ms": length / 1000, "after": after[:80], "before": before[:80]}
+    return rows
 
 
 def _union(kernels: Sequence[Kernel]) -> float:
@@ -117,7 +141,7 @@ def kernels_of(events: Sequence[Any], *, cuda: bool) -> list[Kernel]:
 
 def _in_head(event: Any) -> bool:
     while event is not None:
-        if event.name in HEAD:
+        if any(name in event.name for name in HEAD):
             return True
         event = event.cpu_parent
     return False
@@ -181,13 +205,16 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--dry", action="store_true", help="on the CPU, at tiny sizes")
     parser.add_argument("--seconds", type=float, default=400)
+    parser.add_argument(
+        "--rows", metavar="NAME;NAME", default=";".join(WANTED), help="rows of the ladder, for their lengths and tasks"
+    )
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
         record(arguments.child, arguments.tokens, arguments.results, arguments.dry)
         return
-    steps = TINY_LADDER[:1] if arguments.dry else [step for step in LADDER if step.name in WANTED]
+    steps = TINY_LADDER[:1] if arguments.dry else [step for step in LADDER if step.name in arguments.rows.split(";")]
     report = Report(arguments.results, NAME, TITLE, fresh=True)
     deadline = Deadline.after(arguments.seconds)
     profile_all(report, steps, arguments.results, dry=arguments.dry, deadline=deadline)

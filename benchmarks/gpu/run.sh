@@ -37,6 +37,9 @@ install() {
   if compgen -G "$WORK/wheels/*.whl" >/dev/null; then
     rm -rf "$WORK/site"
     "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$WORK/site" "$WORK"/wheels/*.whl || exit 1
+    if [ -e "$WORK/flash_attn_3.tar.xz" ]; then
+      "$PYTHON" -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="data")' "$WORK/flash_attn_3.tar.xz" "$WORK/site" || exit 1
+    fi
   fi
   "$PYTHON" -c 'import importlib.util as u, loguru, pydantic; assert all(map(u.find_spec, ("torch", "transformers")))' || { echo "error: run benchmarks/gpu/pack.sh where there is a network, and bring .gpu/wheels" >&2; exit 1; }
 }
@@ -50,6 +53,7 @@ case $number in
     ;;
   2)
     [ -d "$WORK/site" ] || install
+    if [ ! -e "$RESULTS/steps.json" ] && [ -e "$WORK/results/steps.json" ]; then cp "$WORK/results/steps.json" "$RESULTS"; fi
     part 565 "$PYTHON" -m benchmarks.gpu.steps --results "$RESULTS" "${dry[@]}" --seconds $(($(left) - 20)) "$@"
     [ "$RESULTS" = "$WORK/results" ] || cp "$RESULTS"/steps.* "$WORK/results"
     ;;

@@ -34,6 +34,8 @@ TO_BEAT = (
 )
 SECTION = "steps"
 PRESETS = {"RL": "aipo", "SFT": "sft"}
+TRL = "TRL"
+"""Task of a row that transformers and TRL compute; its fields are those of `trl_step.py`'s options."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,21 @@ class Step:
 
 COMPILED = {"compile": True}
 LADDER = (
-    Step("RL 16k, eager", "RL", 16_384),
-    Step("RL 16k, compiled", "RL", 16_384, COMPILED, seconds=120),
-    Step("RL 16k, compiled, fa3", "RL", 16_384, {**COMPILED, "attention": "fa3"}, seconds=120),
-    Step("RL 16k, compiled, cudnn", "RL", 16_384, {**COMPILED, "attention": "cudnn"}, seconds=120),
-    Step("RL 65k, eager", "RL", 65_536, warmup=2, steps=3, seconds=100),
+    Step("RL 16k, compiled, fa3", "RL", 16_384, {**COMPILED, "attention": "fa3"}, seconds=150),
     Step("RL 65k, best", "RL", 65_536, best=True, warmup=2, steps=3, seconds=120),
-    Step("SFT 16k, eager", "SFT", 16_384),
     Step("SFT 16k, best", "SFT", 16_384, best=True),
+    Step("SFT 16k, TRL, sdpa", TRL, 16_384, {"attention": "sdpa", "arguments": {}}),
+    Step("RL 16k, eager", "RL", 16_384, {"attention": "varlen"}),
+    Step("RL 16k, compiled", "RL", 16_384, {**COMPILED, "attention": "varlen"}, seconds=120),
+    Step("RL 16k, compiled, cudnn", "RL", 16_384, {**COMPILED, "attention": "cudnn"}, seconds=120),
+    Step(
+        "SFT 16k, TRL, sdpa, nothing again",
+        TRL,
+        16_384,
+        {"attention": "sdpa", "arguments": {"gradient_checkpointing": False}},
+    ),
+    Step("SFT 16k, eager", "SFT", 16_384, {"attention": "varlen"}),
+    Step("RL 65k, eager", "RL", 65_536, {"attention": "varlen"}, warmup=2, steps=3, seconds=100),
     Step("RL 16k, best, 2 rows", "RL", 16_384, best=True, rows=2),
     Step("SFT 16k, best, 2 rows", "SFT", 16_384, best=True, rows=2),
     Step("RL 8k, best", "RL", 8_192, best=True),
@@ -73,6 +82,7 @@ TINY_LADDER = (
     Step("RL 16k, eager", "RL", 64, warmup=1, steps=2),
     Step("RL 16k, fa3", "RL", 64, {"attention": "fa3"}),
     Step("SFT 16k, best, 2 rows", "SFT", 64, best=True, rows=2, warmup=1, steps=2),
+    Step("SFT 16k, TRL, sdpa", TRL, 64, {"attention": "sdpa", "arguments": {}}, warmup=1, steps=2),
 )
 BEST_OF = "RL 16k"
 
@@ -141,6 +151,8 @@ def rank_environment(port: int) -> dict[str, str]:
 
 def measure(step: Step, fields: Mapping[str, Any], results: Path, *, dry: bool, seconds: float) -> dict[str, Any]:
     """The row of a configuration, or why it has no numbers."""
+    if step.task == TRL:
+        return measure_trl(step, results, dry=dry, seconds=seconds)
     from rlrun.local.preflight import free_port
 
     with tempfile.TemporaryDirectory() as folder:
@@ -165,6 +177,29 @@ def measure(step: Step, fields: Mapping[str, Any], results: Path, *, dry: bool, 
             return row | {"note": reason(ended, limit)}
         written = json.loads(output.read_text())
     return row | _numbers(written["measurements"][0]) | {"measured": written["title"]}
+
+
+def measure_trl(step: Step, results: Path, *, dry: bool, seconds: float) -> dict[str, Any]:
+    """The row of a configuration of transformers and TRL."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"tokens": step.tokens, "steps": step.steps, "warmup": step.warmup, **step.fields}
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu.trl_step",
+            "--folder",
+            folder,
+            "--options",
+            json.dumps(options),
+        ]
+        limit = seconds if dry else min(step.seconds, seconds)
+        environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        ended = run_limited([*command, *(["--dry"] if dry else [])], limit, results / "log.txt", environment)
+        row = {"rows": step.rows, "fields": dict(step.fields)}
+        if ended.code != 0:
+            return row | {"note": reason(ended, limit)}
+        found: dict[str, Any] = json.loads((Path(folder) / "measured.json").read_text())
+        return row | found
 
 
 def _numbers(measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,6 +237,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="on the CPU, at tiny sizes")
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--only", metavar="NAME", help="one row of the ladder")
+    parser.add_argument("--rows", metavar="NAME;NAME", help="these rows of the ladder, beside those that are there")
     parser.add_argument(
         "--fields", type=json.loads, metavar="JSON", help="other fields for --only, as a row of its own"
     )
@@ -211,6 +247,11 @@ def main() -> None:
         ladder = tuple(step for step in ladder if step.name == arguments.only)
         if not ladder:
             parser.error(f"--only {arguments.only!r} is no row; choose one of {[s.name for s in LADDER]}")
+    if arguments.rows is not None:
+        wanted = arguments.rows.split(";")
+        ladder = tuple(step for name in wanted for step in ladder if step.name == name)
+        if len(ladder) != len(wanted):
+            parser.error(f"--rows {arguments.rows!r}: choose of {[s.name for s in LADDER]}")
     if arguments.fields is not None:
         if arguments.only is None:
             parser.error("--fields needs --only: the row that it changes")
@@ -218,7 +259,7 @@ def main() -> None:
         name = f"{one.name}, {json.dumps(arguments.fields)}"
         changed = {**one.fields, **arguments.fields}
         ladder = (Step(name, one.task, one.tokens, changed, False, one.rows, one.warmup, one.steps, one.seconds),)
-    report = Report(arguments.results, NAME, TITLE, fresh=arguments.only is None)
+    report = Report(arguments.results, NAME, TITLE, fresh=arguments.only is None and arguments.rows is None)
     report.put("goal", "PRIME-RL", {"value": TO_BEAT})
     measure_all(report, ladder, arguments.results, dry=arguments.dry, deadline=Deadline.after(arguments.seconds))
     print(report.text())

@@ -132,7 +132,7 @@ def test_every_kernel_that_is_here_computes_what_its_options_say(
     for kernel, where, kind in (("sdpa", CPU, torch.float32), (name, device, dtype)):
         leaves = [tensor.to(where, kind).requires_grad_() for tensor in tensors]
         if sinks is not None:
-            leaves.append(sinks.to(where).requires_grad_())
+            leaves.append(sinks.detach().to(where).requires_grad_())
         scores = Scores(0.3, **options, sinks=leaves[3] if sinks is not None else None)
         output = attend(kernel, *leaves[:3], layout(LENGTHS, where).segments, scores)
         output.float().square().sum().backward()
@@ -167,6 +167,30 @@ def test_a_sharded_model_in_bfloat16_is_near_float32_on_the_cpu(alone: Group, mo
     for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert parameter.dtype == torch.float32, name
         assert distance(parameter.grad.full_tensor(), other.grad) < 0.05, name
+
+
+def cosine(found: Tensor, expected: Tensor) -> float:
+    pair = found.detach().double().cpu().flatten(), expected.detach().double().flatten()
+    return float(torch.nn.functional.cosine_similarity(*pair, dim=0))
+
+
+@pytest.mark.parametrize("mode", ["selective", "attention"])
+def test_compiled_layers_are_near_float32_on_the_cpu_and_compiled_once(mode: Any, alone: Group, model: Any) -> None:
+    reference = copy.deepcopy(model)
+    torch._dynamo.reset()
+    shard(model, alone, memory=Memory(compile=True, activations=mode))
+    graphs = []
+    for lengths in (LENGTHS, (40, 90), (200, 11, 3), LENGTHS[::-1]):
+        samples = [fake_batch(length, 1, VOCABULARY).samples[0] for length in lengths]
+        for one, where in ((reference, CPU), (model, alone.device)):
+            one.zero_grad()
+            token_statistics(one, micro_batch(samples, where)).logprobs.sum().backward()
+        for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+            found = parameter.grad.full_tensor()
+            assert cosine(found, other.grad) >= 0.9995, (lengths, name, cosine(found, other.grad))
+            assert distance(found, other.grad) < 0.05, (lengths, name)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[-1] > 0, graphs
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import socket
@@ -64,6 +65,8 @@ def model() -> Any:
 def test_a_trainer_gives_its_memory_up_and_trains_on_as_if_it_had_not(alone: Group, name: Any) -> None:
     losses: dict[bool, list[float]] = {}
     for in_turns in (False, True):
+        gc.collect()
+        before = torch.cuda.memory_allocated()
         sharded = model()
         shard(sharded, alone)
         optimizer = make_optimizer(sharded, OptimizerConfig(name=name), alone.device)
@@ -72,15 +75,16 @@ def test_a_trainer_gives_its_memory_up_and_trains_on_as_if_it_had_not(alone: Gro
         losses[in_turns] = []
         for _ in range(3):
             memory.take()
-            held = torch.cuda.memory_allocated()
+            held = torch.cuda.memory_allocated() - before
             loss = -token_statistics(sharded, inputs).logprobs.mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            losses[in_turns].append(float(loss))
+            losses[in_turns].append(float(loss.detach()))
+            del loss
             if in_turns:
                 memory.give()
-                left = torch.cuda.memory_allocated()
+                left = torch.cuda.memory_allocated() - before
                 assert held > 300 * MIB > LEFT_OF_A_TRAINER > left, (held, left)
         del sharded, optimizer, memory, inputs
         torch.cuda.empty_cache()

@@ -150,37 +150,85 @@ def _registered(kernel: str, name: str) -> Any:
     return Function
 
 
-_FA3 = _registered("fa3", "flash_attn_3::_flash_attn_forward")
 _FLASH2 = _registered("flash2", "flash_attn::_flash_attn_varlen_forward")
 
 
-def _fa3_function(
+@torch.library.custom_op("flash_attn_3::fwd", mutates_args=())
+def _fa3_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    seqused_q: Any = None,
-    seqused_k: Any = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
-    qv: Any = None,
-    q_descale: Any = None,
-    k_descale: Any = None,
-    v_descale: Any = None,
-    window_size: tuple[int, int] = (-1, -1),
+    is_causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
     attention_chunk: int = 0,
     softcap: float = 0.0,
-    num_splits: int = 1,
-    pack_gqa: Any = None,
+    num_splits: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The arguments of flash-attn-3 3.0.0 that training has; without shapes for a compiler, as there."""
+    assert num_splits == 1, "what a sequence gets would depend on the others of its row"
+    ends = _fa3_checked(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, window_size_right)
+    assert softmax_scale is not None
+    _note("fa3", softmax_scale=softmax_scale, window_size=(window_size_left, window_size_right), softcap=softcap)
+    output, lse = forward(q, k, v, *ends, softmax_scale, window_size_left, softcap)
+    return output, lse, q.new_empty(0), q.new_empty(0)
+
+
+@torch.library.custom_op("flash_attn_3::bwd", mutates_args=("dq", "dk", "dv"))
+def _fa3_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    softmax_scale: float | None = None,
+    is_causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
     deterministic: bool = False,
-    sm_margin: int = 0,
-    return_attn_probs: bool = False,
 ) -> Tensor:
-    """The signature of flash-attn-3 3.0.0."""
-    return _checked("fa3", _FA3, locals())
+    """The gradients go into the tensors that are given."""
+    assert softmax_lse.is_contiguous()
+    assert dout.is_contiguous()
+    ends = _fa3_checked(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, window_size_right)
+    assert softmax_scale is not None
+    found = backward(dout, (q, k, v), out, softmax_lse, ends, softmax_scale, window_size_left, softcap)
+    for given, gradient in zip((dq, dk, dv), found, strict=True):
+        assert given is not None
+        given.copy_(gradient)
+    return softmax_lse.clone()
+
+
+def _fa3_checked(
+    query_ends: Tensor | None,
+    key_ends: Tensor | None,
+    longest_query: int | None,
+    longest_key: int | None,
+    causal: bool,
+    right: int,
+) -> tuple[Tensor, Tensor]:
+    assert causal
+    assert right == 0
+    assert query_ends is not None
+    assert key_ends is not None
+    assert longest_query is not None
+    assert longest_key is not None
+    _check_ends(query_ends, key_ends, longest_query, longest_key)
+    return query_ends, key_ends
 
 
 def _flash2_function(
@@ -305,7 +353,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     SEEN.clear()
     monkeypatch.setitem(varlen._varlen_attn._backend_fns, None, _varlen_forward)
     monkeypatch.setitem(varlen._varlen_attn_backward._backend_fns, None, _varlen_backward)
-    package("flash_attn_interface", monkeypatch, flash_attn_varlen_func=_fa3_function)
+    package("flash_attn_interface", monkeypatch, __version__="3.0.0")
     package("flash_attn", monkeypatch, flash_attn_varlen_func=_flash2_function, __version__="2.8.3")
     package("flash_attn.cute", monkeypatch)
     package("flash_attn.cute.interface", monkeypatch, _flash_attn_fwd=_fa4_forward, _flash_attn_bwd=_fa4_backward)

@@ -96,7 +96,10 @@ def test_no_row_is_measured_without_checkpoints_where_it_cannot_fit() -> None:
     assert fitting(QWEN3_06B, 65_536, compiled=False, offered=("none",)) is None
 
 
-@pytest.mark.parametrize("step", [*steps.LADDER, *steps.TINY_LADDER], ids=lambda step: step.name)
+OWN = [step for step in (*steps.LADDER, *steps.TINY_LADDER) if step.task != steps.TRL]
+
+
+@pytest.mark.parametrize("step", OWN, ids=lambda step: step.name)
 @pytest.mark.parametrize("best", [{}, {"compile": True}])
 def test_every_configuration_is_one_of_the_trainer_and_fits(step: Any, best: dict[str, Any], tmp_path: Path) -> None:
     fields = best if step.best else step.fields

@@ -83,7 +83,9 @@ def test_activations_are_those_that_autograd_saves(kind: str, dtype: torch.dtype
 
 def test_constants_are_those_of_the_trainer() -> None:
     assert lm_head.CHUNK_BYTES["cuda"] == trainer.HEAD_CHUNK_BYTES
-    assert lm_head.KEPT_BYTES["cuda"] == 0  # else the kept ones have to be counted
+    assert (
+        "cuda" not in lm_head.KEPT_BYTES
+    )  # residuals are kept in memory that nothing else needs, which no estimate counts
 
 
 def test_a_model_of_text_and_images_has_the_type_that_the_trainer_sees() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Feature = Literal["window", "softcap", "sinks", "value heads", "float32", "context"]
@@ -32,6 +32,8 @@ class Package:
     """Names under which it may be installed; they have the version."""
     install: str
     """Way to get it."""
+    operations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Operations that its import registers with torch, and their arguments that are used."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,18 @@ FLASH2 = Package(
     ("flash-attn", "flash_attn"),
     "pip install --no-build-isolation 'rlrun[flash-attn]'",
 )
+_OPERATION3 = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "is_causal", "softcap")
 FA3 = Package(
     "flash_attn_interface",
-    {"flash_attn_varlen_func": (*_VARLEN_FUNCTION, "window_size", "softcap")},
+    {},
     ("flash-attn-3", "flash_attn_3"),
     "build hopper/ of flash-attention 3.0.0 for this torch (python setup.py install)",
+    {
+        "flash_attn_3::fwd": (*_OPERATION3, "window_size_left", "window_size_right", "num_splits"),
+        "flash_attn_3::bwd": (*_OPERATION3, "window_size_left", "window_size_right", "dq", "dk", "dv", "deterministic"),
+    },
 )
+"""The two operations take the same arguments in all versions since April 2025; the Python functions around them do not."""
 _FLASH4_ARGUMENTS = ("cu_seqlens_q", "cu_seqlens_k", "softmax_scale", "causal", "window_size_left", "window_size_right")
 FA4 = Package(
     "flash_attn.cute.interface",
@@ -73,7 +81,7 @@ FA4 = Package(
 backward pass over packed rows refuses soft caps."""
 
 BACKENDS: Mapping[Kernel, Backend] = {
-    "fa3": Backend(frozenset({"window", "softcap", "context"}), 256, (9, 9), FA3),
+    "fa3": Backend(frozenset({"window", "softcap", "sinks", "context"}), 256, (9, 9), FA3),
     "fa4": Backend(frozenset({"window", "sinks", "context"}), 128, (9, 11), FA4),
     "flash2": Backend(frozenset({"window", "softcap", "context"}), 256, (8, 12), FLASH2),
     "cudnn": Backend(frozenset(), 128, (8, 12)),

@@ -47,7 +47,8 @@ def logprobs_without_gradient(model: nn.Module, rows: Sequence[MicroBatch]) -> l
 
 
 def release(model: nn.Module) -> None:
-    """Free what a forward pass without a backward pass has left gathered: FSDP keeps the root's parameters for the backward pass."""
-    units: list[Any] = fsdp_modules(model)[:1]
+    """Free what a forward pass without a backward pass has left gathered: FSDP keeps the root's parameters for the backward pass, and
+    on a single rank those of layers may stay as well. The next pass would compute with them, whatever the optimizer did meanwhile."""
+    units: list[Any] = fsdp_modules(model)
     for unit in units:
         unit.reshard()

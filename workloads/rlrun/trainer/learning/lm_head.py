@@ -28,8 +28,10 @@ Entropy = Literal["none", "value", "gradient"]
 """Part of the entropy that is wanted: nothing (0 where it costs something), its value, or its gradient too."""
 CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 """Size of one chunk of float32 logits; about three of them exist at a time."""
-KEPT_BYTES = {"cpu": 320 * 2**20, "cuda": 0}
+KEPT_BYTES = {"cpu": 320 * 2**20}
 """Most bytes of log-probabilities that wait for the backward pass. On CPU a matrix product costs more than this memory is worth."""
+LEFT_SHARE = 6
+"""Part of a GPU's memory that residuals leave for the backward pass, when they are kept in what no activation needs."""
 
 
 def head_statistics(
@@ -104,7 +106,19 @@ def _plan(hidden: Tensor, weight: Tensor, chunk_tokens: int | None, *, entropy: 
     # path's three, and the weight's gradient is added to half as often.
     larger = 2 if device == "cuda" and hidden.dtype != torch.float32 else 1
     tokens = chunk_tokens or larger * _chunk_tokens(hidden, weight)
-    return Plan(kernel, tokens, KEPT_BYTES.get(device, 0), entropy, reuses_memory=device == "cpu")
+    return Plan(kernel, tokens, _kept_bytes(hidden.device), entropy, reuses_memory=device == "cpu")
+
+
+def _kept_bytes(device: torch.device) -> int:
+    """Bytes for residuals that wait for the backward pass.
+
+    On a GPU what is free now, when all activations are there: the more tokens a row has, the less it is, and nothing runs out for it.
+    """
+    if device.type != "cuda":
+        return KEPT_BYTES.get(device.type, 0)
+    free, total = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(free + unused - total // LEFT_SHARE, 0)
 
 
 def _chunk_tokens(hidden: Tensor, weight: Tensor) -> int:

@@ -10,7 +10,7 @@ from torch import nn
 
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import Row
-from rlrun.trainer.learning.forward import rows_logprobs
+from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.optim.update import read
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.ranks.group import Group
@@ -33,7 +33,7 @@ def validate(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Grou
     model.eval()
     losses = [torch.zeros((), dtype=torch.float64, device=group.device)]
     inputs = micro_batches([[batch.samples[index] for index in row] for row in rows], group.device)
-    logprobs = rows_logprobs(model, inputs)
+    logprobs = logprobs_without_gradient(model, inputs)
     losses += [-(one * row.advantages).double().sum() for one, row in zip(logprobs, inputs, strict=True)]
     model.train(was_training)
     total = group.data_sums(read({"loss": torch.stack(losses).sum()}))["loss"]

@@ -28,7 +28,7 @@ _ATTENTION = (
     "aten::_efficient_attention_forward",
     "aten::_cudnn_attention_forward",
     "flash_attn::_flash_attn_varlen_forward",
-    "flash_attn_3::_flash_attn_forward",
+    "rlrun::flash_attention_3",
     "rlrun::flash_attention_4",
 )
 _KEPT: dict[ActivationMode, tuple[str, ...]] = {

@@ -203,7 +203,7 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     )
     gradient_accumulation.attach(model, memory.accumulation)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
-    placement = _placement(memory, dims.fsdp)
+    placement, again = _placement(memory, dims.fsdp), not _stays_gathered(model, policy, group)
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     inside = _checkpoint_inside(model, mode)
     compiles = compiled_layers(memory.compile, mode, model, group)
@@ -219,13 +219,33 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         if experts is not None and dims.ep > 1:
             assert meshes is not None
             fully_shard(experts, mesh=meshes.expert_copies, mp_policy=policy, offload_policy=offload)
-        fully_shard(layer, mesh=group.mesh, mp_policy=policy, offload_policy=offload, shard_placement_fn=placement)
+        fully_shard(
+            layer,
+            mesh=group.mesh,
+            reshard_after_forward=again,
+            mp_policy=policy,
+            offload_policy=offload,
+            shard_placement_fn=placement,
+        )
     fully_shard(model, mesh=group.mesh if meshes is None else meshes.outer, mp_policy=policy, offload_policy=offload)
     for module in fsdp_modules(model):
-        module.set_gradient_divide_factor(1.0)
+        if group.world_size > 1:  # FSDP copies one rank's gradient once more to divide it by 1
+            module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
     _move_buffers(model, group.device)
     return model.train()
+
+
+_GATHERED_SHARE = 32
+"""Part of a GPU's memory that copies for forward and backward may take while they wait for the backward pass."""
+
+
+def _stays_gathered(model: nn.Module, policy: MixedPrecisionPolicy, group: Group) -> bool:
+    """True if a single GPU keeps its layers' copies in the compute dtype for the backward pass instead of making them a second time."""
+    if group.world_size > 1 or group.device.type != "cuda" or policy.param_dtype is None:
+        return False
+    copies = policy.param_dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
+    return copies * _GATHERED_SHARE <= gradient_accumulation.device_memory(group.device)
 
 
 def _warn_of_hidden_products(model: nn.Module, memory: Memory, mode: str, group: Group) -> None:

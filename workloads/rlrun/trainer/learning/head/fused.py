@@ -107,18 +107,23 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
             rates *= coefficients
         d_hidden = torch.empty_like(hidden) if forms_hidden else None
         d_weight = _sum_like(weight) if needs_weight and coefficients is not None else None
-        ctx.kept, left = {}, plan.kept_bytes if needs_weight and forms_hidden and d_weight is None else 0
+        ctx.kept, left = {}, plan.kept_bytes if needs_weight and coefficients is None else 0
         memory = _Memory(plan, hidden, weight)
         for part in _parts(len(hidden), plan.chunk_tokens):
             own, y, t = hidden[part], targets[part], temperatures[part]
-            left -= 4 * len(own) * len(weight)
+            left -= weight.element_size() * len(own) * len(weight)
             z = kernel.logits(own, weight, t, None if left >= 0 else memory.of(len(own)))
-            if d_hidden is None:
+            if d_hidden is None and left < 0:
                 logprobs[part], *found = kernel.statistics(z, y, t, entropy=plan.entropy)
                 if found:
                     entropy[part] = found[0]
                 continue
             r, logprobs[part], known = kernel.residual(z, y, t, None, weight.dtype)
+            if d_hidden is None:  # its product waits for the backward pass with it, and the kernel has the entropy
+                ctx.kept[part.start] = r
+                if known is not None:
+                    entropy[part] = known
+                continue
             pulled = product(r, weight)
             # E[z] = z_y + hidden/temperature . (r @ weight), and H = -log p_y + z_y - E[z].
             if known is None:

@@ -15,7 +15,7 @@ from rlrun.trainer.modeling.attention.scores import Scores
 
 Function = Callable[[Tensor, Tensor, Tensor, Segments, Scores], Tensor]
 FUNCTIONS: Mapping[Kernel, Function] = {
-    "fa3": packages.fa3,
+    "fa3": flash.fa3,
     "fa4": flash.fa4,
     "flash2": packages.flash2,
     "cudnn": blocks.cudnn,

@@ -1,4 +1,4 @@
-"""Kernels given as a pair of operations, forward and backward: torch's own FlashAttention 2 (`varlen`) and FlashAttention 4 (`fa4`).
+"""Kernels given as a pair of operations, forward and backward: FlashAttention 2 of torch (`varlen`), 3 (`fa3`) and 4 (`fa4`).
 
 **Sinks** need no kernel of their own. With `lse` the logarithm of the sum of exponentials over the keys and `s` a head's sink, attention
 with a sink has `lse' = log(exp(lse) + exp(s))` and `output' = output * exp(lse - lse')`. A flash kernel's backward pass makes the
@@ -9,7 +9,6 @@ output')`, summed over the queries. Gradients of `lse` itself are dropped by all
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -18,7 +17,7 @@ import torch
 import torch.nn.attention.varlen  # registers its operations
 from torch import Tensor
 
-from rlrun.fit.kernel_table import FA4
+from rlrun.trainer.modeling.attention import operation_fa3, operation_fa4
 from rlrun.trainer.modeling.attention.layout import Segments
 from rlrun.trainer.modeling.attention.scores import Scores
 
@@ -35,6 +34,11 @@ Backward = Callable[[Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Tensor, Segm
 def varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
     """torch's variable-length attention; arguments as of `compute.attend`."""
     return _with_sinks(_varlen_forward, _varlen_backward, query, key, value, segments, scores)
+
+
+def fa3(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
+    """FlashAttention 3; arguments as of `compute.attend`."""
+    return _with_sinks(_fa3_forward, _fa3_backward, query, key, value, segments, scores)
 
 
 def fa4(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
@@ -59,11 +63,10 @@ def _with_sinks(
 
 
 class _Graph(Protocol):
-    """Memory of an operation in autograd's graph."""
+    """Memory of attention with sinks in autograd's graph."""
 
     saved_tensors: tuple[Tensor, ...]
     constant: tuple[Forward, Backward, Segments, Scores]
-    options: tuple[float, int]
 
     def save_for_backward(self, *tensors: Tensor) -> None:
         """Keep tensors."""
@@ -152,10 +155,52 @@ def _varlen_backward(
     return found
 
 
+def _fa3_forward(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = operation_fa3.forward(
+        query,
+        key,
+        value,
+        segments.query_ends,
+        segments.key_ends,
+        segments.longest_query,
+        segments.longest_key,
+        scores.scale,
+        _window(scores)[0],
+        scores.softcap or 0.0,
+    )
+    return found
+
+
+def _fa3_backward(
+    gradient: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    output: Tensor,
+    lse: Tensor,
+    segments: Segments,
+    scores: Scores,
+) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = operation_fa3.backward(
+        gradient,
+        *inputs,
+        output,
+        lse,
+        segments.query_ends,
+        segments.key_ends,
+        segments.longest_query,
+        segments.longest_key,
+        scores.scale,
+        _window(scores)[0],
+        scores.softcap or 0.0,
+    )
+    return found
+
+
 def _fa4_forward(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores
 ) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = torch.ops.rlrun.flash_attention_4(
+    found: tuple[Tensor, Tensor] = operation_fa4.forward(
         query,
         key,
         value,
@@ -177,7 +222,7 @@ def _fa4_backward(
     segments: Segments,
     scores: Scores,
 ) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = torch.ops.rlrun.flash_attention_4_backward(
+    found: tuple[Tensor, ...] = operation_fa4.backward(
         gradient,
         *inputs,
         output,
@@ -188,107 +233,3 @@ def _fa4_backward(
         _window(scores)[0],
     )
     return found
-
-
-def _fa4_options(scale: float, left: int) -> dict[str, float | int | bool | None]:
-    """Keywords that both functions of the package take; there None is an open end of a window, and causal excludes one."""
-    return {
-        "softmax_scale": scale,
-        "causal": left < 0,
-        "window_size_left": None if left < 0 else left,
-        "window_size_right": None if left < 0 else 0,
-    }
-
-
-@torch.library.custom_op("rlrun::flash_attention_4", mutates_args=())  # type: ignore[untyped-decorator]
-def _operation(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    longest_query: int,
-    longest_key: int,
-    scale: float,
-    left: int,
-) -> tuple[Tensor, Tensor]:
-    package = importlib.import_module(FA4.module)
-    output, lse = package._flash_attn_fwd(
-        query,
-        key,
-        value,
-        cu_seqlens_q=query_ends,
-        cu_seqlens_k=key_ends,
-        max_seqlen_q=longest_query,
-        max_seqlen_k=longest_key,
-        return_lse=True,
-        **_fa4_options(scale, left),
-    )
-    return output, lse.contiguous()
-
-
-@torch.library.custom_op("rlrun::flash_attention_4_backward", mutates_args=())  # type: ignore[untyped-decorator]
-def _operation_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    scale: float,
-    left: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    package = importlib.import_module(FA4.module)
-    dq, dk, dv = package._flash_attn_bwd(
-        query,
-        key,
-        value,
-        output,
-        gradient,
-        lse.contiguous(),
-        cu_seqlens_q=query_ends,
-        cu_seqlens_k=key_ends,
-        **_fa4_options(scale, left),
-    )
-    return dq, dk, dv
-
-
-@_operation.register_fake  # type: ignore[untyped-decorator]
-def _(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
-
-
-@_operation_backward.register_fake  # type: ignore[untyped-decorator]
-def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
-def _save(
-    ctx: _Graph,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, int],
-    output: tuple[Tensor, Tensor],
-) -> None:
-    query, key, value, query_ends, key_ends, _, _, scale, left = inputs
-    ctx.save_for_backward(query, key, value, query_ends, key_ends, *output)
-    ctx.options = (scale, left)
-
-
-def _gradients(ctx: _Graph, gradient: Tensor, of_lse: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, query_ends, key_ends, output, lse = ctx.saved_tensors
-    found = torch.ops.rlrun.flash_attention_4_backward(
-        gradient,
-        query,
-        key,
-        value,
-        output,
-        lse,
-        query_ends,
-        key_ends,
-        *ctx.options,
-    )
-    return *found, None, None, None, None, None, None
-
-
-_operation.register_autograd(_gradients, setup_context=_save)

@@ -52,6 +52,14 @@ def problem_of(package: Package) -> str | None:
         lacking = [argument for argument in arguments if argument not in taken]
         if lacking:
             return f"{package.module}.{name} of version {version_of(package)} does not take {', '.join(lacking)}"
+    for name, arguments in package.operations.items():
+        schemas = torch._C._jit_get_schemas_for_operator(name)
+        if not schemas:
+            return f"{package.module} {version_of(package)} registers no operation {name}"
+        taken_names = {argument.name for argument in schemas[0].arguments}
+        lacking = [argument for argument in arguments if argument not in taken_names]
+        if lacking:
+            return f"{name} of {package.module} {version_of(package)} does not take {', '.join(lacking)}"
     return None
 
 

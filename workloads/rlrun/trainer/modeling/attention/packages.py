@@ -1,6 +1,6 @@
-"""Kernels of packages that have a differentiable function for packed rows: FlashAttention 3 (`fa3`) and 2 (`flash2`).
+"""FlashAttention 2 (`flash2`): its package's differentiable function for packed rows.
 
-Both register their forward pass as an operation of torch, so that activation checkpointing and the compiler see it.
+The function's forward pass is an operation of torch, so that activation checkpointing and the compiler see it.
 """
 
 from __future__ import annotations
@@ -10,42 +10,26 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from rlrun.fit.kernel_table import FA3, FLASH2, Kernel, Package
+from rlrun.fit.kernel_table import FLASH2, Kernel
 from rlrun.trainer.modeling.attention.layout import Segments
 from rlrun.trainer.modeling.attention.scores import Scores
 
+_loaded: list[Callable[..., Tensor | tuple[Tensor, ...]]] = []
+"""The package's function. The compiler follows a look-up in a list, and no import."""
 
-def fa3(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """`flash_attn_interface.flash_attn_varlen_func`; arguments as of `compute.attend`."""
-    return _varlen(FA3, query, key, value, segments, scores)
+
+def load(kernel: Kernel) -> None:
+    """Import the package before the first call, if it is this kernel's."""
+    if kernel == "flash2":
+        (name,) = FLASH2.functions
+        _loaded[:] = [getattr(importlib.import_module(FLASH2.module), name)]
 
 
 def flash2(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
     """`flash_attn.flash_attn_varlen_func`; arguments as of `compute.attend`."""
-    return _varlen(FLASH2, query, key, value, segments, scores)
-
-
-_Function = Callable[..., Tensor | tuple[Tensor, ...]]
-_loaded: dict[str, _Function] = {}
-"""The packages' functions, by module. The compiler follows a look-up in a table, and no import."""
-
-
-def load(kernel: Kernel) -> None:
-    """Import a kernel's package before the first call, if it has one here."""
-    package = {"fa3": FA3, "flash2": FLASH2}.get(kernel)
-    if package is not None:
-        _load(package)
-
-
-def _load(package: Package) -> None:
-    (name,) = package.functions
-    _loaded[package.module] = getattr(importlib.import_module(package.module), name)
-
-
-def _varlen(package: Package, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    if package.module not in _loaded:
-        _load(package)
-    found = _loaded[package.module](
+    if not _loaded:
+        load("flash2")
+    found = _loaded[0](
         query,
         key,
         value,

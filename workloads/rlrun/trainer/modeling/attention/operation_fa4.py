@@ -1,0 +1,130 @@
+"""FlashAttention 4 as a pair of operations of torch, `rlrun::flash_attention_4` and its backward pass, with fakes and a gradient.
+
+The package's own functions are none: compiled code and activation checkpointing would not see them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlrun.fit.kernel_table import FA4
+
+
+class _Graph(Protocol):
+    """Memory of the operation in autograd's graph."""
+
+    saved_tensors: tuple[Tensor, ...]
+    options: tuple[float, int]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep tensors."""
+
+
+def _fa4_options(scale: float, left: int) -> dict[str, float | int | bool | None]:
+    """Keywords that both functions of the package take; there None is an open end of a window, and causal excludes one."""
+    return {
+        "softmax_scale": scale,
+        "causal": left < 0,
+        "window_size_left": None if left < 0 else left,
+        "window_size_right": None if left < 0 else 0,
+    }
+
+
+@torch.library.custom_op("rlrun::flash_attention_4", mutates_args=())  # type: ignore[untyped-decorator]
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    longest_query: int,
+    longest_key: int,
+    scale: float,
+    left: int,
+) -> tuple[Tensor, Tensor]:
+    """Output `[T, heads, D]`, lse `[heads, T]` float32."""
+    package = importlib.import_module(FA4.module)
+    output, lse = package._flash_attn_fwd(
+        query,
+        key,
+        value,
+        cu_seqlens_q=query_ends,
+        cu_seqlens_k=key_ends,
+        max_seqlen_q=longest_query,
+        max_seqlen_k=longest_key,
+        return_lse=True,
+        **_fa4_options(scale, left),
+    )
+    return output, lse.contiguous()
+
+
+@torch.library.custom_op("rlrun::flash_attention_4_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    scale: float,
+    left: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    package = importlib.import_module(FA4.module)
+    dq, dk, dv = package._flash_attn_bwd(
+        query,
+        key,
+        value,
+        output,
+        gradient,
+        lse.contiguous(),
+        cu_seqlens_q=query_ends,
+        cu_seqlens_k=key_ends,
+        **_fa4_options(scale, left),
+    )
+    return dq, dk, dv
+
+
+@forward.register_fake  # type: ignore[untyped-decorator]
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+
+
+@backward.register_fake  # type: ignore[untyped-decorator]
+def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _save(
+    ctx: _Graph,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, int],
+    output: tuple[Tensor, Tensor],
+) -> None:
+    query, key, value, query_ends, key_ends, _, _, scale, left = inputs
+    ctx.save_for_backward(query, key, value, query_ends, key_ends, *output)
+    ctx.options = (scale, left)
+
+
+def _gradients(ctx: _Graph, gradient: Tensor, of_lse: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, query_ends, key_ends, output, lse = ctx.saved_tensors
+    found = backward(
+        gradient,
+        query,
+        key,
+        value,
+        output,
+        lse,
+        query_ends,
+        key_ends,
+        *ctx.options,
+    )
+    return *found, None, None, None, None, None, None
+
+
+forward.register_autograd(_gradients, setup_context=_save)
