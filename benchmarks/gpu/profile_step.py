@@ -149,25 +149,43 @@ def _in_head(event: Any) -> bool:
 
 def record(config_file: Path, tokens: int, folder: Path, dry: bool) -> None:
     """In the process of a configuration: record a step, and write its tables as JSON to stdout's file."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
     from rlrun.config.loading.loader import load_file
     from rlrun.config.models.roles import TrainerConfig
     from rlrun.trainer.bench import prepared
 
-    activities = [ProfilerActivity.CPU, *([] if dry else [ProfilerActivity.CUDA])]
     with prepared(load_file(TrainerConfig, config_file, section="trainer"), longest=tokens) as bench:
         update = bench.update(tokens, 1)
         for _ in range(1 if dry else SKIPPED):
             bench.step(update)
-        with profile(activities=activities) as recorded:
-            bench.step(update)
-        kernels = kernels_of(recorded.events(), cuda=not dry)
-        span = (min(kernel.begin for kernel in kernels), max(kernel.end for kernel in kernels))
-        (folder / "summary.json").write_text(json.dumps(summary(kernels, span)))
-        text = torch.cuda.memory_summary() if not dry else "no CUDA\n"
-        (folder / "memory.txt").write_text(f"{bench.title}\n{text}")
+        (folder / "summary.json").write_text(json.dumps(recorded(bench, update, dry=dry)))
+        (folder / "memory.txt").write_text(_memory(bench, dry))
+
+
+def recorded(bench: Any, update: Any, *, dry: bool) -> dict[str, dict[str, dict[str, Any]]]:
+    """Tables of one step of a bench that is warm."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *([] if dry else [ProfilerActivity.CUDA])]
+    with profile(activities=activities) as seen:
+        bench.step(update)
+    kernels = kernels_of(seen.events(), cuda=not dry)
+    return summary(kernels, (min(kernel.begin for kernel in kernels), max(kernel.end for kernel in kernels)))
+
+
+def put_profile(results: Path, title: str, bench: Any, update: Any, *, dry: bool) -> None:
+    """Add the tables of one step of a bench that is warm to the report, and its memory."""
+    report = Report(results, NAME, TITLE)
+    for part, rows in recorded(bench, update, dry=dry).items():
+        for name, row in rows.items():
+            report.put(f"{title}: {part}", name, row)
+    with (results / "memory.txt").open("a") as file:
+        file.write(f"{title}: {_memory(bench, dry)}\n")
+
+
+def _memory(bench: Any, dry: bool) -> str:
+    import torch
+
+    return f"{bench.title}\n{torch.cuda.memory_summary() if not dry else 'no CUDA'}\n"
 
 
 def profile_all(report: Report, steps: Sequence[Step], results: Path, *, dry: bool, deadline: Deadline) -> None:

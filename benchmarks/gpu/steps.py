@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -49,7 +50,10 @@ class Step:
     """Fields of the trainer's block. The activation mode is chosen by what fits, unless it stands here."""
     best: bool = False
     """Take the fields of the fastest RL 16k instead."""
-    rows: int = 1
+    rows: tuple[int, ...] = (1,)
+    """Micro-batches per step, one measurement each; the first has all warm-ups, the others one."""
+    profile: bool = False
+    """Record a step afterwards, with the first number of rows."""
     warmup: int = 4
     steps: int = 5
     seconds: float = 75.0
@@ -58,9 +62,11 @@ class Step:
 
 COMPILED = {"compile": True}
 LADDER = (
-    Step("RL 16k, compiled, fa3", "RL", 16_384, {**COMPILED, "attention": "fa3"}, seconds=150),
+    Step(
+        "RL 16k, compiled, fa3", "RL", 16_384, {**COMPILED, "attention": "fa3"}, rows=(1, 2), profile=True, seconds=150
+    ),
     Step("RL 65k, best", "RL", 65_536, best=True, warmup=2, steps=3, seconds=120),
-    Step("SFT 16k, best", "SFT", 16_384, best=True),
+    Step("SFT 16k, best", "SFT", 16_384, best=True, rows=(1, 2, 8)),
     Step("SFT 16k, TRL, sdpa", TRL, 16_384, {"attention": "sdpa", "arguments": {}}),
     Step("RL 16k, eager", "RL", 16_384, {"attention": "varlen"}),
     Step("RL 16k, compiled", "RL", 16_384, {**COMPILED, "attention": "varlen"}, seconds=120),
@@ -73,21 +79,21 @@ LADDER = (
     ),
     Step("SFT 16k, eager", "SFT", 16_384, {"attention": "varlen"}),
     Step("RL 65k, eager", "RL", 65_536, {"attention": "varlen"}, warmup=2, steps=3, seconds=100),
-    Step("RL 16k, best, 2 rows", "RL", 16_384, best=True, rows=2),
-    Step("SFT 16k, best, 2 rows", "SFT", 16_384, best=True, rows=2),
     Step("RL 8k, best", "RL", 8_192, best=True),
 )
 """By worth. A kernel or mode that this version of the trainer does not offer is left out by its name."""
 TINY_LADDER = (
     Step("RL 16k, eager", "RL", 64, warmup=1, steps=2),
     Step("RL 16k, fa3", "RL", 64, {"attention": "fa3"}),
-    Step("SFT 16k, best, 2 rows", "SFT", 64, best=True, rows=2, warmup=1, steps=2),
+    Step("SFT 16k, best", "SFT", 64, best=True, rows=(1, 2), profile=True, warmup=1, steps=2),
     Step("SFT 16k, TRL, sdpa", TRL, 64, {"attention": "sdpa", "arguments": {}}, warmup=1, steps=2),
 )
 BEST_OF = "RL 16k"
 
 
-def configuration(step: Step, shape: Shape, folder: Path, *, gpus: int, fields: Mapping[str, Any]) -> TrainerConfig:
+def configuration(
+    step: Step, shape: Shape, folder: Path, *, gpus: int, fields: Mapping[str, Any], usable: float = USABLE
+) -> TrainerConfig:
     """The trainer's part of a run.
 
     Raises:
@@ -98,9 +104,10 @@ def configuration(step: Step, shape: Shape, folder: Path, *, gpus: int, fields: 
             raise ValueError(f"{name} {fields[name]} is no value of this version")
     offered = [mode for mode in get_args(ActivationCheckpointing) if _accepted(fields | {"mode": mode})]
     compiled = bool(fields.get("compile"))
-    mode = fields.get("activation_checkpointing") or fitting(shape, step.tokens, compiled=compiled, offered=offered)
+    asked = fields.get("activation_checkpointing")
+    mode = asked or fitting(shape, step.tokens, compiled=compiled, offered=offered, usable=usable)
     if mode is None:
-        raise ValueError(f"no activation mode fits into {USABLE / 2**30:.0f} GiB")
+        raise ValueError(f"no activation mode fits into {usable / 2**30:.0f} GiB")
     common = {
         "name": "steps",
         "uid": "steps",
@@ -149,34 +156,60 @@ def rank_environment(port: int) -> dict[str, str]:
     }
 
 
-def measure(step: Step, fields: Mapping[str, Any], results: Path, *, dry: bool, seconds: float) -> dict[str, Any]:
-    """The row of a configuration, or why it has no numbers."""
+def measure(
+    step: Step, fields: Mapping[str, Any], results: Path, *, dry: bool, seconds: float, usable: float = USABLE
+) -> dict[str, dict[str, Any]]:
+    """The rows of a configuration by their names, or why they have no numbers."""
     if step.task == TRL:
-        return measure_trl(step, results, dry=dry, seconds=seconds)
+        return {step.name: measure_trl(step, results, dry=dry, seconds=seconds)}
     from rlrun.local.preflight import free_port
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
         try:
-            config = configuration(step, TINY if dry else QWEN3_06B, Path(folder), gpus=0 if dry else 1, fields=fields)
+            config = configuration(
+                step, TINY if dry else QWEN3_06B, folder, gpus=0 if dry else 1, fields=fields, usable=usable
+            )
         except (ValueError, ValidationError) as error:
-            return {"fields": dict(fields), "note": f"left out: {' '.join(str(error).split())}"[:300]}
-        file, output = Path(folder) / "config.json", Path(folder) / "measured.json"
-        file.write_text(config.model_dump_json())
-        options = {
-            "seq_lens": [step.tokens],
-            "rows": step.rows,
-            "steps": step.steps,
-            "warmup": step.warmup,
-            "output": str(output),
-        }
-        command = [sys.executable, "-m", "rlrun.trainer", "--config", str(file), "--bench", json.dumps(options)]
+            return {step.name: {"fields": dict(fields), "note": f"left out: {' '.join(str(error).split())}"[:300]}}
+        (folder / "config.json").write_text(config.model_dump_json())
+        options = {"tokens": step.tokens, "rows": step.rows, "steps": step.steps, "warmup": step.warmup}
+        command = [sys.executable, "-m", "benchmarks.gpu.steps", "--results", made, "--child", json.dumps(options)]
+        command += ["--dry"] if dry else []
         limit = seconds if dry else min(step.seconds, seconds)
-        ended = run_limited(command, limit, results / "log.txt", rank_environment(free_port()))
-        row = {"activations": config.activation_checkpointing, "rows": step.rows, "fields": dict(fields)}
-        if ended.code != 0:
-            return row | {"note": reason(ended, limit)}
-        written = json.loads(output.read_text())
-    return row | _numbers(written["measurements"][0]) | {"measured": written["title"]}
+        profile = {"RLRUN_GPU_PROFILE": str(results)} if step.profile else {}
+        ended = run_limited(command, limit, results / "log.txt", rank_environment(free_port()) | profile)
+        file = folder / "measured.json"
+        written = json.loads(file.read_text()) if file.exists() else {"measurements": {}}
+    known = {"activations": config.activation_checkpointing, "fields": dict(fields)}
+    found = {
+        rows: {**known, "rows": rows, **_numbers(written["measurements"][str(rows)]), "measured": written["title"]}
+        if str(rows) in written["measurements"]
+        else {**known, "rows": rows, "note": reason(ended, limit)}
+        for rows in step.rows
+    }
+    return {step.name if rows == 1 else f"{step.name}, {rows} rows": row for rows, row in found.items()}
+
+
+def measure_in_child(folder: Path, options: Mapping[str, Any], profile: Path | None, *, dry: bool) -> None:
+    """In the process of a configuration: its measurements, on the disk after each, and then the profile."""
+    from benchmarks.gpu.profile_step import put_profile
+    from rlrun.config.loading.loader import load_file
+    from rlrun.trainer.bench import prepared
+    from rlrun.trainer.bench_options import BenchOptions
+
+    tokens, rows = options["tokens"], options["rows"]
+    config = load_file(TrainerConfig, folder / "config.json", section="trainer")
+    with prepared(config, longest=tokens) as bench:
+        found: dict[int, Any] = {}
+        for number in rows:
+            asked = BenchOptions(rows=number, steps=options["steps"], warmup=1 if found else options["warmup"])
+            found[number] = asdict(bench.measure(tokens, asked))
+            text = json.dumps({"title": bench.title, "measurements": found})
+            (folder / "measured.json").write_text(text)
+        if profile is not None:
+            title = f"{config.task} {tokens} tokens"
+            put_profile(profile, title, bench, bench.update(tokens, rows[0]), dry=dry)
 
 
 def measure_trl(step: Step, results: Path, *, dry: bool, seconds: float) -> dict[str, Any]:
@@ -195,7 +228,7 @@ def measure_trl(step: Step, results: Path, *, dry: bool, seconds: float) -> dict
         limit = seconds if dry else min(step.seconds, seconds)
         environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
         ended = run_limited([*command, *(["--dry"] if dry else [])], limit, results / "log.txt", environment)
-        row = {"rows": step.rows, "fields": dict(step.fields)}
+        row = {"rows": 1, "fields": dict(step.fields)}
         if ended.code != 0:
             return row | {"note": reason(ended, limit)}
         found: dict[str, Any] = json.loads((Path(folder) / "measured.json").read_text())
@@ -209,6 +242,7 @@ def _numbers(measured: Mapping[str, Any]) -> dict[str, Any]:
         "tokens/s": statistics.mean(measured["tokens"] / one for one in seconds),
         "step ms": 1000 * statistics.mean(seconds),
         "± ms": 1000 * statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
+        "each ms": ", ".join(f"{1000 * one:.0f}" for one in seconds),
         "peak GiB": measured["peak_memory"] / 2**30,
         "graphs": measured["graphs"],
     }
@@ -217,7 +251,9 @@ def _numbers(measured: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def measure_all(report: Report, ladder: Sequence[Step], results: Path, *, dry: bool, deadline: Deadline) -> None:
+def measure_all(
+    report: Report, ladder: Sequence[Step], results: Path, *, dry: bool, deadline: Deadline, usable: float = USABLE
+) -> None:
     """Every row of the ladder, by worth, until the deadline."""
     for step in ladder:
         if deadline.left <= 0:
@@ -225,9 +261,9 @@ def measure_all(report: Report, ladder: Sequence[Step], results: Path, *, dry: b
             continue
         report.begin(SECTION, step.name)
         fields = best_fields(report) if step.best else step.fields
-        row = measure(step, fields, results, dry=dry, seconds=deadline.left)
-        report.put(SECTION, step.name, row)
-        print(f"{step.name}: {row}", flush=True)
+        for name, row in measure(step, fields, results, dry=dry, seconds=deadline.left, usable=usable).items():
+            report.put(SECTION, name, row)
+            print(f"{name}: {row}", flush=True)
 
 
 def main() -> None:
@@ -241,7 +277,15 @@ def main() -> None:
     parser.add_argument(
         "--fields", type=json.loads, metavar="JSON", help="other fields for --only, as a row of its own"
     )
+    parser.add_argument(
+        "--usable-gib", type=float, default=USABLE / 2**30, help="memory of the GPU (default: %(default)s)"
+    )
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.child is not None:
+        profile = os.environ.get("RLRUN_GPU_PROFILE")
+        measure_in_child(arguments.results, arguments.child, Path(profile) if profile else None, dry=arguments.dry)
+        return
     ladder = TINY_LADDER if arguments.dry else LADDER
     if arguments.only is not None:
         ladder = tuple(step for step in ladder if step.name == arguments.only)
@@ -258,10 +302,11 @@ def main() -> None:
         one = ladder[0]
         name = f"{one.name}, {json.dumps(arguments.fields)}"
         changed = {**one.fields, **arguments.fields}
-        ladder = (Step(name, one.task, one.tokens, changed, False, one.rows, one.warmup, one.steps, one.seconds),)
+        ladder = (replace(one, name=name, fields=changed, best=False),)
     report = Report(arguments.results, NAME, TITLE, fresh=arguments.only is None and arguments.rows is None)
     report.put("goal", "PRIME-RL", {"value": TO_BEAT})
-    measure_all(report, ladder, arguments.results, dry=arguments.dry, deadline=Deadline.after(arguments.seconds))
+    deadline, usable = Deadline.after(arguments.seconds), arguments.usable_gib * 2**30
+    measure_all(report, ladder, arguments.results, dry=arguments.dry, deadline=deadline, usable=usable)
     print(report.text())
 
 

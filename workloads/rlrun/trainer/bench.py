@@ -31,6 +31,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.runtime import exit_codes
 from rlrun.trainer.bench_options import BenchOptions
+from rlrun.trainer.garbage import Garbage
 from rlrun.trainer.learning.critic import critic_around, to_critic
 from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.minibatches import Update
@@ -92,8 +93,10 @@ class Bench:
         """Warm up, then measure the steps of one length."""
         update = self.update(length, options.rows)
         _reset_peak(self.group.device)
+        garbage = Garbage()
         for _ in range(options.warmup):
             self.step(update)
+            garbage.after_step()
         before = graphs_compiled()
         seconds = [self.step(update) for _ in range(options.steps)]
         late = graphs_compiled() - before

@@ -28,6 +28,7 @@ from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints import resume
 from rlrun.trainer.checkpoints.shared_check import SharedCheck
 from rlrun.trainer.engines_beside import EnginesBeside
+from rlrun.trainer.garbage import Garbage
 from rlrun.trainer.guests.shared_runs import SharedRuns
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.modeling.shared_model import load_policy, model_source
@@ -154,6 +155,7 @@ class Loop:
 
     def __init__(self, runs: OneRun, group: Group, agreement: Agreement, news: threading.Event) -> None:
         self._runs, self._group, self._agreement, self._news = runs, group, agreement, news
+        self._garbage = Garbage()
         self._last: str | None = None
         """Name of the run that trained the last step."""
 
@@ -233,6 +235,7 @@ class Loop:
                 self._last = order["run"]
                 path, save = Path(order["path"]), bool(order["save"])
                 self._runs.work(self._runs.named(order["run"]), lambda run: run.step(path, save=save))
+                self._garbage.after_step()
             case "save":
                 self._runs.work(self._runs.named(order["run"]), Run.save)
             case "finish":

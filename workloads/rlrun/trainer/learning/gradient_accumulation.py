@@ -25,15 +25,16 @@ from rlrun.config.models.parallel import GradientAccumulation
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
-_ATTRIBUTE = "_rlrun_gradient_accumulation"
+_ATTRIBUTE, _GATHERED = "_rlrun_gradient_accumulation", "_rlrun_stays_gathered"
 _BYTES = 4
 """Bytes of one number of a master or of its gradient: float32."""
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def attach(model: nn.Module, accumulation: GradientAccumulation) -> None:
-    """Remember where a model's gradients are summed, for `prepare_backward`."""
+def attach(model: nn.Module, accumulation: GradientAccumulation, *, stays_gathered: bool = False) -> None:
+    """Remember for `prepare_backward` where a model's gradients are summed, and whether its copies serve all micro-batches of a step."""
     object.__setattr__(model, _ATTRIBUTE, accumulation)
+    object.__setattr__(model, _GATHERED, stays_gathered)
 
 
 def prepare_backward(model: nn.Module, *, last: bool, layers: Sequence[nn.Module] | None = None) -> None:
@@ -46,6 +47,8 @@ def prepare_backward(model: nn.Module, *, last: bool, layers: Sequence[nn.Module
     """
     if not isinstance(model, FSDPModule):
         return
+    if getattr(model, _GATHERED):
+        model.set_reshard_after_backward(last)
     local = getattr(model, _ATTRIBUTE) == "local"
     for module in (model,) if layers is None else (model, *layers):
         change = module.set_requires_gradient_sync if local else module.set_requires_all_reduce

@@ -201,9 +201,10 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         offloaded=memory.cpu_offload,
         available=gradient_accumulation.device_memory(group.device),
     )
-    gradient_accumulation.attach(model, memory.accumulation)
+    stays = _stays_gathered(model, policy, group)
+    gradient_accumulation.attach(model, memory.accumulation, stays_gathered=stays)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
-    placement, again = _placement(memory, dims.fsdp), not _stays_gathered(model, policy, group)
+    placement = _placement(memory, dims.fsdp)
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     inside = _checkpoint_inside(model, mode)
     compiles = compiled_layers(memory.compile, mode, model, group)
@@ -222,7 +223,7 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         fully_shard(
             layer,
             mesh=group.mesh,
-            reshard_after_forward=again,
+            reshard_after_forward=not stays,
             mp_policy=policy,
             offload_policy=offload,
             shard_placement_fn=placement,

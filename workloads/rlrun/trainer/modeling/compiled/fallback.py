@@ -27,9 +27,12 @@ def compile_layer(layer: nn.Module, *, asked: bool) -> None:
         asked: whether the run asks for it: an error of the compiler then ends the run.
     """
     options: dict[str, Any] = {} if asked else {"backend": _backend}
-    if not asked:
-        import torch._dynamo.config as tracer  # takes seconds
+    import torch._dynamo.config as tracer  # takes seconds
 
+    # An epsilon or a scale is the same for all rows. As an input it would be a number on the CPU that kernels read in float64, and inside
+    # of a checkpoint a kernel of its own there, for which the compiler first tries a dozen C++ programs.
+    tracer.specialize_float = True
+    if not asked:
         tracer.suppress_errors = True
     layer.forward = torch.compile(layer.forward, dynamic=True, **options)
 
