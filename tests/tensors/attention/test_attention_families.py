@@ -135,13 +135,44 @@ def test_rank_0_chooses_and_says_why(solo: Group, log_lines: list[str]) -> None:
 def test_a_run_whose_kernel_cannot_compute_its_model_ends_before_weights_are_read(
     tmp_path: Any, solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hopper = Machine("NVIDIA H100", (9, 0), {"fa3": "3.0.0"})
+    hopper = Machine("NVIDIA H100", (9, 0), {"flash2": "2.8.3"})
     monkeypatch.setattr("rlrun.trainer.modeling.attention.select.machine", lambda device: hopper)
     monkeypatch.setattr(load_weights, "open_files", None)  # which reads them
     small("gpt_oss").save_pretrained(tmp_path)
     config = ModelConfig(path=str(tmp_path))
     with pytest.raises(
-        RoleError, match=r"trainer\.attention \(fa3\): the model's attention has sinks, which fa3 does"
+        RoleError, match=r"trainer\.attention \(flash2\): the model's attention has sinks, which flash2 does"
     ) as caught:
-        load_weights.load_sharded(config, str(tmp_path), solo, seq_len=8, kernel="fa3")
+        load_weights.load_sharded(config, str(tmp_path), solo, seq_len=8, kernel="flash2")
     assert caught.value.code == exit_codes.CONFIGURATION
+
+
+def test_a_build_without_what_the_model_needs_is_passed_over_before_the_first_step(
+    kernels: None, solo: Group, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    """As the builds of FlashAttention 3 without soft caps, whose functions take the argument all the same."""
+    whole = stand_ins.forward
+
+    def pruned(*arguments: Any) -> Any:
+        if arguments[-1]:
+            raise RuntimeError(
+                "mha_fwd, flash_api.cpp:1219, This flash attention build does not support tanh softcapping.\nmore"
+            )
+        return whole(*arguments)
+
+    hopper = Machine("NVIDIA H100", (9, 0), {"fa3": "3.0.0"})
+    monkeypatch.setattr("rlrun.trainer.modeling.attention.select.machine", lambda device: hopper)
+    assert (
+        select("fa3", "Gemma2ForCausalLM", Needs(frozenset({"window", "softcap"}), 256), solo, compute_dtype=None)
+        == "fa3"
+    )
+    monkeypatch.setattr(stand_ins, "forward", pruned)
+    log_lines.clear()
+    assert select("auto", "Gemma2ForCausalLM", Needs(frozenset({"softcap"}), 256), solo, compute_dtype=None) == "flex"
+    assert (
+        "not fa3: the flash_attn_interface that is installed refuses this model's attention (RuntimeError: mha_fwd"
+        in log_lines[0]
+    )
+    assert select("auto", "Qwen3ForCausalLM", Needs(frozenset({"window"}), 128), solo, compute_dtype=None) == "fa3"
+    with pytest.raises(RoleError, match=r"\(fa3\): the flash_attn_interface that is installed refuses .* softcapping"):
+        select("fa3", "Gemma2ForCausalLM", Needs(frozenset({"softcap"}), 256), solo, compute_dtype=None)

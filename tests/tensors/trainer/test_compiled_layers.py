@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from loguru import logger
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -43,6 +43,9 @@ SHAPE: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": 128,
 }
+
+
+WITHOUT_BACKEND = torch.compile
 
 
 @pytest.fixture
@@ -92,6 +95,30 @@ def test_all_layers_share_one_graph(
         for length in (9, 13):
             token_statistics(model, micro_batch([make_sample(length)], CPU))
     assert counted() == (2, 0)
+
+
+def test_no_number_of_the_model_is_an_input_of_the_graph(
+    make_model: Callable[..., nn.Module],
+    make_sample: Callable[..., Sample],
+    solo: Group,
+    counted: Callable[[], tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An epsilon or a scale would be computed with in float64, on a GPU as well."""
+    seen: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.extend(inputs)
+        return graph.forward
+
+    monkeypatch.setattr(model_module.torch, "compile", partial(WITHOUT_BACKEND, backend=backend))
+    model = make_model("qwen3", attn=packed_attention.implementation("fa3"))
+    shard(model, solo, memory=Memory(compile=True, activations="selective"))
+    train(model, [9], make_sample)
+    train(model, [4, 13], make_sample)
+    assert seen
+    assert not [one for one in seen if isinstance(one, float | torch.SymFloat)]
+    assert not [one for one in seen if isinstance(one, Tensor) and one.dtype == torch.float64]
 
 
 def test_with_adapters_the_first_layer_has_its_own(

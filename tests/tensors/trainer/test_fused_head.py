@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlrun.trainer.learning.head.eager import EagerKernel
+from rlrun.trainer.learning.head.fused import FusedHead, Plan
 from rlrun.trainer.learning.lm_head import KEPT_BYTES, head_statistics, weighted_logprobs
 from tests.support.heads import Found, computed, definition, inputs, near
 
@@ -148,3 +150,34 @@ def test_one_chunk_of_logits_exists_at_a_time() -> None:
         logprobs, _ = head_statistics(hidden, weight, of.targets, of.temperatures.float(), chunk_tokens=chunk)
         logprobs.sum().backward()
     assert largest.made.count(chunk * vocabulary) == 2  # forward and backward
+
+
+class LateHidden(EagerKernel):
+    """A kernel that leaves the product of residual and weight to the backward pass, as Triton's does; counts logits."""
+
+    forms_hidden_first = False
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def logits(self, hidden: Tensor, weight: Tensor, temperatures: Tensor, memory: Tensor | None) -> Tensor:
+        self.made += 1
+        return super().logits(hidden, weight, temperatures, None)
+
+
+@pytest.mark.parametrize(("chunks", "made"), [(0, 8), (1, 7), (4, 4)])
+def test_residuals_that_memory_is_free_for_are_made_once_and_change_no_bit(chunks: int, made: int) -> None:
+    torch.manual_seed(0)
+    tokens, vocabulary, chunk = 16, 50, 4
+    hidden, weight = torch.randn(tokens, 8), torch.randn(vocabulary, 8)
+    targets, temperatures = torch.randint(vocabulary, (tokens,)), 0.5 + torch.rand(tokens)
+    found = []
+    for kept in (0, chunks * chunk * vocabulary * 4):
+        kernel = LateHidden()
+        leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        plan = Plan(kernel, chunk, kept, entropy=False, reuses_memory=False)
+        logprobs, _, _ = FusedHead.apply(*leaves, targets, temperatures, None, plan)
+        gradients = torch.autograd.grad((logprobs * torch.arange(tokens)).sum(), leaves)
+        found.append((logprobs.detach(), *gradients))
+    assert kernel.made == made
+    assert all(map(torch.equal, *found))

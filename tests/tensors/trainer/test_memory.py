@@ -17,6 +17,7 @@ from rlrun.config.models.roles import TrainerSpec
 from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning import gradient_accumulation
+from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.gradient_accumulation import check_memory
 from rlrun.trainer.learning.step_buffer import micro_batch
@@ -227,3 +228,32 @@ def test_this_machine_has_memory() -> None:
     assert 2**28 < gradient_accumulation.device_memory(CPU) < 2**50
     with pytest.raises(ValueError, match=r"remove .* and gradientAccumulation"):
         TrainerSpec(shared_with="host", lora=LoRAConfig(), gradient_accumulation="local")
+
+
+def test_copies_that_stay_for_the_backward_pass_are_made_anew_for_the_next_step(
+    make_model: Callable[..., nn.Module],
+    make_sample: Callable[..., Sample],
+    solo: Group,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also by passes without a gradient in between, and by the second micro-batch of a step, which uses them as they are."""
+    samples = [make_sample(9), make_sample(13, seed=1)]
+    found: dict[bool, list[Tensor]] = {}
+    for stays in (False, True):
+        monkeypatch.setattr(model_module, "_stays_gathered", lambda *_, stays=stays: stays)
+        model = shard(make_model("qwen3"), solo, memory=Memory(compute_dtype=torch.bfloat16))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        found[stays] = []
+        for _ in range(3):
+            found[stays] += logprobs_without_gradient(model, [micro_batch(samples, CPU)])
+            for last, sample in zip((False, True), samples, strict=True):
+                gradient_accumulation.prepare_backward(model, last=last)
+                (-token_statistics(model, micro_batch([sample], CPU)).logprobs.sum()).backward()
+                layers = decoder_layers(model)
+                gathered = [layer._get_fsdp_state()._fsdp_param_group.is_unsharded for layer in layers]
+                assert gathered == [stays and not last] * len(layers)
+            optimizer.step()
+            optimizer.zero_grad()
+        found[stays] += [local_part(parameter.detach()) for parameter in model.parameters()]
+    assert not torch.equal(found[True][0], found[True][1]), "the update is seen"
+    assert all(map(torch.equal, found[True], found[False]))

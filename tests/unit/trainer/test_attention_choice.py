@@ -49,8 +49,8 @@ def needs(*features: Feature, head_dim: int = 128) -> Needs:
         (gpu(8), needs("softcap", head_dim=256), "flash2"),
         (gpu(8, packages={}), needs("softcap", head_dim=256), "flex"),
         # Sinks (GPT-OSS, heads of 64).
-        (gpu(9), needs("window", "sinks", head_dim=64), "fa4"),
-        (gpu(9, packages={"fa3": "3.0.0"}), needs("sinks", head_dim=64), "varlen"),
+        (gpu(9), needs("window", "sinks", head_dim=64), "fa3"),
+        (gpu(9, packages={"flash2": "2.8.3"}), needs("sinks", head_dim=64), "varlen"),
         (gpu(8), needs("window", "sinks", head_dim=64), "varlen"),
         # Gemma 3 has windows and heads of 256; Gemma 4 heads of 512.
         (gpu(9, packages={}), needs("window", head_dim=256), "varlen"),
@@ -67,10 +67,19 @@ def test_auto_takes_the_first_that_computes_the_model(machine: Machine, demands:
 
 def test_the_choice_says_what_was_passed_over_and_why() -> None:
     machine = gpu(9, packages={"fa3": "3.0.0"}, missing={"fa4": NOT_INSTALLED["fa4"]})
-    assert str(choose("auto", needs("sinks", head_dim=64), machine)) == (
-        "attention varlen: varlen is the first that a GPU (compute capability 9.0) and the model allow; "
-        "not fa3: the model's attention has sinks, which fa3 does not compute; not fa4: flash_attn.cute is not installed"
+    assert str(choose("auto", needs("value heads", head_dim=64), machine)).startswith(
+        "attention flex: flex is the first that a GPU (compute capability 9.0) and the model allow; "
+        "not fa3: the model's attention has values of another head size than keys, which fa3 does not compute; not fa4: "
     )
+    found_later = machine.without("fa3", "it refuses this model's attention (RuntimeError: no cap)")
+    assert str(choose("auto", needs(), found_later)) == (
+        "attention varlen: varlen is the first that a GPU (compute capability 9.0) and the model allow; "
+        "not fa3: it refuses this model's attention (RuntimeError: no cap); not fa4: flash_attn.cute is not installed"
+    )
+    with pytest.raises(
+        AttentionError, match=r"trainer\.attention \(fa3\): it refuses this model's attention \(RuntimeError"
+    ):
+        choose("fa3", needs(), found_later)
     assert str(choose("auto", needs(), machine)) == (
         "attention fa3: fa3 (flash-attn-3 3.0.0) is the first that a GPU (compute capability 9.0) and the model allow"
     )

@@ -37,6 +37,11 @@ class Machine:
     missing: Mapping[Kernel, str] = field(default_factory=dict)
     """Reasons why others are not."""
 
+    def without(self, kernel: Kernel, reason: str) -> Machine:
+        """The same machine, where a package is not usable for a reason that was found later."""
+        versions = {name: version for name, version in self.versions.items() if name != kernel}
+        return Machine(self.name, self.capability, versions, {**self.missing, kernel: reason})
+
 
 @dataclass(frozen=True)
 class Choice:

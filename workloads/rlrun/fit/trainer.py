@@ -190,7 +190,7 @@ def _needs_of_stage(
     parts = [
         *_states(config, held, trained, ranks),
         *_companions(config, model, reference, held, ranks),
-        _gathered(model, held, ranks, c),
+        _gathered(model, held, ranks, c, memory),
         *_micro_batch(config, mode, model, held, c, padded=padded),
         *([_logits(config, model, trained, ranks, c)] if held.last else []),
         Part("gradients of one layer", trained.layer * (c + 4), "whole, before they are summed over the ranks"),
@@ -270,8 +270,15 @@ def _companions(
     return found
 
 
-def _gathered(model: Architecture, held: Held, ranks: _Ranks, c: int) -> Part:
+GATHERED_SHARE = 32
+"""Part of a GPU's memory that a single GPU's copies in the compute dtype may take while they wait for the backward pass."""
+
+
+def _gathered(model: Architecture, held: Held, ranks: _Ranks, c: int, memory: int) -> Part:
     layer = model.layer_parameters / ranks.tp + model.expert_parameters / (ranks.ep * ranks.tp)
+    whole = c * (held.root + held.layers * layer)
+    if ranks.world == 1 and c == 2 and whole * GATHERED_SHARE <= memory:
+        return Part("gathered parameters", whole, "all layers: they are few enough to stay for the backward pass")
     return Part("gathered parameters", c * (held.root + 2 * layer), "two layers, embedding and head")
 
 

@@ -24,6 +24,7 @@ from rlrun.config.division import compile_problem
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ZERO_BUBBLE, ActivationCheckpointing, ActivationMode, GradientAccumulation
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
+from rlrun.fit.trainer import GATHERED_SHARE
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -237,16 +238,12 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     return model.train()
 
 
-_GATHERED_SHARE = 32
-"""Part of a GPU's memory that copies for forward and backward may take while they wait for the backward pass."""
-
-
 def _stays_gathered(model: nn.Module, policy: MixedPrecisionPolicy, group: Group) -> bool:
     """True if a single GPU keeps its layers' copies in the compute dtype for the backward pass instead of making them a second time."""
     if group.world_size > 1 or group.device.type != "cuda" or policy.param_dtype is None:
         return False
     copies = policy.param_dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
-    return copies * _GATHERED_SHARE <= gradient_accumulation.device_memory(group.device)
+    return copies * GATHERED_SHARE <= gradient_accumulation.device_memory(group.device)
 
 
 def _warn_of_hidden_products(model: nn.Module, memory: Memory, mode: str, group: Group) -> None:

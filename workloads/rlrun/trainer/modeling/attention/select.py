@@ -15,6 +15,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.attention.machine import machine
 from rlrun.trainer.modeling.attention.packages import load
+from rlrun.trainer.modeling.attention.trial import refusal
 from rlrun.trainer.ranks.group import Group
 
 _HEAD_DIMS = ("head_dim", "global_head_dim", "qk_head_dim", "v_head_dim")
@@ -67,11 +68,16 @@ def needs_of(config: PreTrainedConfig, features: Iterable[Feature]) -> Needs:
 
 
 def _choice(asked: AttentionKernel, needs: Needs, group: Group) -> tuple[Kernel | None, str]:
-    try:
-        choice = choose(asked, needs, machine(group.device))
-    except AttentionError as error:
-        return None, str(error)
-    return choice.kernel, str(choice)
+    known = machine(group.device)
+    while True:
+        try:
+            choice = choose(asked, needs, known)
+        except AttentionError as error:
+            return None, str(error)
+        problem = refusal(choice.kernel, needs, group.device)
+        if problem is None:
+            return choice.kernel, str(choice)
+        known = known.without(choice.kernel, problem)
 
 
 def _of_run(group: Group, compute_dtype: torch.dtype | None) -> frozenset[Feature]:
