@@ -136,23 +136,15 @@ def _read(manifest: Manifest) -> Pod | None:
         return None
     conditions = {c.get("type"): c for c in status.get("conditions") or ()}
     first = first_asked_at(metadata)
-    images = {
-        c.get("name"): c.get("image", "") for part in ("initContainers", "containers") for c in spec.get(part) or ()
-    }
-    containers = [
-        _container(container, part.startswith("init"), images)
-        for part in ("initContainerStatuses", "containerStatuses")
-        for container in status.get(part) or ()
-    ]
     return Pod(
-        ref=Ref("Pod", str(metadata.get("name", ""))),
-        uid=str(metadata.get("uid", "")),
+        ref=Ref("Pod", _text(metadata, "name")),
+        uid=_text(metadata, "uid"),
         role=cast(Role, role),
         attempt=attempt_of(metadata) or 0,
         node=spec.get("nodeName"),
         phase=str(status.get("phase", "Pending")),
-        reason=str(status.get("reason") or ""),
-        message=str(status.get("message") or ""),
+        reason=_text(status, "reason"),
+        message=_text(status, "message"),
         created_at=seconds_of(metadata.get("creationTimestamp")) or 0.0,
         deleted_at=first if first is not None else asked_at(metadata),
         deletion_seen=first is not None,
@@ -160,7 +152,7 @@ def _read(manifest: Manifest) -> Pod | None:
         mounted=_is(conditions, "PodReadyToStartContainers", "True"),
         disruption=_words(conditions, "DisruptionTarget", "True"),
         unscheduled=_words(conditions, "PodScheduled", "False"),
-        containers=tuple(containers),
+        containers=_containers(spec, status),
         manifest=manifest,
         spot=role == "inference" and SPOT_LABEL in (metadata.get("labels") or {}),
     )
@@ -178,13 +170,24 @@ def _is_original(metadata: Manifest, role: Role) -> bool:
     return number.isdecimal() and start == (names.trainer if role == "trainer" else f"{names.run}-orchestrator")
 
 
+def _text(block: Manifest, name: str) -> str:
+    return str(block.get(name) or "")
+
+
+def _containers(spec: Manifest, status: Manifest) -> tuple[Container, ...]:
+    """Containers that the kubelet reports, with the images that were asked for."""
+    asked = [c for part in ("initContainers", "containers") for c in spec.get(part) or ()]
+    images = {c.get("name"): c.get("image", "") for c in asked}
+    return tuple(
+        _container(container, part.startswith("init"), images)
+        for part in ("initContainerStatuses", "containerStatuses")
+        for container in status.get(part) or ()
+    )
+
+
 def _container(status: Manifest, init: bool, images: Mapping[str, str]) -> Container:
-    state, last = status.get("state") or {}, status.get("lastState") or {}
+    state = status.get("state") or {}
     waiting = state.get("waiting") or {}
-    ends = [end for part in (state, last) if (end := part.get("terminated"))]
-    ended = next(
-        (end for end in ends if end.get("exitCode")), ends[0] if ends else None
-    )  # a later clean end hides no failure
     name = str(status.get("name", ""))
     return Container(
         name=name,
@@ -193,16 +196,23 @@ def _container(status: Manifest, init: bool, images: Mapping[str, str]) -> Conta
         running="running" in state,
         ready=bool(status.get("ready")),
         restarts=int(status.get("restartCount") or 0),
-        waiting_reason=str(waiting.get("reason") or ""),
-        waiting_message=str(waiting.get("message") or ""),
-        exit=Exit(
-            int(ended.get("exitCode") or 0),
-            str(ended.get("reason") or ""),
-            str(ended.get("message") or "").strip(),
-            seconds_of(ended.get("finishedAt")),
-        )
-        if ended
-        else None,
+        waiting_reason=_text(waiting, "reason"),
+        waiting_message=_text(waiting, "message"),
+        exit=_exit(state, status.get("lastState") or {}),
+    )
+
+
+def _exit(state: Manifest, last: Manifest) -> Exit | None:
+    """End of a container, or of the one before it: a later clean end hides no failure."""
+    ends = [end for part in (state, last) if (end := part.get("terminated"))]
+    if not ends:
+        return None
+    ended = next((end for end in ends if end.get("exitCode")), ends[0])
+    return Exit(
+        int(ended.get("exitCode") or 0),
+        _text(ended, "reason"),
+        _text(ended, "message").strip(),
+        seconds_of(ended.get("finishedAt")),
     )
 
 

@@ -183,16 +183,54 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     """
     remember(model)
     memory = memory or Memory()
-    dims, meshes, stack = group.dims, group.meshes, decoder_layers(model)
+    dims, stack = group.dims, decoder_layers(model)
     policy = _mixed_precision(memory, group.device)
-    if meshes is not None and dims.pp > 1:
-        stage, dtype = dims.stage(group.rank), policy.param_dtype or torch.float32
-        per_rank, schedule = dims.local_stages, dims.schedule
-        keep_stage(model, stack, stage, dims.pp, per_rank=per_rank, schedule=schedule, group=meshes.pp, dtype=dtype)
+    _keep_own_stage(model, stack, group, policy.param_dtype or torch.float32)
     layers = [layer for layer in stack if not isinstance(layer, Elsewhere)]
     _divide(model, layers, group)
     if dims.schedule in ZERO_BUBBLE:
         postpone(model, layers)
+    stays = _stays_gathered(model, policy, group)
+    _check_and_sum(model, memory, group, stays_gathered=stays)
+    recipe = _recipe(model, memory, group)
+    offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
+    placement = _placement(memory, dims.fsdp)
+    for layer in layers:
+        _keep_and_compile(layer, recipe)
+        experts = experts_of(layer)
+        if experts is not None and dims.ep > 1:
+            assert group.meshes is not None
+            fully_shard(experts, mesh=group.meshes.expert_copies, mp_policy=policy, offload_policy=offload)
+        fully_shard(
+            layer,
+            mesh=group.mesh,
+            reshard_after_forward=not stays,
+            mp_policy=policy,
+            offload_policy=offload,
+            shard_placement_fn=placement,
+        )
+    outer = group.mesh if group.meshes is None else group.meshes.outer
+    fully_shard(model, mesh=outer, mp_policy=policy, offload_policy=offload)
+    for module in fsdp_modules(model):
+        if group.world_size > 1:  # FSDP copies one rank's gradient once more to divide it by 1
+            module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
+    _move_buffers(model, group.device)
+    return model.train()
+
+
+def _keep_own_stage(model: nn.Module, stack: nn.ModuleList, group: Group, dtype: torch.dtype) -> None:
+    """Leave of the layers those of this rank's pipeline stage."""
+    dims, meshes = group.dims, group.meshes
+    if meshes is None or dims.pp == 1:
+        return
+    stage, per_rank = dims.stage(group.rank), dims.local_stages
+    keep_stage(model, stack, stage, dims.pp, per_rank=per_rank, schedule=dims.schedule, group=meshes.pp, dtype=dtype)
+
+
+def _check_and_sum(model: nn.Module, memory: Memory, group: Group, *, stays_gathered: bool) -> None:
+    """Refuse what the machine cannot do, then say where the gradients of micro-batches are summed."""
+    dims = group.dims
     if memory.compile:
         check_compiler(dims)
     gradient_accumulation.check_memory(
@@ -202,40 +240,38 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         offloaded=memory.cpu_offload,
         available=gradient_accumulation.device_memory(group.device),
     )
-    stays = _stays_gathered(model, policy, group)
-    gradient_accumulation.attach(model, memory.accumulation, stays_gathered=stays)
-    offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
-    placement = _placement(memory, dims.fsdp)
+    gradient_accumulation.attach(model, memory.accumulation, stays_gathered=stays_gathered)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """Treatment of each layer before it is sharded."""
+
+    mode: ActivationMode
+    offloaded: Offload
+    compiles: bool
+    inside: bool
+    """A layer's checkpoint is compiled with it."""
+    asked: bool
+    """`trainer.compile` is true, and not chosen."""
+
+
+def _recipe(model: nn.Module, memory: Memory, group: Group) -> _Recipe:
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     inside = _checkpoint_inside(model, mode)
     compiles = compiled_layers(memory.compile, mode, model, group)
     if memory.compile and not inside:
         _warn_of_hidden_products(model, memory, mode, group)
-    for layer in layers:
-        if compiles and not inside:
-            compile_layer(layer, asked=bool(memory.compile))
-        keep_activations(layer, mode, offloaded)
-        if compiles and inside:
-            compile_layer(layer, asked=bool(memory.compile))
-        experts = experts_of(layer)
-        if experts is not None and dims.ep > 1:
-            assert meshes is not None
-            fully_shard(experts, mesh=meshes.expert_copies, mp_policy=policy, offload_policy=offload)
-        fully_shard(
-            layer,
-            mesh=group.mesh,
-            reshard_after_forward=not stays,
-            mp_policy=policy,
-            offload_policy=offload,
-            shard_placement_fn=placement,
-        )
-    fully_shard(model, mesh=group.mesh if meshes is None else meshes.outer, mp_policy=policy, offload_policy=offload)
-    for module in fsdp_modules(model):
-        if group.world_size > 1:  # FSDP copies one rank's gradient once more to divide it by 1
-            module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
-    _move_buffers(model, group.device)
-    return model.train()
+    return _Recipe(mode, offloaded, compiles, inside, asked=bool(memory.compile))
+
+
+def _keep_and_compile(layer: nn.Module, recipe: _Recipe) -> None:
+    """Checkpoint a layer and compile it, inside its checkpoint or with it."""
+    if recipe.compiles and not recipe.inside:
+        compile_layer(layer, asked=recipe.asked)
+    keep_activations(layer, recipe.mode, recipe.offloaded)
+    if recipe.compiles and recipe.inside:
+        compile_layer(layer, asked=recipe.asked)
 
 
 def _stays_gathered(model: nn.Module, policy: MixedPrecisionPolicy, group: Group) -> bool:
