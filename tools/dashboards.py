@@ -259,6 +259,24 @@ RUN = Dashboard(
             ],
         ),
         Panel(
+            "Engines on interruptible nodes",
+            "Spot engines (inference.spot) that are wanted and ready; how many were lost with their nodes since the run began. Nothing "
+            "without them.",
+            [
+                (f"max(rlrun_spot_engines_wanted{{{_OF_RUN}}})", "wanted"),
+                (f"max(rlrun_spot_engines_ready{{{_OF_RUN}}})", "ready"),
+                (f"max(rlrun_spot_engines_lost_total{{{_OF_RUN}}})", "lost"),
+            ],
+        ),
+        Panel(
+            "Size of the trainer",
+            "Pods that are asked for, and those that the attempt is made of: fewer with trainer.elastic while nodes are missing.",
+            [
+                (f"max(rlrun_trainer_size_wanted{{{_OF_RUN}}})", "wanted"),
+                (f"max(rlrun_trainer_size{{{_OF_RUN}}})", "there"),
+            ],
+        ),
+        Panel(
             "KV cache",
             "Share in use, of the fullest engine.",
             [(f"max(rlrun_engine_kv_cache_ratio{{{_OF_RUN}}})", "in use")],

@@ -64,7 +64,9 @@ def fleet(beat: int) -> Iterator[dict[str, Any]]:
     trains = {"phase": "Running", "attempt": 1, "progress": progress, "restarts": 1, "restartsCountedTowardsMax": 1}
     row = {"attempt": 1, "role": "trainer", "gpuSeconds": {"trained": 90 * beat, "waitedForRollouts": 10 * beat}}
     counted = {"gpuHours": 1.0, "countedTo": "2026-01-01T00:00:00Z", "attempts": [row]}
-    yield run("good", trains | {"conditions": [condition("Progressing", "True", "Training")], "cost": counted})
+    engines = {"desired": 4, "ready": 3, "spot": {"desired": 2, "ready": 1, "lost": 1}}
+    made = {"trainer": {"desired": 1, "ready": 1}, "inference": engines, "cost": counted}
+    yield run("good", trains | made | {"conditions": [condition("Progressing", "True", "Training")]})
     stands = {"step": 3, "totalSteps": 1000, "reward": 0.0, "lastStepTime": "2026-01-01T00:00:00Z"}
     wrong = [condition("Progressing", "False", "NoProgress"), condition("StorageReady", "False", "StorageFull")]
     wrong.append(condition("WithinBudget", "True", "BudgetNearlySpent"))
