@@ -19,6 +19,7 @@ from rlrun_operator.kube.resources import RLRUN, WATCHED
 from rlrun_operator.reconcile import watch
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.cache_sync import Sync
+from rlrun_operator.reconcile.kept_out import request_refused
 from rlrun_operator.reconcile.kueue_queue import KueueQueue
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.queues import queue_of
@@ -264,6 +265,15 @@ class Operator:
                 self._workers.add((run["metadata"]["namespace"], run["metadata"]["name"]))
 
     async def _reconcile(self, key: Key) -> None:
+        try:
+            await self._look_after(key)
+        except ApiError as error:
+            run, event = self._store.get(RLRUN.kind, *key), request_refused(error)
+            if run is not None and event is not None:
+                await self._poster.post(run, event)
+            raise
+
+    async def _look_after(self, key: Key) -> None:
         run = self._store.get(RLRUN.kind, *key)
         if run is not None and (place := self._place_of(run)) is not None and not await self._territory.may_act(place):
             if place in self._to_tell and (other := self._territory.others().get(place)):

@@ -33,6 +33,22 @@ class Ungrown:
     text: str
 
 
+MADE = "be made"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A write to one object that admission does not let in, or for which the operator lacks the right."""
+
+    ref: Ref
+    text: str
+    """Words of the API server."""
+    doing: str = MADE
+    """The write, as in "cannot be scaled to 2"."""
+    quota: bool = False
+    """A ResourceQuota leaves no room; a dry-run says nothing about that."""
+
+
 @dataclass(frozen=True)
 class Placed:
     """Additions of a queue to the pods of one role."""
@@ -70,6 +86,8 @@ class Admission:
     """Additions to the pods of each role, and to the spot engines (`SPOT_SET`), while the run is admitted."""
     conflict: str = ""
     """Reason why the additions contradict each other."""
+    refused: tuple[Refusal, ...] = ()
+    """Writes to the run's object in a queue of others that are not let in."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +123,8 @@ class Observed:
     """Mark of the way to the API server that this process applied the run's policy with last."""
     ungrown: Ungrown | None = None
     """A growth of its claim that was refused, until it is tried again."""
+    refused: tuple[Refusal, ...] = ()
+    """Writes that the last try was not let in with; those of objects that were to be made are among `events` too."""
     host: Manifest | None = None
     """The RLRun that `trainer.sharedWith` names, if there is one."""
     parts: Mapping[Ref, Manifest] = field(default_factory=dict)
@@ -227,9 +247,10 @@ class Decision:
     urgency: Urgency = "now"
     ask: Manifest | None = None
     """A Secret that should be there, asked for by a POST with dryRun=All, which needs no right to read one. Where it is not there, nothing
-    else is done, and its name comes back as `Observed.lost_key`."""
+    else is done, and its name comes back as `Observed.lost_key`. Where admission refuses the question, that is unknown."""
     dry_run: tuple[Manifest, ...] = ()
-    """Apply these server-side with dryRun=All first; the first refusal stops everything else and comes back as `Observed.rejection`."""
+    """Apply these server-side with dryRun=All first. What the specification has wrong stops everything else and comes back as
+    `Observed.rejection`; where admission refuses one, nothing is created or applied."""
     create: tuple[Manifest, ...] = ()
     """POST; one that exists is left as it is (claim, Secret, Lease)."""
     apply: tuple[Apply, ...] = ()

@@ -17,7 +17,7 @@ from rlrun.api.status import (
 from rlrun.runtime.printable import printable
 from rlrun_operator.decide import lifetime, queueing
 from rlrun_operator.decide.cost import budget, split
-from rlrun_operator.decide.objects import growth
+from rlrun_operator.decide.objects import growth, refused
 from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_number
@@ -76,7 +76,7 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
     past = case.past
     if reasons.SUSPENDED not in said and find(past.conditions, reasons.SUSPENDED) is not None:
         said = {**said, reasons.SUSPENDED: Say("False", reasons.NOT_SUSPENDED, "the run is not suspended")}
-    said = budget.noted(case, queueing.noted(case, growth.noted(case, said)))
+    said = refused.noted(case, budget.noted(case, queueing.noted(case, growth.noted(case, said))))
     born = max((pod.created_at for pod in case.group), default=0.0)
     conditions = write(past.conditions, said, generation=case.generation, now=case.now, born=born)
     kstatus = _kstatus(conditions, training)

@@ -84,6 +84,11 @@ class ApiError(Exception):
         return (400 <= self.status < 500 and bool(_DENIED.search(self.message))) or _NOT_ASKED in self.message
 
     @property
+    def withheld(self) -> bool:
+        """A write stays undone until admission, or the operator's rights, are put right: it is reported, and tried again."""
+        return self.kept_out or self.lacks_permission
+
+    @property
     def refused(self) -> bool:
         """Validation says no to the object itself: asking again cannot help."""
         if self.status == 403 or self.kept_out:

@@ -9,14 +9,22 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from rlrun_operator.kube.client import ABSENT, ApiError, Client, address
-from rlrun_operator.kube.resources import BY_KIND, CLAIM, POD, SECRET, WATCHED
-from rlrun_operator.names import MANAGER, RUN_LABEL, is_made_for
+from rlrun_operator.kube.resources import BY_KIND, CLAIM, DEPLOYMENT, POD, SECRET, STATEFUL_SET, WATCHED
+from rlrun_operator.names import MANAGER, RUN_LABEL, Ref, is_made_for
 from rlrun_operator.render.origin import Cause, causes
 from rlrun_operator.runtime.cache import Store
-from rlrun_operator.state import Annotate, Apply, Decision, Delete, Grow, Manifest, Scale
+from rlrun_operator.state import MADE, Annotate, Apply, Decision, Delete, Grow, Manifest, Refusal, Scale
 from rlrun_operator.status.admission_limits import limit_was_filled_in
 
 _KEPT = {resource.kind for resource in WATCHED}
+_WORKS_WITH = {
+    STATEFUL_SET.kind: frozenset[str](),
+    DEPLOYMENT.kind: frozenset({STATEFUL_SET.kind}),
+    POD.kind: frozenset({STATEFUL_SET.kind, DEPLOYMENT.kind}),
+}
+"""Workloads, each with those that are made before it. An attempt is made in this order, so that no GPU waits for what is refused."""
+ASKED = "be looked for"
+"""A write that changes nothing: the question whether a Secret is there."""
 log = logging.getLogger(__name__)
 
 
@@ -35,19 +43,17 @@ class RejectedError(Exception):
 
 
 class KeptOutError(Exception):
-    """Error for an object that admission does not let in; trying again may help.
+    """Error for writes that admission does not let in, or for which a right is missing; trying again may help.
 
     Attributes:
-        manifest: the object.
-        quota: whether it is a ResourceQuota that leaves no room; a dry-run says nothing about that.
-        rest_done: whether all else of the decision was done.
+        refused: the writes; nothing that depends on them was done, and all else of the decision was.
+        made: whether all that was to be created and applied was, but for a pod, on which nothing depends.
     """
 
-    def __init__(self, message: str, manifest: Manifest, *, quota: bool, rest_done: bool = False) -> None:
-        super().__init__(message)
-        self.manifest = manifest
-        self.quota = quota
-        self.rest_done = rest_done
+    def __init__(self, refused: Sequence[Refusal], *, made: bool = False) -> None:
+        super().__init__(refused[0].text)
+        self.refused = tuple(refused)
+        self.made = made
 
 
 class NameTakenError(Exception):
@@ -83,50 +89,52 @@ class Applier:
         self._now = now
 
     async def act(self, namespace: str, decision: Decision) -> None:
-        """Do everything of a decision but its status and events.
+        """Do everything of a decision but its status and events. One refused object keeps back only what depends on it.
 
         Raises:
             RejectedError: a child was refused for what the spec says; nothing after it was done.
-            KeptOutError: a child has to wait for a quota or another admission; nothing after it was done, unless it says so.
+            KeptOutError: some objects have to wait for a quota or another admission; all that does not depend on them was done.
             StaleViewError: something exists that was taken to be absent; nothing after it was done.
             KeyLostError: the Secret that the decision counts on is gone; nothing was done.
             NameTakenError: a foreign object exists where a child belongs; it is left alone, and nothing after it was done.
             ApiError, UnavailableError: to be retried.
         """
-        if decision.ask is not None and await self._is_lost(decision.ask):
-            raise KeyLostError(decision.ask["metadata"]["name"])
-        for manifest in decision.dry_run:
-            await self._tried(manifest)
-        for manifest in decision.create:
-            await self._create(manifest)
-        pod_kept_out: KeptOutError | None = None
-        for item in decision.apply:
-            try:
-                await self._apply(item)
-            except KeptOutError as error:
-                if item.manifest["kind"] != POD.kind:
-                    raise
-                pod_kept_out = error  # nothing depends on a pod
+        refused: list[Refusal] = []
+        if decision.ask is not None:
+            await _let_in(self._ask(decision.ask), refused)
+        made = await self._make(decision, refused)
         for annotate in decision.annotate:
-            await self._annotate(namespace, annotate)
+            await _let_in(self._annotate(namespace, annotate), refused)
         for scale in decision.scale:
-            await self._scale(namespace, scale)
+            await _let_in(self._scale(namespace, scale), refused)
         for delete in decision.delete:
-            await self._delete(namespace, delete)
-        unrepaired = await self._repaired(decision.repair)
-        kept_out = pod_kept_out or unrepaired
-        if kept_out is not None:
-            raise KeptOutError(str(kept_out), kept_out.manifest, quota=kept_out.quota, rest_done=True)
+            await _let_in(self._delete(namespace, delete), refused)
+        for item in decision.repair:
+            await _let_in(self._apply(item), refused)
+        if refused:
+            raise KeptOutError(refused, made=made)
 
-    async def _repaired(self, parts: Sequence[Apply]) -> KeptOutError | None:
-        """Apply each part; the first refusal by admission."""
-        refused: KeptOutError | None = None
-        for item in parts:
-            try:
-                await self._apply(item)
-            except KeptOutError as error:
-                refused = refused or error
-        return refused
+    async def _make(self, decision: Decision, refused: list[Refusal]) -> bool:
+        """Dry-run, create and apply; False: something else than a pod is not let in.
+
+        Pods mount, read and are guarded by what is made before them: a workload waits for all of that, and for the workloads that it
+        works with.
+        """
+        for manifest in decision.dry_run:
+            if not await _let_in(self._try(manifest), refused):
+                return False
+        ready = True
+        for manifest in decision.create:
+            ready &= await _let_in(self._create(manifest), refused)
+        lacking: set[str] = set()
+        for item in decision.apply:
+            kind = item.manifest["kind"]
+            if kind in _WORKS_WITH and (not ready or lacking & _WORKS_WITH[kind]):
+                continue
+            if not await _let_in(self._apply(item), refused):
+                lacking.add(kind)
+                ready &= kind in _WORKS_WITH
+        return ready and lacking <= {POD.kind}
 
     async def is_taken(self, manifest: Manifest) -> bool:
         """True if a foreign object has a child's name."""
@@ -161,23 +169,32 @@ class Applier:
             raise StaleViewError(f"claim {grow.claim} {'has changed' if found is not None else 'is gone'}") from error
         return None
 
-    async def _tried(self, manifest: Manifest) -> None:
+    async def _try(self, manifest: Manifest) -> None:
         try:
             await self._judged(manifest, self._client.apply(_without_account(manifest), dry_run=True))
         except RejectedError:
             await self._find_own(manifest)  # a foreign one may be what does not go with it
             raise
         except KeptOutError as error:
-            if not error.quota:
+            if not error.refused[0].quota:
                 raise
 
-    async def _is_lost(self, secret: Manifest) -> bool:
-        """True if a Secret could be created. Where admission does not let in any, that is unknown, and none could be made instead."""
+    async def _ask(self, secret: Manifest) -> None:
+        """Ask whether a Secret is there. Where admission lets in none, that is unknown, and none could be made instead.
+
+        Raises:
+            KeyLostError: it could be created.
+        """
+        ref = Ref(secret["kind"], secret["metadata"]["name"])
         try:
-            return await self._client.create(secret, dry_run=True) is not None
+            lost = await self._client.create(secret, dry_run=True) is not None
         except ApiError as error:
+            if error.withheld or error.refused:
+                raise _kept_out(ref, error, ASKED) from error
             log.debug("whether %s is there cannot be asked: %s", _what(secret), error)
-            return False
+            return
+        if lost:
+            raise KeyLostError(ref.name)
 
     async def _create(self, manifest: Manifest) -> None:
         made = await self._judged(manifest, self._client.create(manifest))
@@ -227,20 +244,31 @@ class Applier:
         try:
             self._learn(await self._client.merge(BY_KIND[annotate.ref.kind], namespace, annotate.ref.name, patch))
         except ApiError as error:
+            if error.withheld:
+                raise _kept_out(annotate.ref, error, "be annotated") from error
             if error.status not in (404, 409, 422):  # 409, 422: the UID of a living object cannot be changed
                 raise
+            if error.status == 422 and await self._is_there(namespace, annotate):
+                raise _kept_out(annotate.ref, error, "be annotated") from error
             log.debug("%s was not annotated: %s", annotate.ref, error)
+
+    async def _is_there(self, namespace: str, annotate: Annotate) -> bool:
+        """True if the very object that was to be annotated exists."""
+        found = await self._client.get(BY_KIND[annotate.ref.kind], namespace, annotate.ref.name)
+        return found is not None and found["metadata"]["uid"] == annotate.uid
 
     async def _scale(self, namespace: str, scale: Scale) -> None:
         resource, name = BY_KIND[scale.ref.kind], scale.ref.name
         try:
             self._learn(await self._client.scale(resource, namespace, name, scale.replicas, uid=scale.uid))
         except ApiError as error:
+            if error.withheld:
+                raise _kept_out(scale.ref, error, f"be scaled to {scale.replicas}") from error
             if error.status not in (404, 422):  # 422: the UID of a living object cannot be changed
                 raise
             found = await self._client.get(resource, namespace, name) if error.status == 422 else None
             if found is not None and found["metadata"]["uid"] == scale.uid:
-                raise
+                raise _kept_out(scale.ref, error, f"be scaled to {scale.replicas}") from error
             self._store.remove(resource.kind, namespace, name, scale.uid)
             if found is not None:
                 self._learn({**found, "apiVersion": resource.api_version, "kind": resource.kind})
@@ -249,13 +277,18 @@ class Applier:
             ) from error
 
     async def _delete(self, namespace: str, delete: Delete) -> None:
-        answer = await self._client.delete(
-            BY_KIND[delete.ref.kind],
-            namespace,
-            delete.ref.name,
-            uid=delete.uid,
-            grace_seconds=delete.grace_seconds,
-        )
+        try:
+            answer = await self._client.delete(
+                BY_KIND[delete.ref.kind],
+                namespace,
+                delete.ref.name,
+                uid=delete.uid,
+                grace_seconds=delete.grace_seconds,
+            )
+        except ApiError as error:
+            if error.withheld:
+                raise _kept_out(delete.ref, error, "be deleted") from error
+            raise
         if answer is not None and answer.get("kind") == delete.ref.kind:
             self._learn(answer)  # ending: it carries a deletionTimestamp now
         else:
@@ -265,8 +298,8 @@ class Applier:
         try:
             return await call
         except ApiError as error:
-            if error.kept_out or limit_was_filled_in(error.message, manifest):
-                raise KeptOutError(error.message, manifest, quota=error.over_quota) from error
+            if error.withheld or limit_was_filled_in(error.message, manifest):
+                raise _kept_out(Ref(manifest["kind"], manifest["metadata"]["name"]), error) from error
             if error.refused:
                 raise RejectedError(error.message, manifest, causes(error.message, error.details)) from error
             raise
@@ -274,6 +307,20 @@ class Applier:
     def _learn(self, manifest: Manifest | None, *, applied: bool = False) -> None:
         if manifest is not None and manifest.get("kind") in _KEPT:
             self._store.put(manifest, self._now(), applied=applied)
+
+
+async def _let_in(work: Awaitable[None], refused: list[Refusal]) -> bool:
+    """Do some work; False, and one more refusal: admission does not let it in."""
+    try:
+        await work
+    except KeptOutError as error:
+        refused += error.refused
+        return False
+    return True
+
+
+def _kept_out(ref: Ref, error: ApiError, doing: str = MADE) -> KeptOutError:
+    return KeptOutError([Refusal(ref, error.message, doing, quota=error.over_quota)])
 
 
 def _is_own(found: Manifest, manifest: Manifest) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlrun_operator.state import Manifest, TeamDefaults, Ungrown
+from rlrun_operator.state import Manifest, Refusal, TeamDefaults, Ungrown
 
 
 class Taken(NamedTuple):
@@ -31,8 +31,8 @@ class Memory:
     taken: Taken | None = None
     written_at: float = float("-inf")
     """Time of the last write of the status (steady clock)."""
-    kept_out: list[Manifest] = field(default_factory=list)
-    """Events about objects that admission keeps out."""
+    kept_out: tuple[Refusal, ...] = ()
+    """Writes that the last try was not let in with."""
     tries: int = 0
     """Tries in a row in which something else than a quota kept an object out."""
     lost_key: tuple[str, str] | None = None

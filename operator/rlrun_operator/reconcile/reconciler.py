@@ -26,7 +26,7 @@ from rlrun_operator.reconcile.apply import (
     RejectedError,
     StaleViewError,
 )
-from rlrun_operator.reconcile.kept_out import kept_out_event, waiting
+from rlrun_operator.reconcile.kept_out import events_of, waiting
 from rlrun_operator.reconcile.memory import Memory, Taken, edition_of, wanted_of
 from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe
 from rlrun_operator.render.origin import told
@@ -144,7 +144,7 @@ class Reconciler:
     async def _pass(self, key: Key) -> None:
         memory = self._memories.setdefault(key, Memory())
         await self._look_at_taken(key, memory)
-        for _ in range(ROUNDS):
+        for left in reversed(range(ROUNDS)):
             observed = self._observe(key, memory)
             if observed is None:
                 self._memories.pop(key, None)
@@ -156,8 +156,11 @@ class Reconciler:
             if (observed.run.get("spec") or {}).get("managedBy") not in (None, self._name):
                 return
             if self._queue is not None:
-                observed = replace(observed, admission=await self._queue.answer(observed.run))
-            decision = await self._acted(key, observed, await self._decided(observed, memory), memory)
+                answer = await self._queue.answer(observed.run)
+                refused = (*observed.refused, *answer.refused) if answer is not None else observed.refused
+                observed = replace(observed, admission=answer, refused=refused)
+            decided = await self._decided(observed, memory)
+            decision = await self._acted(key, observed, decided, memory, last=left == 0)
             if decision is None:
                 continue
             await self._report(key, observed.run, decision, memory)
@@ -181,8 +184,10 @@ class Reconciler:
             return
         raise UnavailableError("the cluster changes faster than it can be read")
 
-    async def _acted(self, key: Key, observed: Observed, decision: Decision, memory: Memory) -> Decision | None:
-        """Carry out a decision.
+    async def _acted(
+        self, key: Key, observed: Observed, decision: Decision, memory: Memory, *, last: bool
+    ) -> Decision | None:
+        """Carry out a decision; `last`: it is the last one of this pass.
 
         Returns:
             the decision to report; None where something was learnt that has to be decided on first.
@@ -208,24 +213,31 @@ class Reconciler:
             memory.taken = Taken(wanted_of(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
             return None
         except KeptOutError as error:
-            return self._kept_out(key, observed.run, decision, error, memory)
+            return self._kept_out(key, observed.run, decision, error, memory, last=last)
         except StaleViewError as error:
             log.debug("run %s/%s: %s; deciding again", *key, error)
             return None
-        memory.kept_out, memory.tries = [], 0
+        if memory.kept_out:
+            self._again(key, SETTLE_SECONDS)  # this report still tells of what was refused
+        memory.kept_out, memory.tries = (), 0
         return decision
 
     def _kept_out(
-        self, key: Key, run: Manifest, decision: Decision, error: KeptOutError, memory: Memory
+        self, key: Key, run: Manifest, decision: Decision, error: KeptOutError, memory: Memory, *, last: bool
     ) -> Decision | None:
-        """The decision of a run that waits for admission, looked at again after a pause; None where the refusal is new."""
-        if memory.kept_out != (refused := [kept_out_event(error)]):
-            memory.kept_out = refused
+        """The decision of a run that waits for admission, looked at again after a pause; None where the refusal is new.
+
+        `last`: no other decision is made in this pass, whatever is new: some refuse each time in other words.
+        """
+        known, memory.kept_out = memory.kept_out, error.refused
+        if known != error.refused and not last:
+            for each in set(error.refused) - set(known):
+                log.warning("run %s/%s: %s %s cannot %s: %s", *key, each.ref.kind, each.ref.name, each.doing, each.text)
             return None
-        memory.tries = 0 if error.quota else memory.tries + 1
+        memory.tries = 0 if all(each.quota for each in error.refused) else memory.tries + 1
         wait = backoff(memory.tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
         self._again(key, wait)
-        return waiting(decision, run, rest_done=error.rest_done)
+        return waiting(decision, run, made=error.made)
 
     def _observe(self, key: Key, memory: Memory) -> Observed | None:
         rejection = None
@@ -247,7 +259,7 @@ class Reconciler:
         if memory.lost_key is not None:
             uid, secret = memory.lost_key
             lost = secret if uid == found.run["metadata"]["uid"] else None
-        return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost)
+        return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost, refused=memory.kept_out)
 
     async def _look_at_taken(self, key: Key, memory: Memory) -> None:
         """Look at a taken name again: one read in place of all the writes that come before that child."""
@@ -282,7 +294,8 @@ class Reconciler:
 
         decision = ask(observed)
         if decision.look_up or memory.kept_out:
-            observed = await self._look_ups.complete(observed, decision.look_up, memory.kept_out)
+            of_operator = events_of(memory.kept_out, observed.run["metadata"]["namespace"])
+            observed = await self._look_ups.complete(observed, decision.look_up, of_operator)
             if observed.events or observed.nodes is not None:
                 decision = ask(observed)
         return decision

@@ -11,6 +11,7 @@ from rlrun_operator.status.conditions import Say
 _RANGE = re.compile(
     r"(minimum|maximum) \S+ usage per \w+ is|max limit to request ratio per \w+ is|must be less than or equal to \S+ limit of"
 )
+_RIGHT = re.compile(r'User "[^"]*" cannot \w+ resource')
 _FILLED_IN = re.compile(
     r"(containers|initContainers)\[(\d+)\]\.resources\.requests: .*?must be less than or equal to (\S+) limit"
 )
@@ -40,6 +41,8 @@ def refused(what: str, text: str, place: str, *, noun: str = "it") -> Say | None
 def kept_out(what: str, text: str, place: str) -> Say:
     """A refusal by any admission of what the operator itself makes; arguments as of `refused`."""
     whose = "it is tried again until whoever refuses it allows it"
+    if _RIGHT.search(text):
+        whose = "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again"
     return refused(what, text, place) or Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {whose}")
 
 

@@ -37,8 +37,8 @@ CONDITION_TYPES = {
     PROGRESSING: "Steps are trained, or questions answered. Unknown: not (or no longer) known.",
     CHECKPOINT_HEALTHY: "A restart would lose no more than the checkpoint interval promises.",
     WITHIN_BUDGET: "The run has used less GPU time than `spec.budget` allows. Only where it has one.",
-    CHILDREN_INTACT: "Services, policies, ConfigMap and rights of the attempt are as they were made. Told once somebody has deleted or "
-    "edited one.",
+    CHILDREN_INTACT: "Services, policies, ConfigMap and rights of the attempt are as they were made, and what the operator writes to "
+    "the run's objects is let in. Told once that was not so.",
     RESTARTING: "An attempt has ended and the next one has not begun.",
     SUSPENDED: "No pod is left, as `spec.suspend`, the queue or a spent budget asks. False with reason Suspending: they save and end.",
     COMPLETE: "All steps are trained, or every policy is measured. False with reason Completing: the pods are being removed; "
@@ -183,7 +183,8 @@ CONDITION_REASONS = {
     UNSCHEDULABLE: "No node can take a pod; the message says what it needs.",
     QUOTA_EXCEEDED: "The namespace's quota does not allow the pods.",
     PODS_REFUSED: "The API server refuses the pods, for example by Pod Security.",
-    ADMISSION_REFUSED: "A webhook, a policy or another admission does not let in an object of the run, which is tried again until it does.",
+    ADMISSION_REFUSED: "A webhook, a policy or another admission does not let in an object of the run, or a change of one; it is tried "
+    "again until it is let in.",
     KEY_LOST: "Somebody has deleted the Secret with the run's API key; the next attempt begins with another one.",
     NAME_TAKEN: "An object that the run needs has the name of one that is not its own; that one is left alone.",
     PREVIOUS_RUN_ENDING: "Objects of a deleted run of the same name are still being removed.",
@@ -209,7 +210,7 @@ CONDITION_REASONS = {
     BUDGET_NEARLY_SPENT: "At least 80 % of `budget.gpuHours` is spent; when all is, the run saves and is suspended.",
     BUDGET_SPENT: "All of `budget.gpuHours` is spent: the run saves and is suspended, and goes on by itself once it is raised.",
     DRIFTED: "Somebody has deleted or edited an object that the attempt was begun with; the message names it, and what follows.",
-    REPAIRED: "What somebody has deleted or edited in this attempt was put right; the message names it.",
+    REPAIRED: "What somebody has deleted or edited in this attempt was put right, or what was refused is let in again.",
     NOT_RESTARTING: "No restart is under way.",
     RESTARTING: "The attempt has ended and the next one has not begun.",
     PODS_ENDING: "The ended attempt's pods are being removed.",
@@ -294,6 +295,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
 
 # Reasons of events that are not reasons of conditions
 SERVED_BY_ANOTHER = "ServedByAnotherOperator"
+REQUEST_REFUSED = "RequestRefused"
 ATTEMPT_STARTED = "AttemptStarted"
 ENQUEUED = "Queued"
 RESUMED = "ResumedFromCheckpoint"
@@ -318,6 +320,7 @@ EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS
     FORBIDDEN: CONDITION_REASONS[FORBIDDEN],
     CHANGE_PENDING: CONDITION_REASONS[CHANGE_PENDING],
     SERVED_BY_ANOTHER: "Another operator looks after this namespace's runs, and the one that tells this does not act.",
+    REQUEST_REFUSED: "The API server refuses what the operator cannot look after the run without, as its status; the message has the fix.",
     ATTEMPT_STARTED: "StatefulSet, Deployment and orchestrator pod of an attempt were applied.",
     TRAINING: "The attempt's first step is done.",
     ANSWERING: "The attempt's first answer is there (task Eval).",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlrun_operator.names import attempt_of
 from rlrun_operator.status import reasons
+from tests.sim.cluster.admission import SORTS
 from tests.sim.invariants.common import TERMINAL, derived, is_of_the_run
 from tests.sim.surroundings import NAME
 
@@ -21,7 +22,14 @@ def told_truly(world: World, said: Sequence[str] = ()) -> str | None:
     """Complaint about the words of a status after a long wait in which nothing changed; `said`: messages shortly before."""
     if world.memory.edited or world.run is None or derived(world.status) in TERMINAL:
         return None
-    return over(world) or unnamed(world, said) or not_made_again(world, said) or unrecorded(world)
+    complaints = (
+        over(world),
+        unnamed(world, said),
+        not_made_again(world, said),
+        unremoved(world, said),
+        unrecorded(world),
+    )
+    return next(filter(None, complaints), None)
 
 
 def over(world: World) -> str | None:
@@ -67,14 +75,33 @@ def not_made_again(world: World, said: Sequence[str] = ()) -> str | None:
     if derived(world.status) not in ("Starting", "Running") or world.late is not None or world.foreign:
         return None
     kinds = {refusal.kind: refusal.mark for refusal in world.api.refusals}
-    # Whether a key is lost is asked by a dry-run, which admission refuses, too: its words are those of a Secret that is not there.
-    damaged = [ident for ident in world.memory.damaged if ident[0] != "Secret"]
+    # No one may read a Secret: that one is lost is known once a pod waits for it, and the operator asks.
+    damaged = [(kind, name) for kind, name in world.memory.damaged if kind != "Secret" or _is_waited_for(world, name)]
     lost = [("Lease", f"{NAME}-progress"), ("Deployment", f"{NAME}-inference"), *damaged]
     gone = [ident for ident in lost if ident[0] in kinds and world.api.get(*ident) is None]
     told = " ".join((*said, *(str(condition["message"]) for condition in world.status.get("conditions", ()))))
     if not gone or UNTRIED in told or any(refusal.mark in told for refusal in world.api.refusals):
         return None
     return f"told_truly: {gone} are lost and refused ({kinds}), and no condition tells: {world.status.get('message')}"
+
+
+def _is_waited_for(world: World, secret: str) -> bool:
+    """Whether a container of the run cannot be made for want of a Secret."""
+    lacks = f'secret "{secret}" not found'
+    return any(lacks in str(pod["status"].get("containerStatuses")) for pod in world.api.all("Pod"))
+
+
+def unremoved(world: World, said: Sequence[str] = ()) -> str | None:
+    """A trainer that admission does not let be scaled down on the way into suspension, and of which the status says nothing."""
+    if derived(world.status) != "Suspending" or world.late is not None or world.foreign:
+        return None
+    marks = [each.mark for each in world.api.refusals if each.kind == "StatefulSet" and SORTS[each.sort].edits]
+    wants = [one for one in world.api.all("StatefulSet") if is_of_the_run(world, one) and one["spec"]["replicas"]]
+    # The message may be of the queue, which takes the room back.
+    told = " ".join((*said, *(str(condition["message"]) for condition in world.status.get("conditions", ()))))
+    if not marks or not wants or any(mark in told for mark in marks):
+        return None
+    return f"told_truly: {marks} keep the trainer from its end; it says {world.status.get('message')}"
 
 
 def unrecorded(world: World) -> str | None:

@@ -135,6 +135,10 @@ def what_admission_refuses_fails_the_run(stack: contextlib.ExitStack) -> None:
     put(stack, ApiError, "refused", property(lambda self: self.status in (400, 403, 422)))
 
 
+def a_refused_removal_is_told_to_nobody(stack: contextlib.ExitStack) -> None:
+    put(stack, status_builder.refused, "noted", lambda case, said: said)
+
+
 def a_webhook_that_is_away_is_told_to_nobody(stack: contextlib.ExitStack) -> None:
     put(stack, client, "_NOT_ASKED", "no such words")
 
@@ -241,6 +245,7 @@ WIDER: tuple[Plant, ...] = (
     objects_of_others_are_taken_over,
     a_name_that_was_taken_stays_so,
     what_admission_refuses_fails_the_run,
+    a_refused_removal_is_told_to_nobody,
     a_webhook_that_is_away_is_told_to_nobody,
     what_was_refused_is_told_for_ever,
     a_rejection_outlives_the_edit_that_mends_it,

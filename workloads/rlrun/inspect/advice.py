@@ -207,6 +207,10 @@ _OF_EVENTS: Mapping[str, Advice] = {
     "ServedByAnotherOperator": Advice(
         "problem", "Take the namespace out of watchNamespaces of one of the two operators."
     ),
+    "RequestRefused": Advice(
+        "problem",
+        "Give the operator the right that the message names (a helm upgrade of its chart), or repair the policy.",
+    ),
     "Queued": Advice("waits", "Nothing: `rlrun why NAME` says what is missing."),
     "AttemptFailed": Advice("problem", "See the failure of that attempt."),
     "Disrupted": Advice("waits", _RESUMES),

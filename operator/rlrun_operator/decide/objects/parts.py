@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rlrun_operator import render
+from rlrun_operator.decide.objects.refused import ALSO
 from rlrun_operator.decide.reading.children import is_ending
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.failures.detect import Cause
@@ -94,7 +95,7 @@ def _can_be_made(case: Case, ref: Ref) -> bool:
 def _healed(case: Case) -> dict[str, Say | None]:
     """ChildrenIntact of parts that are all as they were made; nothing where none was damaged before."""
     before = find(case.past.conditions, reasons.CHILDREN_INTACT)
-    if before is None or before.status == "True":
+    if before is None or before.status == "True" or before.reason == reasons.ADMISSION_REFUSED:  # see `refused`
         return {}
     message = f"{_happened(before.message)}; it is put right"
     return {reasons.CHILDREN_INTACT: Say("True", reasons.REPAIRED, message)}
@@ -165,7 +166,7 @@ def _refused(case: Case, damaged: Iterable[Ref]) -> str:
 
 
 def _happened(message: str) -> str:
-    for ending in (_NOW, _LATER, _BEHIND.partition("{")[0]):
+    for ending in (ALSO, _NOW, _LATER, _BEHIND.partition("{")[0]):
         message = message.partition(ending)[0]
     return message
 

@@ -19,7 +19,7 @@ from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, SPOT_LABEL, Ref, att
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.runtime.pulse import Pulse, beat
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Admission, Annotate, Decision, Grow, Observed, TeamDefaults, Ungrown
+from rlrun_operator.state import Admission, Annotate, Decision, Grow, Observed, Refusal, TeamDefaults, Ungrown
 from rlrun_operator.times import rfc3339
 
 NAME, UID = "run", "uid-of-run"
@@ -77,6 +77,8 @@ class Kube:
         self.events: list[Object] = []
         self.nodes: list[Object] | None = None
         self.rejection: str | None = None
+        self.refused: tuple[Refusal, ...] = ()
+        """Writes that were not let in."""
         self.admission: Admission | None = None
         """Answer of the queue; None: there is none."""
         self.defaults: TeamDefaults | None = None
@@ -153,6 +155,7 @@ class Kube:
             events=tuple(self.events),
             nodes=tuple(self.nodes) if self.nodes is not None else None,
             rejection=self.rejection,
+            refused=self.refused,
             taken=self.taken,
             defaults=self.defaults,
             parts={ref: self._held(o) for ref, o in fresh.items() if ref.kind in PART_KINDS},

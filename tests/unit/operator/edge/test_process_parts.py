@@ -13,6 +13,7 @@ from kubernetes.client import Configuration
 from prometheus_client import CollectorRegistry
 
 from rlrun_operator.decide.state_machine import decide
+from rlrun_operator.kube.client import ApiError
 from rlrun_operator.kube.kubeconfig import Connection
 from rlrun_operator.manager import Operator
 from rlrun_operator.runtime import health, log_setup, preflight
@@ -228,3 +229,22 @@ async def test_a_run_is_new_until_its_first_attempt_is_on_record() -> None:
             assert order[most:] == [("ns", "old"), ("ns", "gone"), ("ns", f"new-{most}")]
         finally:
             await operator._session.close()
+
+
+async def test_a_refusal_that_no_status_can_report_is_an_event_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        operator = Operator(OperatorSettings(), Connection(Configuration(host=client._server)), decide)
+        operator._client.may_write = lambda: None
+        operator._store.put(make("RLRun", "a", 1, spec={}, status={}), 0.0)
+
+        async def refused(key: tuple[str, str]) -> None:
+            raise ApiError(403, "Forbidden", "rlruns is forbidden: no", "patch /apis/a/status")
+
+        monkeypatch.setattr(operator, "_look_after", refused)
+        try:
+            with pytest.raises(ApiError):
+                await operator._reconcile(("ns", "a"))
+        finally:
+            await operator._session.close()
+    assert [(verb, path) for verb, path in api.writes()] == [("create", "/api/v1/namespaces/ns/events")]

@@ -11,7 +11,7 @@ import pytest
 from rlrun.api.status import UNSERVED
 from rlrun_operator import validate_spec as judging
 from rlrun_operator.decide.running import TAKEN_SECONDS
-from rlrun_operator.kube.client import ApiError, Client, UnavailableError
+from rlrun_operator.kube.client import Client, UnavailableError
 from rlrun_operator.names import Ref
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.reconciler import Outside, Reconciler, merge_patch
@@ -19,7 +19,18 @@ from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Annotate, Apply, Decision, Delete, EventRecord, Observed, Scale, progress_seconds
+from rlrun_operator.state import (
+    Admission,
+    Annotate,
+    Apply,
+    Decision,
+    Delete,
+    EventRecord,
+    Observed,
+    Refusal,
+    Scale,
+    progress_seconds,
+)
 from rlrun_operator.validate_spec import judge
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
 
@@ -130,6 +141,7 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
         ("patch", "pods"),
         ("patch", "pods"),
         ("patch", "deployments"),
+        ("get", "deployments"),  # of another UID: was it refused, or is it another one?
         ("patch", "deployments"),
         ("delete", "pods"),
         ("patch", "services"),
@@ -532,15 +544,142 @@ async def test_of_two_refusals_after_each_other_the_present_one_is_told() -> Non
             assert bench.status["message"] == denied
 
 
-async def test_missing_rights_are_retried_not_blamed_on_the_run() -> None:
+async def test_missing_rights_are_told_and_retried_not_blamed_on_the_run() -> None:
     api = FakeApi()
     forbidden = 'statefulsets.apps "a-trainer" is forbidden: User "sa" cannot patch resource "statefulsets"'
     api.hook = lambda verb, path, body: (403, "Forbidden", forbidden) if path == STS else None
+
+    def brain(observed: Observed) -> Decision:
+        told = " ".join(event["message"] for event in observed.events)
+        return Decision(status={"phase": "Failed", "attempt": 1, "message": told}, apply=(Apply(child()),))
+
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Failed"}, apply=(Apply(child()),)))
-        with pytest.raises(ApiError, match="cannot patch resource"):
-            await bench.go()
-    assert bench.status == {}
+        bench = Bench(api, client, brain)
+        await bench.go()
+    assert bench.status == {"phase": "Pending", "message": forbidden, "conditions": []}
+    assert bench.again == [10.0]
+
+
+DENIED = "ValidatingAdmissionPolicy 'fixed-size' with binding 'all' denied request: ask the platform team"
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "doing"),
+    [
+        ("patch", "deployments/a-inference", "be scaled to 3"),
+        ("patch", "pods/old", "be annotated"),
+        ("delete", "pods/old", "be deleted"),
+        ("dry-run", "secrets", "be looked for"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (422, DENIED),
+        (403, 'pods "x" is forbidden: User "sa" cannot patch resource "pods"'),
+        (500, "failed calling webhook"),
+    ],
+)
+async def test_a_refused_write_to_what_exists_is_known_to_the_next_decision_and_the_rest_is_done(
+    verb: str, path: str, doing: str, status: int, text: str
+) -> None:
+    api = FakeApi()
+    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
+    old = api.seed("/api/v1/namespaces/ns/pods/old", child("Pod", "old"))
+    refuses = [True]
+    api.hook = lambda done, at, body: (
+        (status, "Forbidden", text) if refuses and done == verb and at.endswith(path) else None
+    )
+
+    def brain(observed: Observed) -> Decision:
+        if observed.lost_key:
+            return Decision(status={"told": "the key is lost"})
+        return Decision(
+            status={
+                "told": [f"{one.ref.kind} {one.ref.name} cannot {one.doing}: {one.text}" for one in observed.refused]
+            },
+            ask=child("Secret", "a-key"),
+            annotate=(Annotate(Ref("Pod", "old"), old["metadata"]["uid"], {"example.org/cost": "-1"}),),
+            scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
+            delete=(Delete(Ref("Pod", "old"), old["metadata"]["uid"], grace_seconds=0),),
+            repair=(Apply(child("Service", "a-trainer")),),
+        )
+
+    api.seed("/api/v1/namespaces/ns/secrets/a-key", child("Secret", "a-key"))
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+        name = {"deployments/a-inference": "Deployment a-inference", "secrets": "Secret a-key"}.get(path, "Pod old")
+        assert bench.status["told"] == [f"{name} cannot {doing}: {text}"]
+        assert SERVICE in api.objects, "nothing else is blocked"
+        assert bench.again == [10.0]
+        refuses.clear()
+        await bench.go()
+        await bench.go()
+    assert bench.status["told"] == []
+
+
+async def test_what_a_queue_may_not_write_is_among_the_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, left = FakeApi(), Refusal(Ref("PodGroup", "rlrun-a"), "no", "be deleted")
+
+    class Volcano:
+        async def answer(self, run: Mapping[str, Any]) -> Admission:
+            return Admission(False, "NotQueued", "over", refused=(left,))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Complete"}))
+        monkeypatch.setattr(bench.reconciler, "_queue", Volcano())
+        await bench.go()
+    assert bench.seen[-1].refused == (left,)
+
+
+async def test_words_that_differ_each_time_end_a_pass_all_the_same() -> None:
+    api = FakeApi()
+    numbers = iter(range(100))
+    api.hook = lambda verb, path, body: (
+        (400, "BadRequest", f'admission webhook "guard" denied the request: {next(numbers)}') if path == STS else None
+    )
+
+    def brain(observed: Observed) -> Decision:
+        return Decision(status={"phase": "Pending", "message": str(len(observed.refused))}, apply=(Apply(child()),))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+    assert bench.status["message"] == "1"
+    assert bench.again == [10.0]
+
+
+async def test_what_an_attempt_has_lost_and_may_not_have_again_keeps_neither_its_progress_nor_its_claim_from_the_rest() -> (
+    None
+):
+    api = FakeApi()
+    denied = 'admission webhook "guard" denied the request: no'
+    api.hook = lambda verb, path, body: (
+        (400, "BadRequest", denied) if body and body.get("kind") == "Deployment" else None
+    )
+    life = {
+        "type": "Restarting",
+        "status": "False",
+        "reason": "NotRestarting",
+        "message": "",
+        "lastTransitionTime": STAMP,
+    }
+    before = {"phase": "Running", "attempt": 1, "launchedAttempt": 1, "observedGeneration": 1, "conditions": [life]}
+
+    def brain(observed: Observed) -> Decision:
+        return Decision(
+            status={**before, "observedGeneration": 2, "progress": {"step": 7}},
+            apply=(Apply(child("Deployment", "a-inference")), Apply(child("Service", "a-trainer"))),
+        )
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        bench.store.put(api._store(RUN, {**api.objects[RUN], "status": before}), bench.time)
+        await bench.go()
+    assert SERVICE in api.objects
+    assert bench.status["progress"] == {"step": 7}
+    assert bench.status["observedGeneration"] == 1, "the edit is not acted on yet: what it asks for is tried again"
 
 
 async def test_a_run_that_is_gone_is_forgotten_without_a_word() -> None:

@@ -1,0 +1,115 @@
+"""Refused writes to what exists: reported by ChildrenIntact, and where the run waits for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlrun_operator.kube.client import ApiError
+from rlrun_operator.names import Ref
+from rlrun_operator.reconcile.kept_out import request_refused
+from rlrun_operator.state import MADE, Refusal
+from tests.unit.operator.decide.kube import Kube
+
+POLICY = "ValidatingAdmissionPolicy 'fixed' with binding 'all' denied request: sizes are fixed"
+RIGHT = 'statefulsets.apps "run-trainer" is forbidden: User "sa" cannot patch resource "statefulsets"'
+TRAINER, ENGINES, SERVICE = (
+    Ref("StatefulSet", "run-trainer"),
+    Ref("Deployment", "run-inference"),
+    Ref("Service", "run-trainer"),
+)
+
+
+def said(kube: Kube, kind: str = "ChildrenIntact") -> tuple[str, str, str]:
+    found = kube.condition(kind)
+    return found["status"], found["reason"], found["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        (POLICY, "it is tried again until whoever refuses it allows it"),
+        (RIGHT, "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again"),
+    ],
+)
+def test_it_is_told_with_object_cause_and_fix_and_so_is_its_end(text: str, fix: str) -> None:
+    kube = Kube().start()
+    kube.refused = (Refusal(ENGINES, text, "be scaled to 2"),)
+    kube.tick()
+    assert said(kube) == ("False", "AdmissionRefused", f"Deployment run-inference cannot be scaled to 2: {text}; {fix}")
+    assert ("Warning", "AdmissionRefused") in kube.told
+    assert kube.status["phase"] == "Running"
+    kube.refused = ()
+    kube.tick()
+    assert said(kube) == ("True", "Repaired", "everything that the operator writes of this run is let in again")
+
+
+def test_several_are_told_with_their_number() -> None:
+    kube = Kube().start()
+    kube.refused = tuple(Refusal(Ref("Pod", f"run-{i}"), POLICY, "be deleted") for i in range(6))
+    kube.tick()
+    assert said(kube)[2].count(". Also: Pod run-") == 3
+    assert said(kube)[2].endswith(" and 2 more")
+
+
+def test_it_is_told_beside_what_somebody_has_deleted_and_outlives_it() -> None:
+    kube = Kube().start()
+    kube.refused = (Refusal(ENGINES, POLICY, "be scaled to 2"),)
+    del kube.objects[SERVICE]
+    kube.do(kube.decide())
+    status, reason, message = said(kube)
+    assert (status, reason) == ("False", "Drifted")
+    assert (
+        "Service run-trainer was deleted; it is being put right. Also: Deployment run-inference cannot be scaled"
+        in message
+    )
+    kube.tick()
+    assert said(kube)[:2] == ("False", "AdmissionRefused")
+    assert "Service" not in said(kube)[2]
+
+
+def test_the_end_of_both_tells_of_neither_as_if_it_stood() -> None:
+    kube = Kube().start()
+    kube.refused = (Refusal(ENGINES, POLICY, "be scaled to 2"),)
+    del kube.objects[SERVICE]
+    kube.do(kube.decide())
+    kube.refused = ()
+    kube.tick()
+    assert said(kube) == ("True", "Repaired", "Service run-trainer was deleted; it is put right")
+
+
+def test_a_suspension_says_what_it_waits_for() -> None:
+    kube = Kube().start()
+    kube.edit(suspend=True)
+    kube.do(kube.decide())
+    kube.refused = (Refusal(TRAINER, POLICY, "be scaled to 0"),)
+    kube.do(kube.decide())
+    assert kube.status["phase"] == "Suspending"
+    assert f"; StatefulSet run-trainer cannot be scaled to 0: {POLICY}; it is tried again" in kube.status["message"]
+
+
+def test_what_cannot_be_made_is_left_to_the_conditions_that_wait_for_it() -> None:
+    kube = Kube().start()
+    kube.refused = (Refusal(ENGINES, POLICY, MADE),)
+    kube.tick()
+    assert kube.condition("ChildrenIntact") == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "told"),
+    [
+        (403, RIGHT, True),
+        (422, POLICY, True),
+        (400, "spec is invalid", True),
+        (409, "the object has been modified", False),
+    ],
+)
+def test_a_refused_status_is_an_event_and_a_conflict_is_none(status: int, text: str, told: bool) -> None:
+    event = request_refused(
+        ApiError(status, "Reason", text, "patch /apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a/status")
+    )
+    assert (event is not None) == told
+    if event is not None:
+        assert (event.type, event.reason) == ("Warning", "RequestRefused")
+        assert event.message.startswith(
+            f"the operator cannot patch /apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a/status: {text}; "
+        )
