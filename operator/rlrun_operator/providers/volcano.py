@@ -15,9 +15,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlrun_operator.names import GROUP, KIND, ROLES, SPOT_SET, VERSION, labels
+from rlrun_operator.names import ROLES, SPOT_SET
 from rlrun_operator.providers.model import Create, Edit, Remove, Step, Subject
-from rlrun_operator.providers.workload import SHAPE_ANNOTATION, is_of, name_of
+from rlrun_operator.providers.workload import SHAPE_ANNOTATION, is_of, manifest, name_of
 from rlrun_operator.state import Admission, Json, Manifest, Placed
 from rlrun_operator.status import reasons
 
@@ -131,19 +131,8 @@ def placed(run: Subject) -> dict[str, Placed]:
 
 def made_for(run: Subject) -> Json:
     """The PodGroup of a run."""
-    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": run.name, "uid": run.uid, "controller": True}
-    return {
-        "apiVersion": f"{VOLCANO}/v1beta1",
-        "kind": "PodGroup",
-        "metadata": {
-            "name": name_of(run.name, run.uid),
-            "namespace": run.namespace,
-            "labels": labels(run.name),
-            "annotations": {SHAPE_ANNOTATION: shape_of(run)},
-            "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
-        },
-        "spec": {name: value for name, value in needs(run).items() if value is not None},
-    }
+    spec = {name: value for name, value in needs(run).items() if value is not None}
+    return manifest(run, f"{VOLCANO}/v1beta1", "PodGroup", spec, shape=shape_of(run))
 
 
 def needs(run: Subject) -> Json:

@@ -85,18 +85,26 @@ def shape_of(run: Subject) -> str:
 
 def made_for(run: Subject) -> Json:
     """The Workload of a run. It has no finalizer: nobody would remove it if the operator were uninstalled."""
+    spec = {"active": True, **needs(run), **ranked(run)}
+    return manifest(run, f"{KUEUE}/v1beta2", "Workload", spec, shape=shape_of(run), more_labels={UID_LABEL: run.uid})
+
+
+def manifest(
+    run: Subject, api_version: str, kind: str, spec: Json, *, shape: str, more_labels: Mapping[str, str] | None = None
+) -> Json:
+    """A run's object in a queue of others: owned by the run, and marked with what it was made for."""
     owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": run.name, "uid": run.uid, "controller": True}
     return {
-        "apiVersion": f"{KUEUE}/v1beta2",
-        "kind": "Workload",
+        "apiVersion": api_version,
+        "kind": kind,
         "metadata": {
             "name": name_of(run.name, run.uid),
             "namespace": run.namespace,
-            "labels": {**labels(run.name), UID_LABEL: run.uid},
-            "annotations": {SHAPE_ANNOTATION: shape_of(run)},
+            "labels": {**labels(run.name), **(more_labels or {})},
+            "annotations": {SHAPE_ANNOTATION: shape},
             "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
         },
-        "spec": {"active": True, **needs(run), **ranked(run)},
+        "spec": spec,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Literal
 
@@ -13,16 +12,15 @@ from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.kube.client import ApiError, UnavailableError
 from rlrun_operator.kube.resources import WORKLOAD
 from rlrun_operator.names import SPOT_SET
-from rlrun_operator.providers import Create, Step, Subject, step
+from rlrun_operator.providers import Step, Subject, step
 from rlrun_operator.providers.assigned import flavors_of
 from rlrun_operator.providers.words import refused
 from rlrun_operator.providers.workload import QUEUE_LABEL, name_of, pod_sets
 from rlrun_operator.reconcile.kueue_classes import Classes, UnknownError
 from rlrun_operator.reconcile.observe import observe
-from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, RETRY_SECONDS, WRITES, QueueObjects
+from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, QueueObjects
 from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.render import spot_deployment, workloads
-from rlrun_operator.runtime.cache import Key
 from rlrun_operator.settings import QueueSettings, RenderSettings
 from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Json, Manifest
@@ -30,7 +28,6 @@ from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find, is_true
 
 _OUTCOMES: dict[str, Literal["Succeeded", "Failed"]] = {"Complete": "Succeeded", "Failed": "Failed"}
-log = logging.getLogger(__name__)
 
 
 class KueueQueue:
@@ -75,7 +72,7 @@ class KueueQueue:
                 self._cluster.again(
                     key, LOOK_SECONDS
                 )  # no event comes when it is at rest, and its quota has to be given back
-            return await self._obeyed(key, subject)
+            return await self._objects.obeyed(subject, self._step)
         except UnknownError as error:
             if (kept := self._placed.get(subject.uid)) is not None and subject.holds:
                 return kept
@@ -98,32 +95,14 @@ class KueueQueue:
             raise UnavailableError(absent)
         return kept
 
-    async def _obeyed(self, key: Key, run: Subject) -> Admission:
-        """Write until nothing is left to write; the answer is that of the last state."""
-        for _ in range(WRITES):
-            made = await self._step(run)
-            if made.answer.admitted:
-                self._placed[run.uid] = made.answer
-            if made.write is None:
-                return made.answer
-            try:
-                await self._objects.write(run.namespace, name_of(run.name, run.uid), made.write)
-            except (ApiError, UnavailableError) as error:
-                self._cluster.again(key, RETRY_SECONDS)
-                log.warning(
-                    "run %s/%s: its Workload could not be written; retry in %g s: %s", *key, RETRY_SECONDS, error
-                )
-                if isinstance(made.write, Create):
-                    return refused(reasons.QUEUE_UNAVAILABLE, f"the run's Workload is not taken: {error}")
-                return made.answer
-        self._cluster.again(key, LOOK_SECONDS)
-        return made.answer
-
     async def _step(self, run: Subject) -> Step:
         workload = self._workload(run)
         names = flavors_of(workload) if workload is not None else frozenset()
         flavors = {name: await self._classes.flavor(name) for name in sorted(names)}
-        return step(run, workload, flavors=flavors, now=self._cluster.now())
+        made = step(run, workload, flavors=flavors, now=self._cluster.now())
+        if made.answer.admitted:
+            self._placed[run.uid] = made.answer
+        return made
 
     def _workload(self, run: Subject) -> Manifest | None:
         return self._objects.get(run.namespace, name_of(run.name, run.uid))

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
+from rlrun.backoff import backoff
 from rlrun_operator.kube.client import ApiError, UnavailableError
 from rlrun_operator.kube.resources import Resource
-from rlrun_operator.providers import Create, Edit, PutStatus, Write
+from rlrun_operator.names import Ref
+from rlrun_operator.providers import Create, Edit, PutStatus, Remove, Step, Subject, Write
+from rlrun_operator.providers.words import refused
+from rlrun_operator.providers.workload import name_of
 from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.runtime.watch_health import Stream
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import Admission, Manifest, Refusal
+from rlrun_operator.status import reasons
 
 LOOK_SECONDS = 2.0
 """They are listed this often."""
@@ -23,8 +29,8 @@ LOOK_SHARE = 0.1
 """Largest share of the time that is spent on lists: those of thousands of runs come less often."""
 STALE_SECONDS = 30.0
 """A list that is older is not decided on."""
-RETRY_SECONDS = 10.0
-"""A write that a webhook of the queue's or the API server did not take is tried again after this long."""
+RETRY_SECONDS, LONGEST_RETRY_SECONDS = 10.0, 60.0
+"""A write that a webhook of the queue's or the API server did not take is tried again after this long, doubled each time."""
 WRITES = 4
 """Writes to one object in a pass."""
 log = logging.getLogger(__name__)
@@ -53,6 +59,8 @@ class QueueObjects:
         self._listed_at: dict[str | None, float] = {}
         self._absent: dict[str | None, str] = {}
         """Why those of a namespace, or of all, cannot be listed."""
+        self._tries: dict[str, int] = {}
+        """Writes in a row that did not succeed, by the run's UID."""
         self._lock = asyncio.Lock()
 
     async def run(self) -> None:
@@ -87,7 +95,43 @@ class QueueObjects:
         if not self._absent.get(place) and place not in self._listed_at:
             raise UnavailableError(f"{self._resource.plural}.{self._resource.group} cannot be listed")
 
-    async def write(self, namespace: str, name: str, write: Write) -> None:
+    async def obeyed(self, run: Subject, step: Callable[[Subject], Awaitable[Step]]) -> Admission:
+        """Write until nothing is left to write; the answer is that of the last state.
+
+        Args:
+            run: a run.
+            step: reads its object as it is known now; the answer, and the next write.
+        """
+        key = (run.namespace, run.name)
+        for _ in range(WRITES):
+            made = await step(run)
+            if made.write is None:
+                self._tries.pop(run.uid, None)
+                return made.answer
+            try:
+                await self._write(run.namespace, name_of(run.name, run.uid), made.write)
+            except (ApiError, UnavailableError) as error:
+                tries = self._tries[run.uid] = self._tries.get(run.uid, 0) + 1
+                wait = backoff(tries, first=RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)
+                self._cluster.again(key, wait)
+                what = f"its {self._resource.kind} could not be written; retry in {wait:g} s"
+                log.warning("run %s/%s: %s: %s", *key, what, error)
+                return self._unwritten(run, made, made.write, error)
+        self._cluster.again(key, LOOK_SECONDS)
+        return made.answer
+
+    def _unwritten(self, run: Subject, made: Step, write: Write, error: ApiError | UnavailableError) -> Admission:
+        """The answer while a write does not succeed: a run that has no object waits, and one that has what it needs keeps it."""
+        kind = self._resource.kind
+        if isinstance(write, Create) and not made.answer.admitted:
+            return refused(reasons.QUEUE_UNAVAILABLE, f"the run's {kind} is not taken: {error}")
+        if isinstance(error, UnavailableError):
+            return made.answer
+        doing = {Create: "be made again", Remove: "be deleted"}.get(type(write), "be changed")
+        ref = Ref(kind, name_of(run.name, run.uid))
+        return replace(made.answer, refused=(Refusal(ref, error.message, doing),))
+
+    async def _write(self, namespace: str, name: str, write: Write) -> None:
         """Carry out a write. One that meets another state than the one that is known leaves it alone and learns it."""
         client = self._cluster.client
         if isinstance(write, Create):
@@ -149,7 +193,9 @@ class QueueObjects:
             self._absent[namespace] = ""
             self._listed_at[namespace] = self._cluster.clock()
         runs = self._cluster.store.runs()
-        self._on_look({str(run["metadata"]["uid"]) for run in runs})
+        uids = {str(run["metadata"]["uid"]) for run in runs}
+        self._tries = {uid: tries for uid, tries in self._tries.items() if uid in uids}
+        self._on_look(uids)
         if self._absent[namespace] != before:
             for run in runs:
                 self._cluster.again((run["metadata"]["namespace"], run["metadata"]["name"]), 0.0)

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from rlrun.api.resource import RLRunSpec
 from rlrun_operator.decide.snapshot import Case
-from rlrun_operator.kube.client import ApiError, UnavailableError
+from rlrun_operator.kube.client import ApiError
 from rlrun_operator.kube.resources import EVENT, POD_GROUP, VOLCANO_QUEUE
-from rlrun_operator.providers import Create, Step, Subject, volcano
+from rlrun_operator.providers import Step, Subject, volcano
 from rlrun_operator.providers.words import refused
 from rlrun_operator.providers.workload import name_of
 from rlrun_operator.queue.gang import gang_of
 from rlrun_operator.reconcile.kueue_queue import began_before, subject_of
 from rlrun_operator.reconcile.observe import observe
-from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, RETRY_SECONDS, WRITES, QueueObjects
+from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, QueueObjects
 from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.render import workloads
 from rlrun_operator.settings import QueueSettings, RenderSettings
@@ -75,33 +75,13 @@ class VolcanoQueue:
             return replace(kept, placed=volcano.placed(subject))
         if subject.suspended and subject.holds:
             self._cluster.again(key, LOOK_SECONDS)  # no event comes when it is at rest, and its PodGroup has to go
-        return await self._obeyed(subject)
+        return await self._objects.obeyed(subject, self._step)
 
     def _queue_of(self, run: Manifest) -> str:
         """Queue that a run names, or the chart's, or Volcano's own."""
         own = (run.get("spec") or {}).get("queueName")
         named = own if isinstance(own, str) else ""
         return named or self._settings.name or volcano.DEFAULT_QUEUE
-
-    async def _obeyed(self, run: Subject) -> Admission:
-        """Write until nothing is left to write; the answer is that of the last state."""
-        key = (run.namespace, run.name)
-        for _ in range(WRITES):
-            made = await self._step(run)
-            if made.write is None:
-                return made.answer
-            try:
-                await self._objects.write(run.namespace, name_of(run.name, run.uid), made.write)
-            except (ApiError, UnavailableError) as error:
-                self._cluster.again(key, RETRY_SECONDS)
-                log.warning(
-                    "run %s/%s: its PodGroup could not be written; retry in %g s: %s", *key, RETRY_SECONDS, error
-                )
-                if isinstance(made.write, Create) and not made.answer.admitted:
-                    return refused(reasons.QUEUE_UNAVAILABLE, f"the run's PodGroup is not taken: {error}")
-                return made.answer
-        self._cluster.again(key, LOOK_SECONDS)
-        return made.answer
 
     async def _step(self, run: Subject) -> Step:
         group = self._objects.get(run.namespace, name_of(run.name, run.uid))

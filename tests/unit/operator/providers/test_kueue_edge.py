@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.kube.client import Client, UnavailableError
+from rlrun_operator.names import Ref
 from rlrun_operator.providers.workload import name_of
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.kueue_queue import KueueQueue
@@ -17,7 +18,7 @@ from rlrun_operator.reconcile.queues import queue_of
 from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, from_environment
-from rlrun_operator.state import Admission
+from rlrun_operator.state import Admission, Refusal
 from tests.support.kueue import StandIn, condition
 from tests.unit.operator.decide.kube import SMALLEST
 from tests.unit.operator.edge.fake_api import FakeApi, Json, serving
@@ -274,3 +275,15 @@ def test_the_provider_of_older_values_is_the_own_queue() -> None:
     assert from_environment({"RLRUN_QUEUE": '{"enabled": true}'}).queue.kind == "own"
     both = from_environment({"RLRUN_QUEUE": '{"enabled": true, "provider": "kueue"}'})
     assert (both.queue.kind, both.render.provider) == ("kueue", "kueue")
+
+
+async def test_a_status_that_is_refused_is_told_until_it_is_let_in(bench: Bench) -> None:
+    words = 'workloads.kueue.x-k8s.io "w" is forbidden: User "sa" cannot update resource "workloads/status"'
+    bench.api.hook = lambda verb, path, body: (403, "Forbidden", words) if path.endswith("/status") else None
+    answer = await bench.ask(bench.run())
+    assert answer is not None
+    assert answer.refused == (Refusal(Ref("Workload", NAME), words, "be changed"),)
+    bench.api.hook = lambda verb, path, body: None
+    answer = await bench.ask(bench.run())
+    assert answer is not None
+    assert answer.refused == ()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.kube.client import Client
-from rlrun_operator.names import ROLES, SPOT_SET
+from rlrun_operator.names import ROLES, SPOT_SET, Ref
 from rlrun_operator.providers.workload import name_of
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.observe import LookUps
@@ -18,7 +18,7 @@ from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.reconcile.volcano_queue import READ_SECONDS, VolcanoQueue
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, from_environment
-from rlrun_operator.state import Admission
+from rlrun_operator.state import Admission, Refusal
 from tests.unit.operator.decide.kube import SMALLEST
 from tests.unit.operator.edge.fake_api import FakeApi, Json, serving
 
@@ -34,6 +34,7 @@ class Bench:
     def __init__(self, api: FakeApi, client: Client, **settings: Any) -> None:
         self.api, self.store, self.time = api, Store(), 1000.0
         self.woken: list[Key] = []
+        self.pauses: list[float] = []
         cluster = Cluster(
             client=client,
             store=self.store,
@@ -42,7 +43,7 @@ class Bench:
             namespaces=("team-a",),
             serves=lambda run: True,
             is_active=lambda: True,
-            again=lambda key, seconds: self.woken.append(key),
+            again=self._again,
             now=lambda: self.time,
             clock=lambda: self.time,
         )
@@ -59,6 +60,10 @@ class Bench:
         self.api.version += 1
         self.store.put(document, self.time)
         return document
+
+    def _again(self, key: Key, seconds: float) -> None:
+        self.woken.append(key)
+        self.pauses.append(seconds)
 
     async def ask(self, run: Json) -> Admission:
         self.time += STALE_SECONDS + READ_SECONDS
@@ -204,3 +209,23 @@ async def test_a_foreign_group_of_the_name_is_left_alone_and_told(bench: Bench) 
 def test_the_provider_is_one_of_the_settings() -> None:
     told = from_environment({"RLRUN_QUEUE": '{"provider": "volcano", "name": "spare"}'})
     assert (told.queue.kind, told.render.provider, told.queue.name) == ("volcano", "volcano", "spare")
+
+
+async def test_a_removal_that_is_refused_is_told_and_the_pauses_grow(bench: Bench) -> None:
+    await bench.ask(bench.run())
+    words = "ValidatingAdmissionPolicy 'keep' with binding 'all' denied request: groups stay"
+    bench.api.hook = lambda verb, path, body: (422, "Invalid", words) if verb == "delete" else None
+    over = bench.run(phase="Complete", attempt=1, launchedAttempt=1)
+    for pause in (10.0, 20.0, 40.0, 60.0, 60.0):
+        answer = await bench.ask(over)
+        assert answer.refused == (Refusal(Ref("PodGroup", NAME), words, "be deleted"),)
+        assert bench.pauses[-1] == pause
+    bench.api.hook = lambda verb, path, body: None
+    assert (await bench.ask(over)).refused == ()
+    assert f"{PLACE}/{NAME}" not in bench.api.objects
+
+
+async def test_an_api_server_that_does_not_answer_refuses_nothing(bench: Bench) -> None:
+    await bench.ask(bench.run())
+    bench.api.hook = lambda verb, path, body: (503, "Unavailable", "away") if verb == "delete" else None
+    assert (await bench.ask(bench.run(phase="Complete", attempt=1, launchedAttempt=1))).refused == ()
