@@ -106,10 +106,11 @@ def die_sending(version: int) -> None:
     """Kill this rank between two buckets of a version."""
     send = senders.RootSender._send
 
-    def killed(self: senders.RootSender, link: senders.links.Link, sent: int) -> None:
-        if sent == version:
-            assert len(self._held[sent]) > 1, "it has no second bucket"
-            link.broadcast(self._held[sent][min(self._held[sent])])
+    def killed(self: senders.RootSender, link: senders.links.Link, sent: senders.Order) -> None:
+        if sent.version == version:
+            held = self._held[version]
+            assert len(held) > 1, "it has no second bucket"
+            link.broadcast(held[min(held)])
             os.kill(os.getpid(), signal.SIGKILL)
         send(self, link, sent)
 

@@ -17,6 +17,7 @@ from rlrun.inference.weights.receive import Groups
 from rlrun.inference.weights.staging import Staging
 from rlrun.protocol.messages.buckets import Bucket, TensorInfo, plan_buckets
 from rlrun.protocol.messages.transfer import NotHeldError, TransferOffer, TransferRequest
+from rlrun.trainer.weights.senders import Order
 from rlrun.trainer.weights.transfer import IDLE_VERSIONS, Follower, Outbox
 from rlrun.transport import links
 
@@ -47,18 +48,26 @@ def filled(buckets: Sequence[Bucket], held: Mapping[str, Tensor]) -> dict[int, T
 class Trainer:
     """Two roots in one process."""
 
-    def __init__(self) -> None:
-        self.outbox = Outbox(CPU, "127.0.0.1", roots=2, bucket_bytes=BUCKET_BYTES, window=60.0)
-        self.other = Follower(1, CPU, self.outbox.port, "127.0.0.1")
+    def __init__(self, *, differs: bool = False) -> None:
+        self.outbox = Outbox(CPU, "127.0.0.1", roots=2, bucket_bytes=BUCKET_BYTES, window=60.0, differs=differs)
+        self.other = Follower(1, CPU, self.outbox.port, "127.0.0.1", differs=differs)
 
     def hold(self, version: int, change: Callable[[dict[int, Tensor]], None] = lambda buckets: None) -> None:
         """Hold a version; `change` what is sent, once its checksums are known."""
-        held = tensors(version)
+        self.hold_tensors(version, tensors(version), change)
+
+    def hold_tensors(
+        self,
+        version: int,
+        held: Mapping[str, Tensor],
+        change: Callable[[dict[int, Tensor]], None] = lambda buckets: None,
+    ) -> None:
+        """Hold any tensors as a version."""
         buckets = plan_buckets(layout(held), bucket_bytes=BUCKET_BYTES, roots=2)
         parts = [filled([one for one in buckets if one.root == root], held) for root in (0, 1)]
         self.other.hold(version, parts[1])
         self.outbox.hold(version, layout(held), parts[0])
-        self.outbox._checksums_of(version)
+        self.outbox._facts_of(version)
         for part in parts:
             change(part)
 
@@ -83,18 +92,30 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 class Engine:
     """An engine's server, without the HTTP between it and the trainer."""
 
-    def __init__(self, trainer: Trainer, pool: ThreadPoolExecutor, memory: Path, name: str) -> None:
+    def __init__(
+        self, trainer: Trainer, pool: ThreadPoolExecutor, memory: Path, name: str, *, keeps: bool = False
+    ) -> None:
+        self.keeps = keeps
         self.name, self.trainer, self.pool = name, trainer, pool
         self.staging = Staging(memory)
         self.incoming: Groups | None = None
         self.alone = False
         self.joined = 0
+        self.offers: list[TransferOffer] = []
 
     def ask(self, version: int) -> TransferOffer:
         session = None if self.incoming is None else self.incoming.session
+        whole = self.staging.whole
         offer = self.trainer.outbox.offer(
-            TransferRequest(version=version, engine=self.name, session=session, alone=self.alone)
+            TransferRequest(
+                version=version,
+                engine=self.name,
+                session=session,
+                alone=self.alone,
+                base=None if whole is None else whole.checksum,
+            )
         )
+        self.offers.append(offer)
         self.joined += offer.joining is not None
         return offer
 
@@ -108,7 +129,8 @@ class Engine:
         found: dict[str, Tensor] = {}
         for path in sorted(folder.glob("*.safetensors")):
             found |= {name: tensor.clone() for name, tensor in load_file(path).items()}
-        self.staging.drop_all()
+        if not self.keeps:
+            self.staging.drop_all()
         return found
 
     def begin(self, version: int) -> Future[dict[str, Tensor]]:
@@ -255,7 +277,7 @@ def test_a_root_that_dies_on_the_way_leaves_no_part_of_a_version(
     engines = [make_engine(name) for name in "ab"]
     shared(trainer, engines)
 
-    def dead(link: links.Link, version: int) -> None:
+    def dead(link: links.Link, order: Order) -> None:
         raise RuntimeError("killed")
 
     monkeypatch.setattr(trainer.other._sender, "_send", dead)

@@ -116,6 +116,6 @@ def _parts_of_training(spec: RunFields) -> unread.Parts:
             [name for name in CheckpointConfig.model_fields if name != "grace_period_seconds"],
         ),
         ("inference", spec.inference, ("autoscale",)),
-        ("weightSync", spec.weight_sync, ("transport",)),
+        ("weightSync", spec.weight_sync, ("transport", "deltas")),
         *((("evaluation", spec.evaluation, ("interval", "timeout_seconds")),) if spec.evaluation else ()),
     )

@@ -52,6 +52,7 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         max_lora_rank=lora.rank if lora is not None else None,
         lora_runs=runs,
         receives=config.weight_sync.transport == "NCCL",
+        deltas=config.weight_sync.deltas == "Auto",
         colocated=config.colocated,
         enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
         revision=model.revision,

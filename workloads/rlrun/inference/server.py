@@ -189,7 +189,9 @@ def _handover(engine: EngineClient, app: FastAPI, settings: InferenceSettings, e
     if settings.receives:
         from rlrun.inference.weights.incoming import Fetching
 
-        common["receiver"] = Receiver(api_key=settings.api_key, expected=expected, make_fetch=Fetching)
+        common["receiver"] = Receiver(
+            api_key=settings.api_key, expected=expected, make_fetch=Fetching, keeps=settings.deltas
+        )
     if settings.colocated:
         level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
         common["sleeper"] = Sleeper(engine, level=level)

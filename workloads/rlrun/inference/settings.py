@@ -58,6 +58,8 @@ class InferenceSettings:
     """Runs whose adapters are served at the same time; with more than one, `weights_dir` is the folder of all runs' folders."""
     receives: bool = False
     """Take versions from the trainer's memory, over NCCL or gloo, instead of from folders."""
+    deltas: bool = False
+    """Keep the served version in shared memory, and make the next one from it and what differs."""
     colocated: bool = False
     """Share the GPUs with the trainer: start asleep, and sleep on request, until the next hand-over."""
     update_timeout: float = 600.0

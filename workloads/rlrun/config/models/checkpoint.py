@@ -100,6 +100,9 @@ class WeightSyncConfig(Config):
     transport: Literal["Filesystem", "NCCL"] = "Filesystem"
     """Filesystem: through the volume. NCCL: from GPU to GPU (gloo between CPUs) into the engines' `/dev/shm`; only checkpointed versions
     reach the volume."""
+    deltas: Literal["Auto", "Never"] = "Never"
+    """Auto: hand over what changed since the version before, wherever that is less than half of the new one. Each engine then keeps one
+    whole version in `/dev/shm`. Adapters are always whole."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Deadline of one replica's update, in seconds; a late replica leaves the rotation and is tried again."""
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 from loguru import logger
 
+from rlrun.inference.weights.preflight import INDEX
+from rlrun.inference.weights.rebuild import DamagedError, compare, keep, replace
 from rlrun.inference.weights.receive import Groups
-from rlrun.inference.weights.staging import Staging, file_name, make_file
-from rlrun.protocol.messages.buckets import Bucket
+from rlrun.inference.weights.staging import Staging, Whole, file_name, make_file
+from rlrun.protocol.messages.buckets import Bucket, checksum
 from rlrun.protocol.messages.transfer import Joining, TransferOffer, group_name
 from rlrun.transport import links
 
 _CHECKSUM_THREADS = 4
-
-
-class DamagedError(Exception):
-    """A bucket is not what the trainer has."""
+_WAITING = 8
+"""Most buckets of a root that have come as differences and are not applied yet."""
 
 
 class Incoming:
@@ -61,12 +61,13 @@ class Incoming:
             f"this engine and {len(joining.members) - 1} others receive weights from {self._roots} ranks of {host} over {joining.backend}"
         )
 
-    def receive(self, offer: TransferOffer, folder: Path) -> None:
+    def receive(self, offer: TransferOffer, folder: Path, base: Path | None = None) -> None:
         """Receive all buckets into their files and compare them with the trainer's checksums.
 
         Args:
             offer: of this session.
-            folder: in shared memory, of `Staging.open`.
+            folder: in shared memory, of `Staging.open` or `Staging.follow`.
+            base: of `Staging.follow`, where differences come.
 
         Raises:
             DamagedError: a bucket is another one than the trainer has.
@@ -83,15 +84,35 @@ class Incoming:
                 for bucket in (one for one in buckets if one.root == root):
                     if self._stopped.is_set():
                         raise RuntimeError("the transfer was given up")
-                    memory, start = make_file(folder / file_name(bucket, len(buckets)), bucket)
-                    if bucket.size:
-                        body = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=bucket.size)
-                        self._links[root].broadcast(body)
-                        pending.append(checks.submit(_compare, bucket, body, offer.checksums[bucket.index]))
+                    check = self._take(offer, bucket, folder / file_name(bucket, len(buckets)), base)
+                    if check is not None:
+                        pending.append(checks.submit(check))
+                    if base is not None and len(pending) > _WAITING:
+                        pending[-_WAITING - 1].result()
                 for one in pending:
                     one.result()
 
             self._each_root(take)
+
+    def _take(self, offer: TransferOffer, bucket: Bucket, target: Path, base: Path | None) -> Callable[[], None] | None:
+        """Receive what is sent of one bucket; returns what is left to do without the group."""
+        link, expected = self._links[bucket.root], offer.checksums[bucket.index]
+        size = bucket.size if offer.difference is None else offer.difference.sizes[bucket.index]
+        source = None if base is None else base / target.name
+        if source is None or size == bucket.size:
+            if source is not None:
+                source.unlink()
+            memory, start = make_file(target, bucket)
+            if not bucket.size:
+                return None
+            body = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=bucket.size)
+            link.broadcast(body)
+            return partial(compare, bucket, body.numpy(), expected)
+        if not size:
+            return partial(keep, source, target, bucket, expected)
+        delta = torch.empty(size, dtype=torch.uint8)
+        link.broadcast(delta)
+        return partial(replace, source, target, bucket, delta.numpy(), expected)
 
     def meet(self) -> bool:
         """Tell the roots that all is received; returns whether the groups can be used again."""
@@ -124,15 +145,6 @@ class Incoming:
             raise failures[0]
 
 
-def _compare(bucket: Bucket, body: torch.Tensor, expected: int) -> None:
-    found = zlib.crc32(body.numpy())
-    if found != expected:
-        first = bucket.slots[0].tensor.name
-        raise DamagedError(
-            f"bucket {bucket.index} ({first} and what follows) has checksum {found:08x}, the trainer's {expected:08x}"
-        )
-
-
 class Fetching:
     """One transfer, in a thread of its own.
 
@@ -152,18 +164,32 @@ class Fetching:
         """The folder, and the groups where they can be used again."""
         offer = self._offer
         try:
-            folder = self._staging.open(offer.version, offer.buckets())
+            base, folder = self._folders()
             if offer.joining is not None:
                 self.abort()
                 self._incoming = Incoming(self._engine, self._host, offer, offer.joining)
             if self._incoming is None or self._incoming.session != offer.session:
                 raise RuntimeError("the trainer takes this engine for one of another session")
-            self._incoming.receive(offer, folder)
+            self._incoming.receive(offer, folder, base)
+            if base is not None:
+                base.joinpath(INDEX).unlink(missing_ok=True)
+                base.rmdir()
+            self._staging.whole = Whole(folder, checksum(offer.checksums))
             logger.info(f"version {offer.version} has come: {offer.about()}")
         except BaseException:
             self._staging.drop_all()
             raise
         return folder, self._incoming if self._incoming.meet() else None
+
+    def _folders(self) -> tuple[Path | None, Path]:
+        """Folder of the version that differences come from, and of the one that comes."""
+        offer, buckets = self._offer, self._offer.buckets()
+        if offer.difference is None:
+            return None, self._staging.open(offer.version, buckets)
+        whole = self._staging.whole
+        if whole is None or whole.checksum != offer.difference.base or len(offer.difference.sizes) != len(buckets):
+            raise RuntimeError("the trainer sends differences from a version that this engine does not have")
+        return self._staging.follow(offer.version, buckets)
 
     def abort(self) -> None:
         """Leave the groups."""

@@ -74,11 +74,19 @@ class Receiver:
         expected: the served model's tensors; None: unknown.
         make_fetch: `incoming.Fetching`, which needs torch.
         staging: where versions are put together; default: the machine's shared memory.
+        keeps: whether a version stays in shared memory, so that what differs from it is enough for the next one.
     """
 
     def __init__(
-        self, *, api_key: str, expected: Shapes | None, make_fetch: MakeFetch, staging: Staging | None = None
+        self,
+        *,
+        api_key: str,
+        expected: Shapes | None,
+        make_fetch: MakeFetch,
+        staging: Staging | None = None,
+        keeps: bool = False,
     ) -> None:
+        self._keeps = keeps
         self._expected, self._make_fetch, self._staging = expected, make_fetch, staging or Staging()
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._name = secrets.token_hex(8)
@@ -97,6 +105,7 @@ class Receiver:
             engine=self._name,
             session=None if incoming is None else incoming.session,
             alone=self._alone,
+            base=None if self._staging.whole is None else self._staging.whole.checksum,
         )
         offer = await self._post(trainer_url, request)
         self._alone, self._incoming = True, None  # until it has come
@@ -121,8 +130,9 @@ class Receiver:
         return folder
 
     def drop(self) -> None:
-        """Give the memory of the fetched version back: the engine has loaded it."""
-        self._staging.drop_all()
+        """The engine has loaded the fetched version: give its memory back, unless the next one may be made from it."""
+        if not self._keeps:
+            self._staging.drop_all()
 
     def close(self) -> None:
         """Leave the groups and the shared memory."""
@@ -135,7 +145,9 @@ class Receiver:
         try:
             async with (
                 aiohttp.ClientSession(headers=self._headers, timeout=limit) as http,
-                http.post(trainer_url.rstrip("/") + TRANSFERS, json=request.model_dump(mode="json")) as answer,
+                http.post(
+                    trainer_url.rstrip("/") + TRANSFERS, json=request.model_dump(mode="json", exclude_none=True)
+                ) as answer,
             ):
                 text = await answer.text()
                 if answer.status != 200:

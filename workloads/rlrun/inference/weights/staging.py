@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.inference.weights.preflight import INDEX
@@ -22,12 +23,21 @@ SHARED_MEMORY = Path("/dev/shm")  # the folder of this process in it is its own
 _PREFIX, _LOCK = "rlrun-weights-", "lock"
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A version in shared memory."""
+
+    folder: Path
+    checksum: int
+    """See `buckets.checksum`."""
+
+
 class NoRoomError(Exception):
     """The version does not fit; says what to change."""
 
 
 class Staging:
-    """Folders for versions, in a folder of this process that goes with it.
+    """Folders for versions, in a folder of this process that goes with it. Used by one thread at a time.
 
     Args:
         memory: a folder in memory; default: the machine's shared memory, or the folder for temporary files where there is none.
@@ -37,6 +47,8 @@ class Staging:
         self._memory = memory or (SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
         self._folder: Path | None = None
         self._lock: int | None = None
+        self.whole: Whole | None = None
+        """The version that lies here whole and verified, from which the next one may be made."""
 
     def open(self, version: int, buckets: Sequence[Bucket]) -> Path:
         """A folder with a file for each bucket, still without content, and the index.
@@ -53,14 +65,32 @@ class Staging:
                 f"version {version} needs {_gib(size)} of the engine's shared memory ({self._memory}), and {_gib(free)} are free; "
                 "raise inference.sharedMemory and the memory of the engine's container, or set weightSync.transport: Filesystem"
             )
-        folder = root / f"v{version}"
+        return self._new_folder(version, buckets)
+
+    def follow(self, version: int, buckets: Sequence[Bucket]) -> tuple[Path, Path]:
+        """The folder of the version that lies here, and one for the next: files are moved or replaced one by one, so there is never more
+        than one version, and a few buckets. The version that was here is whole no more.
+
+        Raises:
+            NoRoomError: there is none to follow.
+        """
+        if self.whole is None:
+            raise NoRoomError(f"version {version} is to be made from one that is not in {self._memory} any more")
+        before = self.whole.folder.rename(self._own() / f"v{version}.base")
+        self.whole = None
+        return before, self._new_folder(version, buckets)
+
+    def _new_folder(self, version: int, buckets: Sequence[Bucket]) -> Path:
+        folder = self._own() / f"v{version}"
         folder.mkdir()
+        size = sum(bucket.size + len(bucket.header()) for bucket in buckets)
         names = {slot.tensor.name: file_name(bucket, len(buckets)) for bucket in buckets for slot in bucket.slots}
         (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": names}))
         return folder
 
     def drop_all(self) -> None:
         """Give the memory of all versions back."""
+        self.whole = None
         if self._folder is not None:
             for path in self._folder.glob("v*"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -71,7 +101,7 @@ class Staging:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
-        self._folder = self._lock = None
+        self._folder = self._lock = self.whole = None
 
     def _own(self) -> Path:
         """This process's folder; those of processes that are gone are removed first."""

@@ -36,6 +36,8 @@ class TransferRequest(Config):
     """The groups that the engine is in; None: in none."""
     alone: bool = False
     """The engine's last transfer failed: it shares no group before one succeeds."""
+    base: int | None = None
+    """Checksum of the version that the engine has in its shared memory; None: it has none, and takes whole versions alone."""
 
 
 class Joining(Config):
@@ -52,6 +54,15 @@ class Joining(Config):
     def world_size(self) -> int:
         """Size of each group: its root and the engines."""
         return 1 + len(self.members)
+
+
+class Difference(Config):
+    """Announcement that buckets come as differences from a version that all engines of the round have."""
+
+    base: int
+    """Checksum of that version."""
+    sizes: list[int]
+    """Bytes that come of each bucket, in order: those of a difference (`sparse`); 0: it is unchanged; all of the bucket's: it is whole."""
 
 
 class TransferOffer(Config):
@@ -71,6 +82,18 @@ class TransferOffer(Config):
     """Number of roots."""
     checksums: list[int]
     """CRC-32 of each bucket, in order."""
+    difference: Difference | None = None
+    """None: all buckets come whole."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the version."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that are sent of it."""
+        return self.size if self.difference is None else sum(self.difference.sizes)
 
     def buckets(self) -> list[Bucket]:
         """The buckets that come."""
@@ -78,8 +101,10 @@ class TransferOffer(Config):
 
     def about(self) -> str:
         """Size and checksum, the same in the logs of both sides."""
-        size = sum(tensor.size for tensor in self.tensors)
-        return f"{size / 2**30:.2f} GiB in {len(self.checksums)} buckets, checksum {checksum(self.checksums):08x}"
+        about = f"{self.size / 2**30:.2f} GiB in {len(self.checksums)} buckets, checksum {checksum(self.checksums):08x}"
+        if self.difference is None:
+            return about
+        return f"{about}; sent as {self.sent} of {self.size} bytes, what differs from {self.difference.base:08x}"
 
 
 def group_name(session: str, root: int) -> str:

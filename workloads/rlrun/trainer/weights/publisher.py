@@ -118,14 +118,17 @@ class Publisher:
     def _open_outbox(self) -> None:
         """Become a root, where this rank is to be one."""
         group, roots = self._group, root_ranks(self._group.world_size)
+        differs = self._config.weight_sync.deltas == "Auto"
         self._root = roots.index(group.rank) if group.rank in roots else None
         self._layout = layout(self._policy.module, self._config.model.dtype)
         self._buckets = plan_buckets(self._layout, bucket_bytes=BUCKET_BYTES, roots=len(roots))
         if group.leads:
-            self._outbox = Outbox(group.device, self._config.host, roots=len(roots), bucket_bytes=BUCKET_BYTES)
+            self._outbox = Outbox(
+                group.device, self._config.host, roots=len(roots), bucket_bytes=BUCKET_BYTES, differs=differs
+            )
         port = group.broadcast(None if self._outbox is None else self._outbox.port)
         if self._root is not None and not group.leads:
-            self._follower = Follower(self._root, group.device, port)
+            self._follower = Follower(self._root, group.device, port, differs=differs)
 
     def _hold(self, step: int) -> None:
         """Take the parameters as they are into the memory of the roots."""

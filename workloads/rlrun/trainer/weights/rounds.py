@@ -22,6 +22,8 @@ class Round:
     opened: float
     members: dict[str, str | None] = field(default_factory=dict)
     """Engines, with the session that each is in."""
+    bases: dict[str, int | None] = field(default_factory=dict)
+    """Checksum of the version that each has in its shared memory."""
     closed: bool = False
 
 
@@ -39,14 +41,16 @@ class Rounds:
         self._alone: set[str] = set()
         self._open: dict[int, Round] = {}
 
-    def enter(self, version: int, engine: str, session: str | None, *, alone: bool, now: float) -> Round:
+    def enter(
+        self, version: int, engine: str, session: str | None, *, alone: bool, now: float, base: int | None = None
+    ) -> Round:
         """Let an engine into the round of a version; the round of an engine that is alone is closed already."""
         if alone:
             self._alone.add(engine)
         if engine in self._alone:
-            return Round(version, now, {engine: session}, closed=True)
+            return Round(version, now, {engine: session}, {engine: base}, closed=True)
         found = self._open.setdefault(version, Round(version, now))
-        found.members[engine] = session
+        found.members[engine], found.bases[engine] = session, base
         if not self._missing(found):
             self._close(found)
         return found

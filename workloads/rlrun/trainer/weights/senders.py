@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import queue
 import threading
-import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
@@ -19,11 +17,11 @@ from loguru import logger
 from torch import Tensor
 
 from rlrun.protocol.messages.transfer import Backend, group_name
+from rlrun.trainer.weights.differences import Part, compare
 from rlrun.transport import links
 
 KEPT_VERSIONS = 2
 """Number of versions in memory: the newest, and the one before, which an engine may be about to ask for."""
-_CHECKSUM_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,34 @@ class Order:
     version: int
     last: bool = False
     """The session ends instead; there is no version."""
+    differs: bool = False
+    """What differs from the version before is sent, which all of them have."""
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts of a root's part of a version, as it says them to rank 0. Keys are indices of buckets."""
+
+    checksums: dict[int, int]
+    """CRC-32 of each bucket."""
+    base: dict[int, int] | None
+    """Those of the version before; None: nothing is compared with it."""
+    sizes: dict[int, int]
+    """Bytes that are sent of each bucket to engines that have the version before; see `Difference.sizes`. Empty: there is none."""
+
+    @classmethod
+    def parse(cls, content: bytes) -> About:
+        """What `dump` made."""
+        found = json.loads(content)
+        by_index = {
+            name: None if part is None else {int(index): value for index, value in part.items()}
+            for name, part in found.items()
+        }
+        return cls(by_index["checksums"] or {}, by_index["base"], by_index["sizes"] or {})
+
+    def dump(self) -> str:
+        """Text for the store."""
+        return json.dumps(asdict(self))
 
 
 def checksum_key(version: int, root: int) -> str:
@@ -51,6 +77,7 @@ class RootSender:
         store: a connection to the store for what does not wait.
         connect: makes another one.
         report: called with session, version and whether it was sent, each time.
+        differs: whether each version is compared with the one before.
     """
 
     def __init__(
@@ -60,11 +87,17 @@ class RootSender:
         store: dist.Store,
         connect: Callable[[], dist.Store],
         report: Callable[[str, int, bool], None] = lambda session, version, sent: None,
+        *,
+        differs: bool = False,
     ) -> None:
         self._root, self._device, self._report = root, device, report
         self._store, self._connect = store, connect
         self._lock = threading.Lock()
         self._held: dict[int, Mapping[int, Tensor]] = {}
+        self._differs = differs
+        self._parts: dict[int, Part] = {}
+        """Of the held versions that are compared already."""
+        self._comparing: threading.Thread | None = None
         self._sessions: dict[str, queue.Queue[Order]] = {}
 
     @property
@@ -73,19 +106,25 @@ class RootSender:
         return "nccl" if self._device.type == "cuda" else "gloo"
 
     def hold(self, version: int, buckets: Mapping[int, Tensor]) -> None:
-        """Keep this root's buckets of a version, and make their checksums known beside the caller.
+        """Keep this root's buckets of a version, and make their checksums, and what differs, known beside the caller.
 
         Args:
             version: the policy version.
             buckets: uint8 in host memory, by index.
         """
         with self._lock:
+            before = max(self._held, default=version) if self._differs else version
+            base = self._held[before] if before < version else None
             self._held[version] = buckets
+            self._parts.pop(version, None)
             for old in sorted(self._held)[:-KEPT_VERSIONS]:
                 del self._held[old]
-        threading.Thread(
-            target=self._make_checksums, args=(version, buckets), name=f"checksums-{version}", daemon=True
-        ).start()
+                self._parts.pop(old, None)
+            arguments = (version, before, buckets, base, self._comparing)
+            self._comparing = threading.Thread(
+                target=self._compare, args=arguments, name=f"checksums-{version}", daemon=True
+            )
+            self._comparing.start()
 
     def carry_out(self, order: Order) -> None:
         """Begin to send in a session, which is joined first where it is new."""
@@ -104,16 +143,31 @@ class RootSender:
         """Send nothing more; a bucket that is being sent is not waited for."""
         with self._lock:
             self._held.clear()
+            self._parts.clear()
             for name, orders in self._sessions.items():
                 orders.put(Order(name, 0, 0, last=True))
 
-    def _make_checksums(self, version: int, buckets: Mapping[int, Tensor]) -> None:
-        with ThreadPoolExecutor(_CHECKSUM_THREADS) as pool:
-            found = dict(
-                zip(buckets, pool.map(lambda bucket: zlib.crc32(bucket.numpy()), buckets.values()), strict=True)
-            )
+    def _compare(
+        self,
+        version: int,
+        before: int,
+        buckets: Mapping[int, Tensor],
+        base: Mapping[int, Tensor] | None,
+        earlier: threading.Thread | None,
+    ) -> None:
+        if earlier is not None:
+            earlier.join()  # it finds the checksums of the version before
+        with self._lock:
+            old = self._parts.get(before) if base is not None else None
+        part = compare(buckets, base if old is not None else None)
+        with self._lock:
+            if version in self._held:
+                self._parts[version] = part
+        about = About(
+            dict(part.checksums), dict(old.checksums) if old is not None and part.compared else None, part.sizes
+        )
         try:
-            self._store.set(checksum_key(version, self._root), json.dumps(found))
+            self._store.set(checksum_key(version, self._root), about.dump())
         except RuntimeError as error:  # rank 0 is gone, and with it the run's attempt
             logger.warning(f"root {self._root}: the checksums of version {version} cannot be told: {error}")
 
@@ -132,7 +186,7 @@ class RootSender:
             )
             while not (order := orders.get()).last:
                 version = order.version
-                self._send(link, version)
+                self._send(link, order)
                 self._report(first.session, version, True)
         except Exception as error:  # the engines' side fails as well, and asks for other groups
             logger.warning(f"the transfer of version {version} to {first.world_size - 1} engines failed: {error}")
@@ -143,12 +197,15 @@ class RootSender:
             with self._lock:
                 self._sessions.pop(first.session, None)
 
-    def _send(self, link: links.Link, version: int) -> None:
+    def _send(self, link: links.Link, order: Order) -> None:
         with self._lock:
-            buckets = self._held.get(version)
-        if buckets is None:
-            raise RuntimeError(f"version {version} is no longer in the memory of root {self._root}")
+            buckets, part = self._held.get(order.version), self._parts.get(order.version)
+        if buckets is None or (order.differs and part is None):
+            raise RuntimeError(f"version {order.version} is no longer in the memory of root {self._root}")
         for index in sorted(buckets):
-            if buckets[index].numel():
-                link.broadcast(buckets[index])
+            sent = buckets[index]
+            if order.differs and part is not None and len(part.travels[index]) != sent.numel():
+                sent = torch.from_numpy(part.travels[index])
+            if sent.numel():
+                link.broadcast(sent)
         link.meet()

@@ -14,17 +14,18 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from loguru import logger
 from torch import Tensor
 
-from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo
-from rlrun.protocol.messages.transfer import Joining, NotHeldError, TransferOffer, TransferRequest
+from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo, checksum
+from rlrun.protocol.messages.transfer import Difference, Joining, NotHeldError, TransferOffer, TransferRequest
+from rlrun.trainer.weights.differences import worth
 from rlrun.trainer.weights.rounds import WINDOW_SECONDS, Round, Rounds
-from rlrun.trainer.weights.senders import KEPT_VERSIONS, Order, RootSender, checksum_key
+from rlrun.trainer.weights.senders import KEPT_VERSIONS, About, Order, RootSender, checksum_key
 from rlrun.transport import links
 from rlrun.transport.loopback import ADDRESS
 
@@ -47,6 +48,17 @@ class _Session:
         self.alive, self.latest = True, 0
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A closed round of engines, which are being sent a version."""
+
+    session: _Session
+    fresh: bool
+    """The session's groups are new."""
+    differs: bool
+    """What differs is sent."""
+
+
 class Outbox:
     """Rank 0's side of all hand-overs, and the first root. Methods may be called from any thread.
 
@@ -56,6 +68,7 @@ class Outbox:
         roots: number of roots; the others are `Follower`s.
         bucket_bytes: as the layout was cut with.
         window: see `rounds.Rounds`.
+        differs: engines that have the version before are sent what differs, where that is less.
     """
 
     def __init__(
@@ -66,17 +79,22 @@ class Outbox:
         roots: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
         window: float = WINDOW_SECONDS,
+        differs: bool = False,
     ) -> None:
         self._roots, self._bucket_bytes = roots, bucket_bytes
         self._store = links.serve_store(host)
-        self._sender = RootSender(0, device, self._store, lambda: links.connect_store(ADDRESS, self.port), self._report)
+        self._sender = RootSender(
+            0, device, self._store, lambda: links.connect_store(ADDRESS, self.port), self._report, differs=differs
+        )
         self._changed = threading.Condition()
         self._rounds = Rounds(window)
         self._layouts: dict[int, Sequence[TensorInfo]] = {}
-        self._checksums: dict[int, list[int]] = {}
+        self._known: dict[int, tuple[list[int], Difference | None]] = {}
+        """Checksums and differences of versions that engines have asked for."""
+        self.handed: tuple[int, int] | None = None
+        """Bytes that were sent to each engine in the latest round that has begun, and bytes of its version."""
         self._sessions: dict[str, _Session] = {}
-        self._of_round: WeakKeyDictionary[Round, tuple[_Session, bool]] = WeakKeyDictionary()
-        """Session of each closed round, and whether its groups are new."""
+        self._of_round: WeakKeyDictionary[Round, _Begun] = WeakKeyDictionary()
         self._orders = 0
         self._closed = False
 
@@ -98,7 +116,7 @@ class Outbox:
             self._layouts[version] = tensors
             for old in sorted(self._layouts)[:-KEPT_VERSIONS]:
                 del self._layouts[old]
-                self._checksums.pop(old, None)
+                self._known.pop(old, None)
                 for root in range(self._roots):
                     self._store.delete_key(checksum_key(old, root))
             for session in list(self._sessions.values()):
@@ -114,26 +132,34 @@ class Outbox:
         with self._changed:
             self._insist_on(request.version)
             one = self._rounds.enter(
-                request.version, request.engine, request.session, alone=request.alone, now=time.monotonic()
+                request.version,
+                request.engine,
+                request.session,
+                alone=request.alone,
+                now=time.monotonic(),
+                base=request.base,
             )
             self._changed.notify_all()
             while (left := self._rounds.left(one, time.monotonic())) > 0:
                 self._changed.wait(left)
             tensors = self._insist_on(request.version)
-        checksums = self._checksums_of(request.version)
+        checksums, difference = self._facts_of(request.version)
         with self._changed:
-            session, fresh = self._begun(one)
+            begun = self._begun(one, difference)
+        session = begun.session
         joining = Joining(backend=self._sender.backend, store_port=self.port, members=session.members)
         offer = TransferOffer(
             version=request.version,
             session=session.name,
-            joining=joining if fresh else None,
+            joining=joining if begun.fresh else None,
             tensors=list(tensors),
             bucket_bytes=self._bucket_bytes,
             roots=self._roots,
             checksums=checksums,
+            difference=difference if begun.differs else None,
         )
-        if fresh:
+        self.handed = offer.sent, offer.size
+        if begun.fresh:
             logger.info(
                 f"version {request.version} goes to {len(session.members)} engines in new groups: {offer.about()}"
             )
@@ -155,21 +181,23 @@ class Outbox:
             raise NotHeldError(f"version {version} is not in the trainer's memory; the newest is {newest}")
         return tensors
 
-    def _checksums_of(self, version: int) -> list[int]:
-        """CRC-32 of all buckets; waits for the roots, which compute them when they hold theirs."""
-        if version not in self._checksums:
-            found: dict[str, int] = {}
+    def _facts_of(self, version: int) -> tuple[list[int], Difference | None]:
+        """CRC-32 of all buckets, and the difference from the version before; waits for the roots, which begin when they hold theirs."""
+        known = self._known.get(version)
+        if known is None:
+            parts: list[About] = []
             for root in range(self._roots):
                 content = links.read(self._store, checksum_key(version, root), seconds=CHECKSUM_SECONDS)
                 if content is None:
                     raise NotHeldError(
                         f"version {version} is not whole in the trainer's memory: root {root} lacks its part"
                     )
-                found |= json.loads(content)
-            self._checksums[version] = [found[str(index)] for index in range(len(found))]
-        return self._checksums[version]
+                parts.append(About.parse(content))
+            whole = sum(tensor.size for tensor in self._insist_on(version))
+            known = self._known[version] = _in_order([part.checksums for part in parts]), _difference(parts, whole)
+        return known
 
-    def _begun(self, one: Round) -> tuple[_Session, bool]:
+    def _begun(self, one: Round, difference: Difference | None) -> _Begun:
         """The session of a closed round; the first of its engines that comes here has it begin."""
         if one in self._of_round:
             return self._of_round[one]
@@ -181,10 +209,11 @@ class Outbox:
                     self._end(old)
             known, same = _Session(sorted(one.members)), False
             self._sessions[known.name] = known
-        self._of_round[one] = known, not same
+        differs = difference is not None and set(one.bases.values()) == {difference.base}
+        begun = self._of_round[one] = _Begun(known, not same, differs)
         known.latest = one.version
-        self._tell(Order(known.name, 1 + len(known.members), one.version))
-        return known, not same
+        self._tell(Order(known.name, 1 + len(known.members), one.version, differs=differs))
+        return begun
 
     def _end(self, session: _Session) -> None:
         session.alive = False
@@ -211,6 +240,21 @@ class Outbox:
             self._changed.notify_all()
 
 
+def _in_order(parts: Sequence[Mapping[int, int]]) -> list[int]:
+    """Values of all buckets of all roots, in the buckets' order."""
+    found = {index: value for part in parts for index, value in part.items()}
+    return [found[index] for index in range(len(found))]
+
+
+def _difference(parts: Sequence[About], whole: int) -> Difference | None:
+    """The difference from the version before, if all roots have it and it is worth it for a version of `whole` bytes."""
+    bases = [part.base for part in parts if part.base is not None]
+    sent = sum(sum(part.sizes.values()) for part in parts)
+    if len(bases) != len(parts) or not worth(sent, whole):
+        return None
+    return Difference(base=checksum(_in_order(bases)), sizes=_in_order([part.sizes for part in parts]))
+
+
 class Follower:
     """A root that is not rank 0: does what rank 0 orders.
 
@@ -219,12 +263,17 @@ class Follower:
         device: of this rank.
         port: of rank 0's store.
         host: of rank 0; default: as torchrun has it.
+        differs: as the `Outbox` has it.
     """
 
-    def __init__(self, root: int, device: torch.device, port: int, host: str | None = None) -> None:
+    def __init__(
+        self, root: int, device: torch.device, port: int, host: str | None = None, *, differs: bool = False
+    ) -> None:
         address = host or os.environ.get("MASTER_ADDR", ADDRESS)
         self._store = links.connect_store(address, port)
-        self._sender = RootSender(root, device, self._store, lambda: links.connect_store(address, port))
+        self._sender = RootSender(
+            root, device, self._store, lambda: links.connect_store(address, port), differs=differs
+        )
         self._closed = False
         threading.Thread(target=self._follow, name="transfer-orders", daemon=True).start()
 

@@ -1,0 +1,139 @@
+"""The difference between two versions of a bucket: where words changed, and their new bits. Pure.
+
+A word has two bytes whatever the number format is (one, where the number of bytes is odd), so all of it is compared by bits. A difference
+is a sequence of blocks of `BLOCK_WORDS` words. Each block has a head (coding, changed words, escapes), the places of its changed words in
+the coding that is smallest for it, and the new words. New words are copied, not added, so what is rebuilt is bit for bit the new version.
+
+    BITMAP   a bit for each word of the block
+    GAPS8    unchanged words before each changed one, in a byte; 255 stands for a number of 32 bits, all of which follow
+    GAPS16   the same in two bytes, with 65,535
+    WHOLE    all words of the block; no places
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_WORDS = 1 << 22
+"""Words of a block: bounds what comparing needs besides the two versions, and what a thread holds at a time."""
+_HEAD = struct.Struct("<BxxxII")
+Bytes = NDArray[np.uint8]
+"""Bytes [n] of a bucket, or of its difference."""
+
+
+class DeltaError(ValueError):
+    """A difference that is damaged, or of another bucket."""
+
+
+class _Coding(IntEnum):
+    BITMAP = 0
+    GAPS8 = 1
+    GAPS16 = 2
+    WHOLE = 3
+
+
+_GAPS = {_Coding.GAPS8: np.dtype("<u1"), _Coding.GAPS16: np.dtype("<u2")}
+
+
+def encode(base: Bytes, new: Bytes, *, most: int) -> Bytes | None:
+    """The difference of two versions; empty if they are the same, None if it has more bytes than `most`.
+
+    Args:
+        base: the version that the receiver has.
+        new: the version that it is to have; as long.
+        most: bytes of a difference that is worth its work.
+    """
+    found: list[bytes] = []
+    size, changed = 0, False
+    for old, now in zip(_blocks(base), _blocks(new), strict=True):
+        places = np.flatnonzero(old != now)
+        changed |= bool(len(places))
+        found.append(_block(places, now))
+        size += len(found[-1])
+        if size > most and changed:
+            return None
+    return np.frombuffer(bytearray().join(found) if changed else bytearray(), np.uint8)
+
+
+def apply(delta: Bytes, body: Bytes) -> None:
+    """Make the new version out of the base in place.
+
+    Args:
+        delta: of `encode`.
+        body: the base, writable; undefined after an error.
+
+    Raises:
+        DeltaError: the difference is damaged, or of another bucket; what is not noticed here, a checksum of the result notices.
+    """
+    if not len(delta):
+        return
+    content, offset = delta.tobytes(), 0
+    for words in _blocks(body):
+        try:
+            offset = _apply_block(content, offset, words)
+        except (ValueError, struct.error, IndexError) as error:
+            raise DeltaError(f"the difference is damaged at byte {offset} of {len(content)}: {error}") from None
+    if offset != len(content):
+        raise DeltaError(f"the difference has {len(content)} bytes, of which the bucket takes {offset}")
+
+
+def _blocks(body: Bytes) -> Iterator[NDArray[np.unsignedinteger]]:
+    words = body.view("<u2" if len(body) % 2 == 0 else "<u1")
+    for start in range(0, len(words), BLOCK_WORDS):
+        yield words[start : start + BLOCK_WORDS]
+
+
+def _block(places: NDArray[np.int64], words: NDArray[np.unsignedinteger]) -> bytes:
+    """One block in the smallest coding."""
+    width, count = words.itemsize, len(places)
+    if count > len(words) // 2:
+        return _HEAD.pack(_Coding.WHOLE, len(words), 0) + words.tobytes()
+    gaps = np.diff(places, prepend=-1) - 1
+    escapes = {coding: int(np.count_nonzero(gaps >= _escape(coding))) for coding in _GAPS}
+    sizes = {coding: count * _GAPS[coding].itemsize + 4 * many for coding, many in escapes.items()}
+    sizes[_Coding.BITMAP] = -(-len(words) // 8)
+    coding = min(sizes, key=lambda one: (sizes[one], one))
+    if sizes[coding] + count * width >= len(words) * width:
+        return _HEAD.pack(_Coding.WHOLE, len(words), 0) + words.tobytes()
+    values = words[places].tobytes()
+    if coding == _Coding.BITMAP:
+        mask = np.zeros(len(words), np.bool_)
+        mask[places] = True
+        return _HEAD.pack(coding, count, 0) + np.packbits(mask).tobytes() + values
+    large = gaps[gaps >= _escape(coding)].astype("<u4").tobytes()
+    short = np.minimum(gaps, _escape(coding)).astype(_GAPS[coding]).tobytes()
+    return _HEAD.pack(coding, count, escapes[coding]) + short + large + values
+
+
+def _escape(coding: _Coding) -> int:
+    return int(np.iinfo(_GAPS[coding]).max)
+
+
+def _apply_block(content: bytes, offset: int, words: NDArray[np.unsignedinteger]) -> int:
+    """Apply one block; returns where the next one begins."""
+    kind, count, escapes = _HEAD.unpack_from(content, offset)
+    offset += _HEAD.size
+    coding = _Coding(kind)
+    if count > len(words) or escapes > count:
+        raise ValueError(f"{count} changed words of {len(words)}")
+    if coding == _Coding.WHOLE:
+        words[:] = np.frombuffer(content, words.dtype, len(words), offset)
+        return offset + words.nbytes
+    if coding == _Coding.BITMAP:
+        size = -(-len(words) // 8)
+        mask = np.unpackbits(np.frombuffer(content, np.uint8, size, offset), count=len(words))
+        places, offset = np.flatnonzero(mask), offset + size
+    else:
+        gaps = np.frombuffer(content, _GAPS[coding], count, offset).astype(np.int64)
+        offset += count * _GAPS[coding].itemsize
+        gaps[gaps == _escape(coding)] = np.frombuffer(content, "<u4", escapes, offset)
+        places, offset = np.cumsum(gaps + 1) - 1, offset + 4 * escapes
+    if len(places) != count or (count and places[-1] >= len(words)):
+        raise ValueError(f"{len(places)} places, {count} changed words of {len(words)}")
+    words[places] = np.frombuffer(content, words.dtype, count, offset)
+    return offset + count * words.itemsize
