@@ -168,6 +168,14 @@ def test_versions_outside_the_lineage_go_and_those_of_a_later_attempt_stay() -> 
     assert gone == [artifact(4, 1), artifact(5, 1)]
 
 
+def test_with_what_differs_the_whole_version_before_it_is_kept() -> None:
+    second = next_attempt(first_attempt(world_size=1, config_hash=""), 2, attempt=2, world_size=1, config_hash="")
+    versions = [artifact(0, 1), artifact(2, 2), artifact(4, 2), artifact(9, 2)]
+    deltas = [artifact(1, 1), artifact(2, 1), *(artifact(step, 2) for step in range(3, 11)), artifact(3, 3)]
+    gone = superfluous(versions, attempt=second, checkpoints=[], max_async_level=1, deltas=deltas)
+    assert gone == [artifact(0, 1), artifact(2, 2), artifact(1, 1), artifact(2, 1), artifact(3, 2), artifact(4, 2)]
+
+
 def test_files_that_are_named_as_in_memory_stay_so(tmp_path: Path, solo: Group, source: Path) -> None:
     """What is reverted is what was converted: these files needed nothing."""
     with torch.device("meta"):

@@ -22,6 +22,7 @@ from rlrun.inference.fork import fork_the_engine, may_fork
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.lifeline import tie_children_to_this_process
 from rlrun.inference.settings import InferenceSettings
+from rlrun.inference.weights.delta_folders import Rebuilder
 from rlrun.inference.weights.handover import Handover
 from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
@@ -192,6 +193,8 @@ def _handover(engine: EngineClient, app: FastAPI, settings: InferenceSettings, e
         common["receiver"] = Receiver(
             api_key=settings.api_key, expected=expected, make_fetch=Fetching, keeps=settings.deltas
         )
+    elif settings.deltas and settings.max_lora_rank is None:
+        common["rebuilder"] = Rebuilder(expected=expected)
     if settings.colocated:
         level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
         common["sleeper"] = Sleeper(engine, level=level)

@@ -239,6 +239,7 @@ class Run:
             self.phase("validating")
             metrics |= self._steps.validate(validation)
         metrics["time/broadcast_weights"] = self._publish() if self._publication_due(step) else 0.0
+        metrics |= self._publisher.metrics()
         due = self._checkpoint_due(step) or save
         metrics["time/save_ckpt"] = self._save() if due else 0.0
         if (seconds := self._checkpoints.seconds()) is not None:

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
+from rlrun.inference.weights.delta_folders import Rebuilder, is_delta
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_weights
 from rlrun.inference.weights.receive import Receiver, RefusedError
 from rlrun.inference.weights.sleeping import Sleeper
@@ -108,10 +109,12 @@ class Handover:
         on_broken: Callable[[], None],
         receiver: Receiver | None = None,
         sleeper: Sleeper | None = None,
+        rebuilder: Rebuilder | None = None,
     ) -> None:
         """`expected` are the base model's tensors (None: unknown), `timeout` is the deadline of one update in seconds,
         `on_broken` is called once the engine is beyond repair, `receiver` takes versions from the trainer's memory, and
-        `sleeper` gives the engine's GPUs to the trainer, each where the engine was started for that."""
+        `sleeper` gives the engine's GPUs to the trainer, and `rebuilder` puts versions together from what differs, each where the engine
+        was started for that."""
         self._engine = engine
         self._base_model = base_model
         self._weights_dir = weights_dir
@@ -120,6 +123,7 @@ class Handover:
         self._on_broken = on_broken
         self._receiver = receiver
         self._sleeper = sleeper
+        self._rebuilder = rebuilder
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[object]] = set()
         self.served: Served | None = None
@@ -164,9 +168,10 @@ class Handover:
 
         async def resolve() -> Source:
             try:
-                return self._folder(str(await asyncio.to_thread(self._check, path)))
+                folder = await asyncio.to_thread(self._check, path)
             except FolderError as error:
                 raise HandoverError(400, str(error)) from None
+            return self._rebuilt(folder) if is_delta(folder) else self._folder(str(folder))
 
         return await self._exclusive(resolve, version, force)
 
@@ -185,25 +190,10 @@ class Handover:
         if receiver is None:
             raise HandoverError(400, "this server takes folders; set weightSync.transport: NCCL to receive weights")
 
-        fetched: list[Path] = []
-
-        async def fetch() -> None:
-            try:
-                async with asyncio.timeout(self._timeout):
-                    fetched.append(await receiver.fetch(trainer_url, version))
-            except RefusedError as error:
-                raise HandoverError(404 if error.gone else 409, str(error)) from None
-            except TimeoutError:
-                raise HandoverError(409, f"no transfer within {self._timeout:g} s") from None
-
-        async def load() -> None:
-            try:
-                await self._folder(str(fetched[-1])).load()
-            finally:
-                receiver.drop()
-
         async def resolve() -> Source:
-            return Source(trainer_url, load, fetch)
+            return self._prepared(
+                trainer_url, lambda: receiver.fetch(trainer_url, version), "transfer", after=receiver.drop
+            )
 
         return await self._exclusive(resolve, version, force)
 
@@ -211,6 +201,41 @@ class Handover:
         """Leave nothing of a transfer behind; the server ends."""
         if self._receiver is not None:
             self._receiver.close()
+        if self._rebuilder is not None:
+            self._rebuilder.close()
+
+    def _rebuilt(self, folder: Path) -> Source:
+        """A version that is put together in shared memory from what differs."""
+        rebuilder = self._rebuilder
+        if rebuilder is None:
+            raise HandoverError(
+                400,
+                f"{folder} is what differs from another version; set weightSync.deltas: Auto for the engines as well",
+            )
+        return self._prepared(str(folder), lambda: asyncio.to_thread(rebuilder.make, folder), "whole version")
+
+    def _prepared(
+        self, name: str, get: Callable[[], Awaitable[Path]], what: str, after: Callable[[], None] = lambda: None
+    ) -> Source:
+        """A source whose folder is made before the engine is touched, by `get`; `after` is called when it is loaded."""
+        made: list[Path] = []
+
+        async def prepare() -> None:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    made.append(await get())
+            except RefusedError as error:
+                raise HandoverError(404 if error.gone else 409, str(error)) from None
+            except TimeoutError:
+                raise HandoverError(409, f"no {what} within {self._timeout:g} s") from None
+
+        async def load() -> None:
+            try:
+                await self._folder(str(made[-1])).load()
+            finally:
+                after()
+
+        return Source(name, load, prepare)
 
     def _folder(self, path: str) -> Source:
         return Source(path, lambda: self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path}))

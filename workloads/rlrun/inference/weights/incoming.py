@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 from loguru import logger
 
-from rlrun.inference.weights.preflight import INDEX
-from rlrun.inference.weights.rebuild import DamagedError, compare, keep, replace
+from rlrun.inference.weights.rebuild import DamagedError, compare, replace
 from rlrun.inference.weights.receive import Groups
-from rlrun.inference.weights.staging import Staging, Whole, file_name, make_file
+from rlrun.inference.weights.staging import Staging, file_name, make_file
 from rlrun.protocol.messages.buckets import Bucket, checksum
 from rlrun.protocol.messages.transfer import Joining, TransferOffer, group_name
 from rlrun.transport import links
@@ -108,11 +107,10 @@ class Incoming:
             body = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=bucket.size)
             link.broadcast(body)
             return partial(compare, bucket, body.numpy(), expected)
-        if not size:
-            return partial(keep, source, target, bucket, expected)
         delta = torch.empty(size, dtype=torch.uint8)
-        link.broadcast(delta)
-        return partial(replace, source, target, bucket, delta.numpy(), expected)
+        if size:
+            link.broadcast(delta)
+        return partial(replace, source, target, bucket, [delta.numpy()], expected)
 
     def meet(self) -> bool:
         """Tell the roots that all is received; returns whether the groups can be used again."""
@@ -171,10 +169,7 @@ class Fetching:
             if self._incoming is None or self._incoming.session != offer.session:
                 raise RuntimeError("the trainer takes this engine for one of another session")
             self._incoming.receive(offer, folder, base)
-            if base is not None:
-                base.joinpath(INDEX).unlink(missing_ok=True)
-                base.rmdir()
-            self._staging.whole = Whole(folder, checksum(offer.checksums))
+            self._staging.settle(folder, checksum(offer.checksums))
             logger.info(f"version {offer.version} has come: {offer.about()}")
         except BaseException:
             self._staging.drop_all()

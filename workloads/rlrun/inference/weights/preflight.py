@@ -7,12 +7,15 @@ holds names, shapes and its own length in its header, so a folder is judged whol
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from rlrun.inference.settings import InferenceSettings
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
+from rlrun.protocol.messages.buckets import TensorInfo
+from rlrun.protocol.messages.delta_files import MANIFEST
 
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 INDEX = "model.safetensors.index.json"
@@ -65,6 +68,8 @@ def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
     because the engine keeps the old values of a tensor that it is not given and breaks on one that it does not know.
     """
     folder = _published(path, weights_dir)
+    if (folder / MANIFEST).is_file():
+        return folder  # it is judged when it is put together
     shapes = tensor_shapes(folder)
     for name, shape in (expected or {}).items():
         if name not in shapes:
@@ -74,6 +79,19 @@ def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
     if expected is not None and (unknown := sorted(set(shapes) - set(expected))):
         raise FolderError(f"{folder} holds the tensor {unknown[0]}, which the served model does not have")
     return folder
+
+
+def problem_of_tensors(tensors: Sequence[TensorInfo], expected: Shapes | None) -> str | None:
+    """Reason why what the trainer sends cannot be loaded: exactly the served model's tensors must come (None: unknown)."""
+    if expected is None:
+        return None
+    coming = {tensor.name: tuple(tensor.shape) for tensor in tensors}
+    for name, shape in expected.items():
+        if coming.get(name) != shape:
+            return f"the trainer's {name} has shape {coming.get(name)}, the served model's {shape}"
+    if unknown := sorted(set(coming) - set(expected)):
+        return f"the trainer sends {unknown[0]}, which the served model does not have"
+    return None
 
 
 def _published(path: str, weights_dir: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,24 +33,40 @@ def compare(bucket: Bucket, body: Bytes, expected: int) -> None:
         raise DamagedError(f"{_about(bucket)} has checksum {found:08x}, the trainer's {expected:08x}")
 
 
-def keep(source: Path, target: Path, bucket: Bucket, expected: int) -> None:
-    """Move the file of a bucket that is unchanged.
-
-    Raises:
-        DamagedError: it is not what the trainer has.
-    """
-    source.rename(target)
-    compare(bucket, read_body(target, bucket), expected)
-
-
-def replace(source: Path, target: Path, bucket: Bucket, delta: Bytes, expected: int) -> None:
-    """Make a bucket's file from the one before and what differs.
+def replace(source: Path, target: Path, bucket: Bucket, sent: Sequence[Bytes], expected: int) -> None:
+    """Make a bucket's file from the one of a version before.
 
     Args:
-        source: file of the version before; it is gone afterwards.
+        source: file of that version; it is gone afterwards.
         target: file of the new version.
         bucket: the same in both.
-        delta: see `sparse.encode`.
+        sent: what travels of the bucket for each version since, see `Difference.sizes`.
+        expected: CRC-32 of the new version's.
+
+    Raises:
+        DamagedError: the result is not what the trainer has.
+        NoRoomError: the memory is used up.
+    """
+    if not any(len(one) for one in sent):
+        source.rename(target)
+        compare(bucket, read_body(target, bucket), expected)
+        return
+
+    def fill(body: Bytes) -> None:
+        body[:] = read_body(source, bucket)
+
+    make(target, bucket, fill, sent, expected)
+    source.unlink()
+
+
+def make(target: Path, bucket: Bucket, fill: Callable[[Bytes], None], sent: Sequence[Bytes], expected: int) -> None:
+    """Make a bucket's file.
+
+    Args:
+        target: the file.
+        bucket: what it holds.
+        fill: puts the bucket of an older version into the body that it is given; not called where a newer one came whole.
+        sent: see `replace`.
         expected: CRC-32 of the new version's.
 
     Raises:
@@ -57,14 +74,18 @@ def replace(source: Path, target: Path, bucket: Bucket, delta: Bytes, expected: 
         NoRoomError: the memory is used up.
     """
     memory, start = make_file(target, bucket)
-    body = np.frombuffer(memory, np.uint8, bucket.size, start)
-    body[:] = read_body(source, bucket)
+    body: Bytes = np.frombuffer(memory, np.uint8, bucket.size, start)
+    whole = max((at for at, one in enumerate(sent) if len(one) == bucket.size), default=None)
+    if whole is None:
+        fill(body)
+    else:
+        body[:] = sent[whole]
     try:
-        apply(delta, body)
+        for one in sent[0 if whole is None else whole + 1 :]:
+            apply(one, body)
     except DeltaError as error:
         raise DamagedError(f"{_about(bucket)}: {error}") from None
     compare(bucket, body, expected)
-    source.unlink()
 
 
 def read_body(path: Path, bucket: Bucket) -> Bytes:

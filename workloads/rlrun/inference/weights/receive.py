@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import ValidationError
 
-from rlrun.inference.weights.preflight import Shapes
+from rlrun.inference.weights.preflight import Shapes, problem_of_tensors
 from rlrun.inference.weights.staging import Staging
 from rlrun.protocol.messages.transfer import TRANSFERS, TransferOffer, TransferRequest
 
@@ -109,7 +109,7 @@ class Receiver:
         )
         offer = await self._post(trainer_url, request)
         self._alone, self._incoming = True, None  # until it has come
-        problem = self._problem(offer)
+        problem = problem_of_tensors(offer.tensors, self._expected)
         if problem is not None:
             if incoming is not None:
                 incoming.abort()
@@ -160,15 +160,3 @@ class Receiver:
             raise RefusedError(f"the trainer at {trainer_url} does not answer: {error or 'in time'}") from None
         except ValidationError:
             raise RefusedError(f"{trainer_url} is not a trainer's channel") from None
-
-    def _problem(self, offer: TransferOffer) -> str | None:
-        """Reason to refuse an offer: exactly the served model's tensors must come, as for a published folder."""
-        if self._expected is None:
-            return None
-        coming = {tensor.name: tuple(tensor.shape) for tensor in offer.tensors}
-        for name, shape in self._expected.items():
-            if coming.get(name) != shape:
-                return f"the trainer's {name} has shape {coming.get(name)}, the served model's {shape}"
-        if unknown := sorted(set(coming) - set(self._expected)):
-            return f"the trainer sends {unknown[0]}, which the served model does not have"
-        return None

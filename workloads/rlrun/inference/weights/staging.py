@@ -80,6 +80,13 @@ class Staging:
         self.whole = None
         return before, self._new_folder(version, buckets)
 
+    def settle(self, folder: Path, checksum: int) -> None:
+        """The version in the folder is whole and verified; what is left of others is removed."""
+        self.whole = Whole(folder, checksum)
+        for path in self._own().glob("v*"):
+            if path != folder:
+                shutil.rmtree(path, ignore_errors=True)
+
     def _new_folder(self, version: int, buckets: Sequence[Bucket]) -> Path:
         folder = self._own() / f"v{version}"
         folder.mkdir()

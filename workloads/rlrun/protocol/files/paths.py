@@ -18,6 +18,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 """The two files of a version that is an adapter, in PEFT's format."""
 _STEP = re.compile(r"^step_(\d{8})\.a(\d{4,})$")
 _WEIGHTS = re.compile(r"^v(\d{8})\.a(\d{4,})$")
+_DELTA = re.compile(r"^d(\d{8})\.a(\d{4,})$")
 _ATTEMPT = re.compile(r"^(\d{4,})\.json$")
 _SEGMENT = re.compile(r"^segment_(\d{8})\.a(\d{4,})$")
 
@@ -163,6 +164,10 @@ class RunPaths:
         """`weights/v00000123.a0003`."""
         return self.weights / f"v{version:08d}.a{attempt:04d}"
 
+    def delta(self, version: int, attempt: int) -> Path:
+        """`weights/d00000123.a0003`: what differs from the version before, for engines alone."""
+        return self.weights / f"d{version:08d}.a{attempt:04d}"
+
     def checkpoint(self, step: int, attempt: int) -> Path:
         """`checkpoints/step_00000120.a0003`, with `trainer/`, `orchestrator/` and `manifest.json` inside."""
         return self.checkpoints / f"step_{step:08d}.a{attempt:04d}"
@@ -197,6 +202,10 @@ class RunPaths:
     def versions_on_disk(self) -> list[Artifact]:
         """All weight folders with `COMPLETE`, of any attempt, in order of version and attempt."""
         return [a for a in _artifacts(self.weights, _WEIGHTS) if (a.path / COMPLETE).exists()]
+
+    def deltas_on_disk(self) -> list[Artifact]:
+        """All folders of what differs, with `COMPLETE`, of any attempt, in order of version and attempt."""
+        return [a for a in _artifacts(self.weights, _DELTA) if (a.path / COMPLETE).exists()]
 
     def checkpoints_on_disk(self) -> list[Artifact]:
         """All checkpoint folders, complete or not, of any attempt, in order of step and attempt."""

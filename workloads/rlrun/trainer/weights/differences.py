@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
+from rlrun.protocol.messages.buckets import checksum
 from rlrun.protocol.messages.sparse import Bytes, encode
+from rlrun.protocol.messages.transfer import Difference
 
 WORTH = 0.5
 """Largest part of a bucket, and of a version, that a difference may have; beyond that it is whole."""
@@ -31,6 +34,40 @@ class Part:
     def sizes(self) -> dict[int, int]:
         """Bytes of each in `travels`."""
         return {index: len(content) for index, content in self.travels.items()}
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts of a root's part of a version, as it says them to rank 0. Keys are indices of buckets."""
+
+    checksums: dict[int, int]
+    """CRC-32 of each bucket."""
+    base: dict[int, int] | None
+    """Those of the version before; None: nothing is compared with it."""
+    sizes: dict[int, int]
+    """Bytes that are sent of each bucket to engines that have the version before; see `Difference.sizes`. Empty: there is none."""
+
+    @classmethod
+    def of(cls, part: Part, before: Part | None) -> About:
+        """The facts of a part, which was compared with the one before."""
+        compared = before is not None and part.compared
+        return cls(
+            dict(part.checksums), dict(before.checksums) if compared and before is not None else None, part.sizes
+        )
+
+    @classmethod
+    def parse(cls, content: str | bytes) -> About:
+        """What `dump` made."""
+        found = json.loads(content)
+        by_index = {
+            name: None if part is None else {int(index): value for index, value in part.items()}
+            for name, part in found.items()
+        }
+        return cls(by_index["checksums"] or {}, by_index["base"], by_index["sizes"] or {})
+
+    def dump(self) -> str:
+        """Text for the store."""
+        return json.dumps(asdict(self))
 
 
 def compare(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None) -> Part:
@@ -62,6 +99,16 @@ def _sizes(buckets: Mapping[int, Tensor]) -> dict[int, int]:
     return {index: body.numel() for index, body in buckets.items()}
 
 
-def worth(sent: int, whole: int) -> bool:
-    """True if a version that travels as so many bytes is not better whole."""
-    return sent <= WORTH * whole
+def in_order(parts: Sequence[Mapping[int, int]]) -> list[int]:
+    """Values of all buckets of all roots, in the buckets' order."""
+    found = {index: value for part in parts for index, value in part.items()}
+    return [found[index] for index in range(len(found))]
+
+
+def difference(parts: Sequence[About], whole: int) -> Difference | None:
+    """The difference from the version before, if all roots have it and it is worth it for a version of `whole` bytes."""
+    bases = [part.base for part in parts if part.base is not None]
+    sent = sum(sum(part.sizes.values()) for part in parts)
+    if len(bases) != len(parts) or sent > WORTH * whole:
+        return None
+    return Difference(base=checksum(in_order(bases)), sizes=in_order([part.sizes for part in parts]))

@@ -168,7 +168,7 @@ def publish(
     Raises:
         RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing of it is left.
     """
-    with _new_version(path, group) as (unfinished, together):
+    with new_version(path, group) as (unfinished, together):
         number_format: torch.dtype = getattr(torch, dtype)
         tensors, updates = published_tensors(model), lora.updates(model)
         sizes = sizes_of(tensors, number_format)
@@ -207,7 +207,7 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
     Raises:
         RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing of it is left.
     """
-    with _new_version(path, group) as (unfinished, together):
+    with new_version(path, group) as (unfinished, together):
         number_format: torch.dtype = getattr(torch, dtype)
         kept = {}
         for name, tensor in lora.adapter_tensors(model).items():
@@ -222,7 +222,7 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
 
 
 @contextmanager
-def _new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
+def new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
     """A folder to write to; when the block ends on all ranks it becomes `path`, durable and whole, with `COMPLETE` as its last file."""
     unfinished = path.with_name(path.name + TMP_SUFFIX)
     together = Together(group, path.parent, "publish weights")

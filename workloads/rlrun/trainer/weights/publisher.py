@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from loguru import logger
+
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.attempts import Attempt
@@ -20,6 +22,7 @@ from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.shared_model import Policy
 from rlrun.trainer.weights import export, hf_writer, retention
 from rlrun.trainer.weights.bucketing import gather_buckets, layout
+from rlrun.trainer.weights.delta_writer import Compared, DeltaWriter
 from rlrun.trainer.weights.transfer import Follower, Outbox
 
 
@@ -55,10 +58,19 @@ class Publisher:
         """True if engines receive versions from this process."""
         self._outbox: Outbox | None = None
         self._follower: Follower | None = None
+        self._deltas: DeltaWriter | None = None
+        """Writes what differs; None: all versions are whole."""
+        self.handed: tuple[int, int] | None = None
+        """Bytes that an engine reads or is sent of the newest version that is known of, and bytes of the version; None: all are whole."""
         self._root: int | None = None
         """Number of the root that this rank is; None: it is none."""
+        whole = config.lora is None or not config.lora.served_as_adapter
         if self._sends:
             self._open_outbox()
+        elif config.task == "RL" and config.weight_sync.deltas == "Auto" and whole and not replay:
+            self._deltas = DeltaWriter(
+                policy.module, config.model.dtype, paths=paths, attempt=attempt.attempt, group=policy.group
+            )
         if channel is not None and self._outbox is not None:
             channel.offer = self._outbox.offer
 
@@ -80,10 +92,11 @@ class Publisher:
             StopAgreed: all ranks are to stop.
         """
         module, group = self._policy.module, self._group
+        delta: Path | None = None
         path = self._paths.version(step, self._attempt.attempt)
         dtype, adapters, files = self._config.model.dtype, self._config.lora, self._policy.files
         exports = step > self._attempt.base_step and self._export_due(step, last=last)
-        written = not self._sends or exports or last or saved
+        written = exports or last or saved or not (self._sends or self._deltas)
         output, doing = self._paths.export(step, self._attempt.attempt), f"publish the weights of step {step}"
         if adapters is not None and adapters.served_as_adapter:
             about = lora.adapter_config(module, adapters, self._config.model.name or self._policy.source)
@@ -96,17 +109,44 @@ class Publisher:
         else:
             if self._sends:
                 self._hold(step)
+            version = None if self._deltas is None else self._deltas.compare(step)
+            if self._deltas is not None and version is not None:
+                written = written or self._deltas.whole_due(version)
             if written:
                 self._insist(doing, lambda: hf_writer.publish(module, path, files=files, dtype=dtype, group=group))
+            if version is not None:
+                delta = self._write_difference(version, doing, whole=written)
             if exports:
                 self._insist(f"export step {step}", lambda: self._export(path, output))
         if group.leads:
             if self._channel is not None:
-                self._channel.emit("published", step, path=path if written else None)
+                self._channel.emit("published", step, path=delta or (path if written else None))
                 reach("weights.told")
             retention.delete_superfluous(
                 self._paths, attempt=self._attempt, max_async_level=self._config.algorithm.max_async_level
             )
+
+    def metrics(self) -> dict[str, float]:
+        """Bytes of the newest version that is known of: of what an engine reads or is sent, and of the whole; empty if all are whole."""
+        if self.handed is None:
+            return {}
+        sent, whole = self.handed
+        return {"weights/sent_bytes": float(sent), "weights/bytes": float(whole)}
+
+    def _write_difference(self, version: Compared, doing: str, *, whole: bool) -> Path | None:
+        """Write what differs, if anything is to be compared with; returns its folder. `whole`: the version is on the volume as well."""
+        writer, folder = self._deltas, None
+        assert writer is not None
+        if version.about is not None:
+            self._insist(doing, lambda: writer.write(version, whole=whole))
+            folder = self._paths.delta(version.step, self._attempt.attempt)
+        writer.written(version, whole=whole)
+        self.handed = version.sent, version.size
+        if self._group.leads:
+            logger.info(
+                f"version {version.step}: {version.sent} of {version.size} bytes for engines that have the one before"
+            )
+        return folder
 
     def close(self) -> None:
         """Send nothing any more."""
@@ -141,6 +181,7 @@ class Publisher:
             roots=root_ranks(self._group.world_size),
         )
         if self._outbox is not None:
+            self.handed = self._outbox.handed if self._config.weight_sync.deltas == "Auto" else None
             self._outbox.hold(step, self._layout, kept)
         if self._follower is not None:
             self._follower.hold(step, kept)
@@ -155,7 +196,7 @@ class Publisher:
                 export.export_version(version, output)
         together.agree()
 
-    def _insist(self, doing: str, act: Callable[[], None]) -> None:
+    def _insist(self, doing: str, act: Callable[[], object]) -> None:
         """Do what the run cannot go on without, again until the volume takes it.
 
         Args:

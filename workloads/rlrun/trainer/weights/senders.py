@@ -5,11 +5,10 @@ Training goes on meanwhile. Every root has its own group with a session's engine
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from loguru import logger
 from torch import Tensor
 
 from rlrun.protocol.messages.transfer import Backend, group_name
-from rlrun.trainer.weights.differences import Part, compare
+from rlrun.trainer.weights.differences import About, Part, compare
 from rlrun.transport import links
 
 KEPT_VERSIONS = 2
@@ -35,32 +34,6 @@ class Order:
     """The session ends instead; there is no version."""
     differs: bool = False
     """What differs from the version before is sent, which all of them have."""
-
-
-@dataclass(frozen=True)
-class About:
-    """Facts of a root's part of a version, as it says them to rank 0. Keys are indices of buckets."""
-
-    checksums: dict[int, int]
-    """CRC-32 of each bucket."""
-    base: dict[int, int] | None
-    """Those of the version before; None: nothing is compared with it."""
-    sizes: dict[int, int]
-    """Bytes that are sent of each bucket to engines that have the version before; see `Difference.sizes`. Empty: there is none."""
-
-    @classmethod
-    def parse(cls, content: bytes) -> About:
-        """What `dump` made."""
-        found = json.loads(content)
-        by_index = {
-            name: None if part is None else {int(index): value for index, value in part.items()}
-            for name, part in found.items()
-        }
-        return cls(by_index["checksums"] or {}, by_index["base"], by_index["sizes"] or {})
-
-    def dump(self) -> str:
-        """Text for the store."""
-        return json.dumps(asdict(self))
 
 
 def checksum_key(version: int, root: int) -> str:
@@ -163,11 +136,8 @@ class RootSender:
         with self._lock:
             if version in self._held:
                 self._parts[version] = part
-        about = About(
-            dict(part.checksums), dict(old.checksums) if old is not None and part.compared else None, part.sizes
-        )
         try:
-            self._store.set(checksum_key(version, self._root), about.dump())
+            self._store.set(checksum_key(version, self._root), About.of(part, old).dump())
         except RuntimeError as error:  # rank 0 is gone, and with it the run's attempt
             logger.warning(f"root {self._root}: the checksums of version {version} cannot be told: {error}")
 

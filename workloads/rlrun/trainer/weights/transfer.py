@@ -21,11 +21,11 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo, checksum
+from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo
 from rlrun.protocol.messages.transfer import Difference, Joining, NotHeldError, TransferOffer, TransferRequest
-from rlrun.trainer.weights.differences import worth
+from rlrun.trainer.weights.differences import About, difference, in_order
 from rlrun.trainer.weights.rounds import WINDOW_SECONDS, Round, Rounds
-from rlrun.trainer.weights.senders import KEPT_VERSIONS, About, Order, RootSender, checksum_key
+from rlrun.trainer.weights.senders import KEPT_VERSIONS, Order, RootSender, checksum_key
 from rlrun.transport import links
 from rlrun.transport.loopback import ADDRESS
 
@@ -143,9 +143,9 @@ class Outbox:
             while (left := self._rounds.left(one, time.monotonic())) > 0:
                 self._changed.wait(left)
             tensors = self._insist_on(request.version)
-        checksums, difference = self._facts_of(request.version)
+        checksums, found = self._facts_of(request.version)
         with self._changed:
-            begun = self._begun(one, difference)
+            begun = self._begun(one, found)
         session = begun.session
         joining = Joining(backend=self._sender.backend, store_port=self.port, members=session.members)
         offer = TransferOffer(
@@ -156,7 +156,7 @@ class Outbox:
             bucket_bytes=self._bucket_bytes,
             roots=self._roots,
             checksums=checksums,
-            difference=difference if begun.differs else None,
+            difference=found if begun.differs else None,
         )
         self.handed = offer.sent, offer.size
         if begun.fresh:
@@ -194,10 +194,10 @@ class Outbox:
                     )
                 parts.append(About.parse(content))
             whole = sum(tensor.size for tensor in self._insist_on(version))
-            known = self._known[version] = _in_order([part.checksums for part in parts]), _difference(parts, whole)
+            known = self._known[version] = in_order([part.checksums for part in parts]), difference(parts, whole)
         return known
 
-    def _begun(self, one: Round, difference: Difference | None) -> _Begun:
+    def _begun(self, one: Round, found: Difference | None) -> _Begun:
         """The session of a closed round; the first of its engines that comes here has it begin."""
         if one in self._of_round:
             return self._of_round[one]
@@ -209,7 +209,7 @@ class Outbox:
                     self._end(old)
             known, same = _Session(sorted(one.members)), False
             self._sessions[known.name] = known
-        differs = difference is not None and set(one.bases.values()) == {difference.base}
+        differs = found is not None and set(one.bases.values()) == {found.base}
         begun = self._of_round[one] = _Begun(known, not same, differs)
         known.latest = one.version
         self._tell(Order(known.name, 1 + len(known.members), one.version, differs=differs))
@@ -238,21 +238,6 @@ class Outbox:
                 session.alive = False
                 self._rounds.failed(session.members)
             self._changed.notify_all()
-
-
-def _in_order(parts: Sequence[Mapping[int, int]]) -> list[int]:
-    """Values of all buckets of all roots, in the buckets' order."""
-    found = {index: value for part in parts for index, value in part.items()}
-    return [found[index] for index in range(len(found))]
-
-
-def _difference(parts: Sequence[About], whole: int) -> Difference | None:
-    """The difference from the version before, if all roots have it and it is worth it for a version of `whole` bytes."""
-    bases = [part.base for part in parts if part.base is not None]
-    sent = sum(sum(part.sizes.values()) for part in parts)
-    if len(bases) != len(parts) or not worth(sent, whole):
-        return None
-    return Difference(base=checksum(_in_order(bases)), sizes=_in_order([part.sizes for part in parts]))
 
 
 class Follower:

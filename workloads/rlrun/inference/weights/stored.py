@@ -1,0 +1,61 @@
+"""Bytes of a published folder's tensors, without torch: numpy has no name for bfloat16."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlrun.inference.weights.preflight import FolderError
+from rlrun.protocol.messages.buckets import Bucket
+from rlrun.protocol.messages.sparse import Bytes
+
+
+class StoredTensors:
+    """The safetensors files of a folder, mapped.
+
+    Args:
+        folder: of a whole version.
+
+    Raises:
+        FolderError: a file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: dict[str, Bytes] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            try:
+                self._found |= _tensors(path)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise FolderError(f"{path} is not a safetensors file or was not written whole: {error}") from None
+
+    def fill(self, bucket: Bucket, body: Bytes) -> None:
+        """Copy a bucket's tensors to their places in its body.
+
+        Raises:
+            FolderError: one is missing, or has another size.
+        """
+        for slot in bucket.slots:
+            name, found = slot.tensor.name, self._found.get(slot.tensor.name)
+            if found is None or len(found) != slot.tensor.size:
+                size = "no" if found is None else f"{len(found)}"
+                raise FolderError(f"{self._folder} has {size} bytes of {name}, the version {slot.tensor.size}")
+            body[slot.offset : slot.end] = found
+
+
+def _tensors(path: Path) -> dict[str, Bytes]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    content = np.frombuffer(memory, np.uint8)[8 + length :]
+    found: dict[str, Bytes] = {}
+    for name, about in header.items():
+        if name != "__metadata__":
+            first, end = about["data_offsets"]
+            found[name] = content[first:end]
+    return found
