@@ -196,7 +196,7 @@ class Run:
             "name": options.pop("name", "test"),
             "uid": "uid",
             "output_dir": str(self.paths.root),
-            "model": ModelConfig(path=str(source), dtype="float32"),
+            "model": ModelConfig(path=str(source), dtype=options.pop("dtype", "float32")),
             "max_steps": options.pop("max_steps", STEPS),
             "seq_len": 32,
             "seed": options.pop("seed", 0),

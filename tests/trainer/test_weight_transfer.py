@@ -6,12 +6,15 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rlrun.config.models.checkpoint import WeightSyncConfig
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.inference.weights.delta_folders import Rebuilder
 from rlrun.inference.weights.incoming import Fetching
 from rlrun.inference.weights.receive import Receiver, RefusedError
 from rlrun.inference.weights.staging import Staging
@@ -51,10 +54,19 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def start(run: Run, ranks: int, environment: dict[str, str] | None = None) -> Orchestrator:
-    transport = WeightSyncConfig(transport="NCCL")
+def start(
+    run: Run,
+    ranks: int,
+    environment: dict[str, str] | None = None,
+    transport: Literal["Filesystem", "NCCL"] = "NCCL",
+    **options: Any,
+) -> Orchestrator:
+    """Begin; with `deltas` in `options` versions of small steps in bfloat16 are sent as what differs."""
+    if "deltas" in options:
+        options |= {"dtype": "bfloat16", "optimizer": OptimizerConfig(lr=1e-6)}
+    sync = WeightSyncConfig(transport=transport, deltas=options.pop("deltas", "Never"))
     sizes = {"TEST_BUCKET_BYTES": str(BUCKET_BYTES)}
-    run.start(ranks=ranks, weight_sync=transport, environment=sizes | (environment or {}))
+    run.start(ranks=ranks, weight_sync=sync, environment=sizes | (environment or {}), **options)
     orchestrator = Orchestrator(run, 1)
     orchestrator.wait_for("published", 0)
     return orchestrator
@@ -82,6 +94,68 @@ def test_what_engines_receive_is_what_is_written(ranks: int, make_run: MakeRun, 
     assert held.keys() == set(range(ranks))
     assert sum(held.values()) == sum(whole)
     assert max(held.values()) <= sum(whole) / ranks + max(BUCKET_BYTES, *whole), "it falls with the ranks"
+
+
+def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(
+        found[n].dtype == wanted[n].dtype and torch.equal(found[n].view(torch.uint8), wanted[n].view(torch.uint8))
+        for n in wanted
+    )
+
+
+def bytes_of(run: Run, orchestrator: Orchestrator, step: int) -> tuple[float, float]:
+    """Bytes that the trainer's metrics of a step have of a version: as sent, and whole."""
+    metrics = orchestrator.wait_for("trained", step).metrics
+    return metrics["weights/sent_bytes"], metrics["weights/bytes"]
+
+
+def test_what_differs_is_sent_and_the_versions_are_what_is_written(
+    make_run: MakeRun, receivers: list[Receiver]
+) -> None:
+    run = make_run("sent")
+    orchestrator = start(run, 2, deltas="Auto")
+    for step in range(5):
+        if step:
+            orchestrator.send_batch(step)
+        version = orchestrator.wait_for("published", step)
+        folders = fetch(receivers, run, step)
+        for folder in folders:
+            assert isinstance(folder, Path), folder
+        if step % 2 == 0 and step:
+            assert version.path is not None, "this step has a checkpoint"
+            assert all(same(tensors(Path(str(folder))), tensors(Path(version.path))) for folder in folders)
+    sent, whole = bytes_of(run, orchestrator, 4)  # of version 3
+    assert 0 < sent < 0.3 * whole
+    said = {int(number) for number in re.findall(r"version (\d) goes to .* sent as \d+ of", run.groups[-1].text())}
+    assert said == {1, 2, 3, 4}
+
+
+def test_what_differs_is_written_and_engines_put_the_versions_together(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("written")
+    orchestrator = start(run, 2, transport="Filesystem", deltas="Auto", max_steps=5)
+    memories = [tmp_path / "steady", tmp_path / "late"]
+    for memory in memories:
+        memory.mkdir()
+    versions: dict[int, dict[str, torch.Tensor]] = {}
+    steady, late = (Rebuilder(expected=None, staging=Staging(memory)) for memory in memories)
+    for step in range(5):
+        if step:
+            orchestrator.send_batch(step)
+        version = orchestrator.wait_for("published", step)
+        assert version.path is not None
+        if not step:
+            assert Path(version.path) == run.paths.version(0, 1)
+            continue
+        assert Path(version.path) == run.paths.delta(step, 1)
+        folder = steady.make(Path(version.path))
+        versions[step] = {name: tensor.clone() for name, tensor in tensors(folder).items()}
+        if step % 2 == 0:  # with a checkpoint
+            assert same(versions[step], tensors(run.paths.version(step, 1)))
+    sent, whole = bytes_of(run, orchestrator, 4)
+    assert sent == sum(path.stat().st_size for path in run.paths.delta(4, 1).glob("*.bin")) < 0.3 * whole
+    assert whole == sum(tensor.nbytes for tensor in versions[4].values())
+    assert same(tensors(late.make(run.paths.delta(3, 1))), versions[3])
+    assert same(tensors(late.make(run.paths.delta(4, 1))), versions[4])
 
 
 def test_a_rank_that_dies_on_the_way_leaves_no_part_of_a_version(make_run: MakeRun, receivers: list[Receiver]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlrun.config.models.model import DType
 from rlrun.protocol.files.durable import fsync_path
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.messages.buckets import BUCKET_BYTES, plan_buckets, root_ranks
+from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
 from rlrun.protocol.messages.delta_files import MANIFEST, DeltaFiles, root_file
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights.bucketing import gather_buckets, layout
@@ -64,7 +64,7 @@ class DeltaWriter:
         paths: RunPaths,
         attempt: int,
         group: Group,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int,
     ) -> None:
         self._module, self._dtype, self._group, self._bucket_bytes = module, dtype, group, bucket_bytes
         self._paths, self._attempt = paths, attempt

@@ -69,7 +69,12 @@ class Publisher:
             self._open_outbox()
         elif config.task == "RL" and config.weight_sync.deltas == "Auto" and whole and not replay:
             self._deltas = DeltaWriter(
-                policy.module, config.model.dtype, paths=paths, attempt=attempt.attempt, group=policy.group
+                policy.module,
+                config.model.dtype,
+                paths=paths,
+                attempt=attempt.attempt,
+                group=policy.group,
+                bucket_bytes=BUCKET_BYTES,
             )
         if channel is not None and self._outbox is not None:
             channel.offer = self._outbox.offer

@@ -145,6 +145,7 @@ class Outbox:
             tensors = self._insist_on(request.version)
         checksums, found = self._facts_of(request.version)
         with self._changed:
+            first = one not in self._of_round
             begun = self._begun(one, found)
         session = begun.session
         joining = Joining(backend=self._sender.backend, store_port=self.port, members=session.members)
@@ -159,10 +160,9 @@ class Outbox:
             difference=found if begun.differs else None,
         )
         self.handed = offer.sent, offer.size
-        if begun.fresh:
-            logger.info(
-                f"version {request.version} goes to {len(session.members)} engines in new groups: {offer.about()}"
-            )
+        if first and (begun.fresh or begun.differs):
+            groups = " in new groups" if begun.fresh else ""
+            logger.info(f"version {request.version} goes to {len(session.members)} engines{groups}: {offer.about()}")
         return offer
 
     def close(self) -> None:
