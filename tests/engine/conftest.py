@@ -176,9 +176,9 @@ def launch(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="session")
 def server(launch: Callable[..., Server]) -> Iterator[Server]:
-    """The shared server, which takes versions from files and from the trainer's memory, and sleeps; its end is a test of its own: SIGTERM,
-    exit code 0, nobody left."""
-    running = launch(receives=True, colocated=True)
+    """The shared server, which takes versions from files and from the trainer's memory, as what differs too, and sleeps; its end is a test
+    of its own: SIGTERM, exit code 0, nobody left."""
+    running = launch(receives=True, deltas=True, colocated=True)
     wait_for(running.serving, START_SECONDS, "the server answers")
     yield running
     group = running.process.pid

@@ -28,6 +28,7 @@ from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
 from rlrun.inference.weights.receive import Receiver
 from rlrun.inference.weights.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
+from rlrun.inference.weights.staging import Staging
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.runtime import exit_codes
 
@@ -187,14 +188,19 @@ def _handover(engine: EngineClient, app: FastAPI, settings: InferenceSettings, e
         "timeout": settings.update_timeout,
         "on_broken": _stop_soon,
     }
+    staging = Staging()
     if settings.receives:
         from rlrun.inference.weights.incoming import Fetching
 
         common["receiver"] = Receiver(
-            api_key=settings.api_key, expected=expected, make_fetch=Fetching, keeps=settings.deltas
+            api_key=settings.api_key,
+            expected=expected,
+            make_fetch=Fetching,
+            staging=staging,
+            keeps=settings.deltas,
         )
-    elif settings.deltas and settings.max_lora_rank is None:
-        common["rebuilder"] = Rebuilder(expected=expected)
+    if settings.deltas and settings.max_lora_rank is None:
+        common["rebuilder"] = Rebuilder(expected=expected, staging=staging)
     if settings.colocated:
         level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
         common["sleeper"] = Sleeper(engine, level=level)
