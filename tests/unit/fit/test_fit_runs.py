@@ -233,6 +233,24 @@ def test_adapters_leave_gradients_and_moments_small_and_masters_whole() -> None:
     )
 
 
+def test_versions_between_trainer_and_engines_are_in_host_memory() -> None:
+    def told(transport: str, **more: Any) -> list[str]:
+        run = spec(
+            LARGE,
+            trainer={"gpusPerReplica": 4} | more,
+            inference={"gpusPerReplica": 1},
+            weightSync={"transport": transport, "deltas": "Auto"},
+        )
+        return [remark for remark in needs_of(run, around(LARGE))[0].remarks if remark.startswith("weightSync")]
+
+    kept = "weightSync.deltas: Auto keeps one version, 15.3 GiB, in"
+    assert told("Filesystem") == [
+        f"{kept} host memory of up to 8 ranks, a part each, and in shared memory of each engine, all the time"
+    ]
+    assert told("NCCL")[1:] == [f"{kept} shared memory of each engine, all the time"]
+    assert told("Filesystem", lora={"rank": 8}) == []
+
+
 def test_models_beside_the_policy() -> None:
     assert "reference" not in trainer()
     own = {"preset": "distill", "reference": {"model": LARGE}}

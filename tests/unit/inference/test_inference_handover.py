@@ -18,6 +18,7 @@ from rlrun.inference.http.routes import Control, router
 from rlrun.inference.weights import handover as module
 from rlrun.inference.weights.handover import Handover, HandoverError, Served
 from rlrun.inference.weights.receive import RefusedError
+from rlrun.protocol.messages.delta_files import MANIFEST
 
 
 class FakeEngine:
@@ -88,7 +89,7 @@ def engine() -> FakeEngine:
     return FakeEngine()
 
 
-def make(engine: FakeEngine, root: Path, timeout: float, receiver: Any = None) -> Handover:
+def make(engine: FakeEngine, root: Path, timeout: float, receiver: Any = None, rebuilder: Any = None) -> Handover:
     def on_broken() -> None:
         engine.given_up = True
 
@@ -100,6 +101,7 @@ def make(engine: FakeEngine, root: Path, timeout: float, receiver: Any = None) -
         timeout=timeout,
         on_broken=on_broken,
         receiver=receiver,
+        rebuilder=rebuilder,
     )
 
 
@@ -170,6 +172,58 @@ async def test_a_received_version_follows_the_same_rules(engine: FakeEngine, roo
         await handover.receive("http://trainer", 3)
     assert engine.given_up
     assert engine.label == "unknown"
+
+
+class FakeRebuilder:
+    """Puts folders of what differs together in memory."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine, self.refuses = engine, False
+
+    def make(self, folder: Path) -> Path:
+        assert not self.engine.paused, "an engine goes on serving until the version is whole"
+        if self.refuses:
+            raise RefusedError("it is damaged")
+        return Path(f"made of {folder.name}")
+
+
+@pytest.fixture
+def deltas(root: Path) -> Path:
+    """Versions 4 and 5 as what differs."""
+    for name in ("d4", "d5"):
+        (root / name).mkdir()
+        for file in (MANIFEST, "COMPLETE"):
+            (root / name / file).touch()
+    return root
+
+
+async def test_what_differs_is_put_together_before_the_engine_is_touched(engine: FakeEngine, deltas: Path) -> None:
+    rebuilder = FakeRebuilder(engine)
+    handover = make(engine, deltas, 5, rebuilder=rebuilder)
+    await handover.update("v1", 1)
+    await handover.update("d4", 4)
+    assert (engine.weights, engine.label, engine.paused) == ("made of d4", "4", False)
+    assert handover.served == Served(4, str(deltas / "d4"))
+    assert (await handover.update("d4", 4)).changed is False
+    rebuilder.refuses = True
+    with pytest.raises(HandoverError, match="it is damaged") as refused:
+        await handover.update("d5", 5)
+    assert refused.value.status == 409, "to be tried again"
+    assert (engine.weights, engine.label, handover.fault, handover.served) == (
+        "made of d4",
+        "4",
+        None,
+        Served(4, str(deltas / "d4")),
+    )
+
+
+async def test_a_server_without_memory_for_it_names_the_field(engine: FakeEngine, deltas: Path) -> None:
+    with pytest.raises(HandoverError, match=r"set weightSync\.deltas: Auto for the engines as well") as refused:
+        await make(engine, deltas, 5).update("d4", 4)
+    assert refused.value.status == 400
+    (deltas / "d4" / "COMPLETE").unlink()
+    with pytest.raises(HandoverError, match="holds no COMPLETE file"):
+        await make(engine, deltas, 5, rebuilder=FakeRebuilder(engine)).update("d4", 4)
 
 
 async def test_a_server_of_folders_receives_nothing(handover: Handover) -> None:

@@ -383,10 +383,22 @@ def _remarks(
         found.append(
             f"activationCheckpointing: offload keeps {gib(size * config.ranks_per_replica)} of activations in host memory"
         )
-    if config.weight_sync.transport == "NCCL":
-        size = (4 if config.model.dtype == "float32" else 2) * model.parameters
+    return found + _kept_versions(config, (4 if config.model.dtype == "float32" else 2) * model.parameters)
+
+
+def _kept_versions(config: TrainerConfig, size: int) -> list[str]:
+    """Host memory that versions of `size` bytes take between trainer and engines."""
+    sync, found = config.weight_sync, []
+    if sync.transport == "NCCL":
         found.append(
             f"weightSync.transport: NCCL keeps two versions, {gib(2 * size)}, in host memory of up to {MAX_ROOTS} ranks, a part each, and "
             f"one, {gib(size)}, in shared memory of each engine while it takes it"
+        )
+    if sync.deltas == "Auto" and not (config.lora is not None and config.lora.served_as_adapter):
+        trainer = (
+            f"host memory of up to {MAX_ROOTS} ranks, a part each, and in " if sync.transport == "Filesystem" else ""
+        )
+        found.append(
+            f"weightSync.deltas: Auto keeps one version, {gib(size)}, in {trainer}shared memory of each engine, all the time"
         )
     return found
