@@ -13,6 +13,8 @@ import argparse
 import os
 import statistics
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,8 +70,9 @@ def changed(bench: Bench, rate: float, steps: int) -> list[float]:
     return found
 
 
-def row(rate: float, steps: int) -> str:
-    """One line of the table."""
+@contextmanager
+def small_bench(rate: float) -> Iterator[Bench]:
+    """The model, ready for steps."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MASTER_PORT"] = str(free_port())
         config = TrainerConfig(
@@ -87,7 +90,13 @@ def row(rate: float, steps: int) -> str:
             checkpoint=CheckpointConfig(),
         )
         with prepared(config, longest=TOKENS) as bench:
-            shares = changed(bench, rate, steps)
+            yield bench
+
+
+def row(rate: float, steps: int) -> str:
+    """One line of the table."""
+    with small_bench(rate) as bench:
+        shares = changed(bench, rate, steps)
     settled = statistics.mean(shares[SETTLED:])
     return f"| {rate:.0e} | {shares[0]:.2%} | {settled:.2%} | {max(shares):.2%} | {settled * ENTRY_BYTES / FULL_BYTES:.2%} |"
 
