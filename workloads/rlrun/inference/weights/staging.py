@@ -63,7 +63,8 @@ class Staging:
         if free < size:
             raise NoRoomError(
                 f"version {version} needs {_gib(size)} of the engine's shared memory ({self._memory}), and {_gib(free)} are free; "
-                "raise inference.sharedMemory and the memory of the engine's container, or set weightSync.transport: Filesystem"
+                "raise inference.sharedMemory and the memory of the engine's container, or set weightSync.transport: Filesystem "
+                "with deltas: Never"
             )
         return self._new_folder(version, buckets)
 
