@@ -28,7 +28,7 @@ def compare(bucket: Bucket, body: Bytes, expected: int) -> None:
     Raises:
         DamagedError: the body has another one.
     """
-    found = zlib.crc32(body)
+    found = zlib.crc32(body.data)
     if found != expected:
         raise DamagedError(f"{_about(bucket)} has checksum {found:08x}, the trainer's {expected:08x}")
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ class _Coding(IntEnum):
     WHOLE = 3
 
 
-_GAPS = {_Coding.GAPS8: np.dtype("<u1"), _Coding.GAPS16: np.dtype("<u2")}
+_GAPS: dict[_Coding, np.dtype[Any]] = {_Coding.GAPS8: np.dtype("<u1"), _Coding.GAPS16: np.dtype("<u2")}
 
 
 def encode(base: Bytes, new: Bytes, *, most: int) -> Bytes | None:
@@ -106,7 +107,7 @@ def _block(places: NDArray[np.int64], words: NDArray[np.unsignedinteger]) -> byt
         mask[places] = True
         return _HEAD.pack(coding, count, 0) + np.packbits(mask).tobytes() + values
     large = gaps[gaps >= _escape(coding)].astype("<u4").tobytes()
-    short = np.minimum(gaps, _escape(coding)).astype(_GAPS[coding]).tobytes()
+    short: bytes = np.minimum(gaps, _escape(coding)).astype(_GAPS[coding]).tobytes()
     return _HEAD.pack(coding, count, escapes[coding]) + short + large + values
 
 
@@ -136,4 +137,4 @@ def _apply_block(content: bytes, offset: int, words: NDArray[np.unsignedinteger]
     if len(places) != count or (count and places[-1] >= len(words)):
         raise ValueError(f"{len(places)} places, {count} changed words of {len(words)}")
     words[places] = np.frombuffer(content, words.dtype, count, offset)
-    return offset + count * words.itemsize
+    return int(offset + count * words.itemsize)

@@ -82,7 +82,7 @@ def compare(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None) -> Par
 
     def one(index: int) -> tuple[int, Bytes | None]:
         body: Bytes = new[index].numpy()
-        found = zlib.crc32(body)
+        found = zlib.crc32(body.data)
         if base is None:
             return found, None
         delta = encode(base[index].numpy(), body, most=int(WORTH * len(body)))
