@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from rlrun.config.models.checkpoint import WeightSyncConfig
 from rlrun.config.models.learning import OptimizerConfig
+from rlrun.config.models.lora import LoRAConfig
 from rlrun.inference.weights.delta_folders import Rebuilder
 from rlrun.inference.weights.incoming import Fetching
 from rlrun.inference.weights.receive import Receiver, RefusedError
@@ -156,6 +157,16 @@ def test_what_differs_is_written_and_engines_put_the_versions_together(make_run:
     assert whole == sum(tensor.nbytes for tensor in versions[4].values())
     assert same(tensors(late.make(run.paths.delta(3, 1))), versions[3])
     assert same(tensors(late.make(run.paths.delta(4, 1))), versions[4])
+
+
+def test_adapters_are_whole(make_run: MakeRun) -> None:
+    run = make_run("adapters")
+    lora = LoRAConfig(rank=4)
+    orchestrator = start(run, 1, transport="Filesystem", deltas="Auto", lora=lora)
+    orchestrator.send_batch(1)
+    assert orchestrator.wait_for("published", 1).path == str(run.paths.version(1, 1))
+    assert "weights/bytes" not in orchestrator.wait_for("trained", 1).metrics
+    assert run.paths.deltas_on_disk() == []
 
 
 def test_a_rank_that_dies_on_the_way_leaves_no_part_of_a_version(make_run: MakeRun, receivers: list[Receiver]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.protocol.files.paths import COMPLETE, RunPaths
+from rlrun.protocol.files.paths import COMPLETE, TMP_SUFFIX, RunPaths
 
 
 def test_every_name(tmp_path: Path) -> None:
@@ -16,6 +16,7 @@ def test_every_name(tmp_path: Path) -> None:
         paths.attempt_file(3): "attempts/0003.json",
         paths.batch(123, 3): "rollouts/step_00000123.a0003",
         paths.version(0, 12345): "weights/v00000000.a12345",
+        paths.delta(123, 3): "weights/d00000123.a0003",
         paths.checkpoint(120, 3): "checkpoints/step_00000120.a0003",
         paths.trace(7): "traces/step_00000007.jsonl",
         paths.evaluation_trace(0): "traces/eval_00000000.jsonl",
@@ -52,6 +53,18 @@ def test_weights_exist_when_they_are_marked_complete(tmp_path: Path) -> None:
     assert paths.versions_on_disk() == []
     (paths.version(1, 1) / COMPLETE).touch()
     assert [a.step for a in paths.versions_on_disk()] == [1]
+
+
+def test_what_differs_is_no_version_and_what_a_killed_trainer_left_is_nothing(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    half = paths.delta(2, 1).with_name(paths.delta(2, 1).name + TMP_SUFFIX)
+    for folder in (paths.delta(1, 1), half):
+        folder.mkdir(parents=True)
+        assert paths.deltas_on_disk() == []
+    for folder in (paths.delta(1, 1), half):
+        (folder / COMPLETE).touch()
+    assert [a.path for a in paths.deltas_on_disk()] == [paths.delta(1, 1)]
+    assert paths.versions_on_disk() == []
 
 
 def test_an_empty_volume_holds_nothing(tmp_path: Path) -> None:
