@@ -34,18 +34,24 @@ _IMAGES = {
 
 
 def model_of(kind: str) -> Any:
-    """A small one of random weights; every layer of Gemma 4 has heads of its own size, and Gemma 3 has a part for images."""
+    """A small one of random weights.
+
+    Every layer of Gemma 4 has heads of its own size, Gemma 3 has a part for images, and the head of ModernBERT's decoder has the name that
+    others' decoders have.
+    """
     if kind == "gemma4_text":
         return make_model(
             kind, 0, head_dim=8, global_head_dim=16, vocab_size_per_layer_input=96, hidden_size_per_layer_input=8
         )
+    if kind == "modernbert-decoder":
+        return make_model(kind, 0)
     text = make_model("gemma3_text", 0).config
     config = CONFIG_MAPPING[kind](text_config=text.to_dict(), vision_config=_IMAGES, mm_tokens_per_image=4)
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config)
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "gemma4_text"])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4_text", "modernbert-decoder"])
 def test_a_step_is_trained_and_its_weights_are_published(
     kind: str, tmp_path: Path, solo: Group, make_batch: Callable[..., Batch]
 ) -> None:

@@ -2,14 +2,14 @@
 
 The trainer packs sequences into rows, with an attention function of its own, and writes weights under names that others read. Whether an
 architecture's code bears that is measured, not listed: its layers may carry state past the end of a sequence, take positions from the row,
-or have options in their attention that ours does not read.
+or have options in their attention that ours does not read. The other side is transformers in evaluation mode, as engines compute.
 """
 
 from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.packed_attention import layout
-from rlrun.trainer.modeling.small_config import LONGEST
+from rlrun.trainer.modeling.small_config import LONGEST, noise, set_noise
 from rlrun.trainer.modeling.small_model import quiet, small_model
 from rlrun.trainer.modeling.tensor_names import copy_names, file_tensors, parts
 from rlrun.trainer.ranks.group import Group
@@ -107,7 +107,7 @@ def examine(model: PreTrainedModel, *, seq_len: int) -> Verdict:
         model: see `check_architecture`.
         seq_len: longest sequence of the run, in tokens.
     """
-    key = f"{type(model)} {seq_len} {model.config!r} {getattr(model, '_weight_conversions', None)}"
+    key = f"{type(model)} {seq_len} {model.config!r} {_noise_of(model)} {getattr(model, '_weight_conversions', None)}"
     if key not in _found:
         with _undisturbed(), packed_attention.observed_features() as features:
             fault = _fault(model, seq_len)
@@ -121,9 +121,9 @@ def _fault(model: PreTrainedModel, seq_len: int) -> str | None:
     for seed in SEEDS:
         try:
             small = small_model(type(model), model.config, attention="eager", seq_len=seq_len, seed=seed)
-            ours, alone = copy.deepcopy(small), copy.deepcopy(small)
+            ours, alone, in_training = (copy.deepcopy(small) for _ in range(3))
             ids, weights = _inputs(len(small.get_input_embeddings().weight), seed)
-            expected = _eager(small, ids, weights)
+            expected = _eager(_as_engines_compute(small, _noise_of(model)), ids, weights)
         except Exception as error:
             return f"a small model of it, made to check it, fails: {_reason(error)}{_too_long(model, seq_len)}"
         try:
@@ -132,6 +132,7 @@ def _fault(model: PreTrainedModel, seq_len: int) -> str | None:
                 break
             rows = [(length,) for length in LENGTHS]
             apart = _difference(_packed(alone, ids, weights, rows), expected)
+            trained = _difference(_eager(in_training, ids, weights), expected)
         except RoleError as error:
             return str(error)
         except Exception as error:
@@ -140,10 +141,33 @@ def _fault(model: PreTrainedModel, seq_len: int) -> str | None:
             )
         if apart is None:
             fault = f"sequences in one row change each other's results, so that {fault}"
+        elif trained is not None:
+            fault = f"its code computes other numbers in training than engines do, so that {fault}"
     if fault is not None:
         return f"{fault} (on a small model of it with random weights)"
     copy_names(model, ours)
     return _file_fault(ours)
+
+
+def remember_noise(model: PreTrainedModel, values: Mapping[str, float]) -> None:
+    """Keep with a model the noise (`small_config.noise`) that its source has, where its own configuration has none any more."""
+    model._noise = dict(values)
+
+
+def _noise_of(model: PreTrainedModel) -> dict[str, float]:
+    found: dict[str, float] = getattr(model, "_noise", None) or noise(model.config)
+    return found
+
+
+def _as_engines_compute(small: PreTrainedModel, values: Mapping[str, float]) -> PreTrainedModel:
+    """The small model in evaluation mode, with the noise of the source: what is none then must not be taken away either."""
+    if not values:
+        return small.eval()
+    config = copy.deepcopy(small.config)
+    set_noise(config, values)
+    model = type(small)._from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model.load_state_dict(small.state_dict())
+    return model.eval()
 
 
 def _inputs(vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -167,6 +191,8 @@ def _eager(model: PreTrainedModel, ids: Tensor, weights: Tensor) -> _Numbers:
 def _packed(model: PreTrainedModel, ids: Tensor, weights: Tensor, rows: Sequence[tuple[int, ...]]) -> _Numbers:
     """Rows of these lengths, by the trainer."""
     model.set_attn_implementation(packed_attention.NAME)
+    if model.config.get_text_config()._attn_implementation != packed_attention.NAME:
+        raise RoleError("its code takes no attention function but its own", exit_codes.CONFIGURATION)
     found = [
         token_statistics(model, _row(tokens, lengths)).logprobs
         for tokens, lengths in zip(ids.split([sum(lengths) for lengths in rows]), rows, strict=True)

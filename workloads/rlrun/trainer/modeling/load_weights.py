@@ -19,11 +19,11 @@ from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.architecture_check import check_architecture, find_fault
+from rlrun.trainer.modeling.architecture_check import check_architecture, find_fault, remember_noise
 from rlrun.trainer.modeling.attention.select import needs_of, select
 from rlrun.trainer.modeling.parallel.stage_check import check_stages
 from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard
-from rlrun.trainer.modeling.small_config import deterministic
+from rlrun.trainer.modeling.small_config import deterministic, noise
 from rlrun.trainer.modeling.stored.buffers import make_buffers
 from rlrun.trainer.modeling.stored.files import Files, open_files, stored_names
 from rlrun.trainer.modeling.stored.lazy import Lazy
@@ -152,6 +152,7 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
     packed_attention.register()
     trust = config.trust_remote_code
     architecture = AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
+    values = noise(architecture)
     deterministic(architecture)
     try:
         with torch.device("meta"):
@@ -168,6 +169,7 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
             exit_codes.CONFIGURATION,
         ) from error
     model.config.use_cache = False
+    remember_noise(model, values)
     if cached_file(source, "generation_config.json", _raise_exceptions_for_missing_entries=False, **options):
         model.generation_config = GenerationConfig.from_pretrained(source, **options)
     return model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +31,24 @@ _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 def deterministic(config: PreTrainedConfig) -> None:
     """Set every dropout and router jitter to 0, in place: log-probabilities must not depend on chance."""
+    set_noise(config, dict.fromkeys(noise(config), 0.0))
+
+
+def noise(config: PreTrainedConfig) -> dict[str, float]:
+    """Dropouts and router jitters that are above 0, by name; of parts that have the same one, the last part's."""
+    return {
+        name: value
+        for part in _parts(config)
+        for name, value in vars(part).items()
+        if isinstance(value, float) and value > 0 and _RANDOM.search(name)
+    }
+
+
+def set_noise(config: PreTrainedConfig, values: Mapping[str, float]) -> None:
+    """Set dropouts and router jitters by name, in place, in every part that has them."""
     for part in _parts(config):
-        for name, value in vars(part).items():
-            if isinstance(value, float) and value > 0 and _RANDOM.search(name):
-                setattr(part, name, 0.0)
+        for name in values.keys() & vars(part).keys():
+            setattr(part, name, values[name])
 
 
 def shrunk(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig:
