@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import linear
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PhimoeConfig, PhimoeForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from rlrun.algorithms import Mixture, Objective
@@ -341,21 +342,48 @@ def test_a_lower_rank_is_the_same_adapter_with_zeros_beyond(
         assert not local_part(layer.lora_B)[:, 3:].any()
 
 
-def test_an_adapter_has_the_names_of_the_models_files() -> None:
-    """Phi-3.5-MoE's router is `mlp.router` in memory, and `block_sparse_moe.gate` in files, which engines go by."""
+def on_meta(kind: str) -> Any:
     with torch.device("meta"):
-        whole = PhimoeForCausalLM(PhimoeConfig())
-    model = small_model(PhimoeForCausalLM, whole.config, attention="eager", seq_len=64, seed=0)
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind]())
+
+
+def test_an_adapter_has_the_names_of_the_models_files() -> None:
+    """The shared experts of Hunyuan 3 are `shared_experts` in memory, and `shared_mlp` in files, which engines go by."""
+    whole = on_meta("hy_v3")
+    model = small_model(type(whole), whole.config, attention="eager", seq_len=64, seed=0)
     remember(model)
-    config = LoRAConfig(rank=2, targets=["router", "q_proj"])
+    config = LoRAConfig(rank=2, targets=["shared_experts.up_proj", "q_proj"])
     lora.inject(model, config)
-    names = sorted(name for name in lora.adapter_tensors(model) if ".0." in name)
+    names = sorted(name for name in lora.adapter_tensors(model) if ".1." in name)
     assert names == [
-        f"base_model.model.model.layers.0.{layer}.lora_{half}.weight"
-        for layer in ("block_sparse_moe.gate", "self_attn.q_proj")
+        f"base_model.model.model.layers.1.{layer}.lora_{half}.weight"
+        for layer in ("mlp.shared_mlp.up_proj", "self_attn.q_proj")
         for half in "AB"
     ]
-    assert lora.adapter_config(model, config, "base")["target_modules"] == ["gate", "q_proj"]
+    assert "model.layers.1.mlp.shared_mlp.up_proj" in lora.adapter_config(model, config, "base")["target_modules"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [
+        ("phimoe", "router"),  # a linear layer whose `forward` chooses experts
+        ("gemma3n_text", "altup.correction_coefs"),  # its owner reads its weight
+    ],
+)
+def test_a_layer_in_which_an_adapter_would_not_act_has_none(kind: str, without: str) -> None:
+    model = on_meta(kind)
+    assert any(name.endswith(without) for name, _ in model.named_modules())
+    lora.inject(model, LoRAConfig(rank=2))
+    names = [*lora.adapted(model)]
+    assert any(name.endswith("self_attn.q_proj") for name in names)
+    assert not [name for name in names if name.endswith(without)]
+
+
+def test_a_model_without_linear_layers_has_no_adapters() -> None:
+    with pytest.raises(
+        RoleError, match=r"lora: GPT2LMHeadModel computes its layers without linear layers .*; leave lora out"
+    ):
+        lora.inject(on_meta("gpt2"), LoRAConfig(rank=2))
 
 
 def test_a_layer_that_is_a_part_of_a_tensor_in_files_has_no_adapter_alone() -> None:

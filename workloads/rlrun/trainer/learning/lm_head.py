@@ -280,7 +280,9 @@ def find_head(model: Any) -> Head | None:
     Asks the model itself: its `forward` runs once with a decoder that returns zeros and a head that returns known logits.
     """
     linear, decoder = model.get_output_embeddings(), model.get_decoder()
-    if type(linear) is not nn.Linear or decoder is model or decoder is linear:  # ModernBERT's head has the decoder's name
+    if (
+        type(linear) is not nn.Linear or decoder is model or decoder is linear
+    ):  # ModernBERT's head has the decoder's name
         return None
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     logits = torch.linspace(-40, 40, 9)[None, None]

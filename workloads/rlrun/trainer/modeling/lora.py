@@ -6,11 +6,14 @@ name does not change. Only what is trained has gradients, optimizer state and a 
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +27,7 @@ from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.tensor_names import parts
 
 PARAMETERS = ("lora_A", "lora_B")
+_WEIGHT_READ = re.compile(r"self\.(\w+)\.weight\b(?!\.(?:dtype|device|shape))")
 
 
 class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
@@ -88,10 +92,15 @@ def inject(model: nn.Module, config: LoRAConfig) -> None:
     """Give the model its adapters and freeze the rest, in place, before it is sharded. `initialise` then sets A and B.
 
     Raises:
-        RoleError: a pattern matches nothing, or asks for an adapter of a layer that is trained in full; names it and what there is.
+        RoleError: a pattern matches nothing, or asks for an adapter of a layer that is trained in full; names it and what there is. Or no
+            layer can have one.
     """
-    layers = {id(module) for module in decoder_layers(model).modules()}
-    candidates = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) in layers}
+    candidates = _candidates(model)
+    if not candidates:
+        raise RoleError(
+            f"lora: {type(model).__name__} computes its layers without linear layers that adapters could be of; leave lora out",
+            exit_codes.CONFIGURATION,
+        )
     chosen = select(candidates, config.targets or ["*"], "targets", "linear layers of attention and MLP")
     holders = [name for name, module in model.named_modules() if name and any(True for _ in module.parameters())]
     saved = select(holders, config.modules_to_save, "modulesToSave", "modules")
@@ -106,6 +115,32 @@ def inject(model: nn.Module, config: LoRAConfig) -> None:
         LoRALinear.convert(candidates[name], config)
     for name in saved:
         model.get_submodule(name).requires_grad_(True)
+
+
+def _candidates(model: nn.Module) -> dict[str, nn.Linear]:
+    """Layers in which an adapter acts, by name: linear layers that compute as torch's do, and that their owner calls.
+
+    A router may be a linear layer with more in its `forward`, and code that reads a layer's weight itself (Gemma 3n's `altup`) leaves out
+    its adapter.
+    """
+    layers = {id(module) for module in decoder_layers(model).modules()}
+    found = {
+        name: module for name, module in model.named_modules() if type(module) is nn.Linear and id(module) in layers
+    }
+    return {
+        name: module
+        for name, module in found.items()
+        if name.rpartition(".")[2] not in _read_weights(type(model.get_submodule(name.rpartition(".")[0])))
+    }
+
+
+@cache
+def _read_weights(owner: type[nn.Module]) -> frozenset[str]:
+    """Attributes of a module whose weights its code reads, beyond their format."""
+    try:
+        return frozenset(_WEIGHT_READ.findall(inspect.getsource(owner)))
+    except (OSError, TypeError):  # there is no source
+        return frozenset()
 
 
 def select(names: Iterable[str], patterns: Sequence[str], field: str, kind: str) -> list[str]:
