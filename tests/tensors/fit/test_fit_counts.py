@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from rlrun.config.families import FAMILIES
 from rlrun.fit import trainer
 from rlrun.fit.activations import layer_activations, outside_layers
 from rlrun.fit.architecture import from_config
-from rlrun.fit.sources import count_on_meta
+from rlrun.fit.sources import count_on_meta, read_shape
 from rlrun.trainer.learning import lm_head
 
 SIZES: dict[str, Any] = {
@@ -50,6 +52,30 @@ def test_the_pure_count_is_that_of_the_model(kind: str, changes: dict[str, Any])
         config["head_dim"] = 8
     whole = AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
     assert from_config(whole.to_dict()).parameters == count_on_meta(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "tied"),
+    [
+        ("gemma", {"tie_word_embeddings": None}, True),  # its files do not say so, which is its default
+        ("glm4", {"tie_word_embeddings": None, "pad_token_id": 0}, False),
+        ("qwen3_moe", EXPERTS | {"mlp_only_layers": [0]}, False),
+        ("llama", {"attention_bias": True}, False),
+    ],
+)
+def test_a_folder_is_counted_in_the_model_where_sizes_do_not_tell(
+    kind: str, changes: dict[str, Any], tied: bool, tmp_path: Path
+) -> None:
+    config = {name: value for name, value in ({"model_type": kind} | SIZES | changes).items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = read_shape(tmp_path, "spec.model.path", option="--model-config")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
+        )
+    assert shape.exact
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.tied == tied
 
 
 def test_a_type_that_transformers_does_not_know_is_not_counted() -> None:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Qwen3Config
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3Config
 
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
+from rlrun.trainer.modeling.small_model import small_model
 
 
 def test_qwen3_06b_check_value() -> None:
@@ -29,6 +31,28 @@ def test_qwen3_06b_check_value() -> None:
     cost = model_cost(model)
     assert cost.active_parameters == 595_984_384
     assert cost.per_token(1024) == 3_928_227_840
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3_moe",
+        "aria_text",  # `moe_num_experts`, `moe_topk`
+        "hunyuan_v1_moe",
+        "jetmoe",  # attention has experts too, and none is called so
+        "gemma3",  # with images
+        "modernbert-decoder",
+    ],
+)
+def test_active_parameters_are_those_that_a_token_is_multiplied_with(kind: str) -> None:
+    options = {"head_dim": 128, "num_experts": 16, "moe_topk": 2} if kind == "hunyuan_v1_moe" else {}
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**options))
+    model = small_model(type(whole), whole.config, attention="eager", seq_len=64, seed=0).eval()
+    model.set_experts_implementation("eager")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.tensor([[5]]), use_cache=False)
+    assert model_cost(model).active_parameters == pytest.approx(counter.get_total_flops() / 2, rel=0.02)
 
 
 def test_an_untied_input_embedding_is_a_look_up(make_model: Callable[..., nn.Module]) -> None:

@@ -107,6 +107,48 @@ def test_a_configuration_without_a_size_is_refused(field: str, value: object) ->
         from_config(CONFIG | {field: value})
 
 
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ({"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}, (64, 2, 4, 256)),  # GPT-2
+        ({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 96}, (64, 2, 4, 96)),  # OPT
+        # Gemma 3n has a width for every layer.
+        (
+            {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": [96, 128]},
+            (64, 2, 4, 128),
+        ),
+    ],
+)
+def test_sizes_have_the_names_of_their_families(config: dict[str, Any], sizes: tuple[int, ...]) -> None:
+    found = from_config({"model_type": "other", "vocab_size": 100} | config)
+    assert (found.hidden, found.layers, found.heads, found.intermediate) == sizes
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"num_experts": 8, "moe_topk": [2, 2]},  # Hunyuan
+        {"moe_num_experts": 8, "moe_k": 2},  # ERNIE
+    ],
+)
+def test_a_mixtures_sizes_have_the_names_of_their_families(names: dict[str, Any]) -> None:
+    mixture = {name: value for name, value in CONFIG.items() if name != "intermediate_size"} | {
+        "moe_intermediate_size": 24
+    }
+    found = from_config(mixture | {"model_type": "other"} | names)
+    assert (found.experts, found.experts_per_token, found.expert_intermediate) == (8, 2, 24)
+
+
+@pytest.mark.parametrize("option", [{"attention_bias": True}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}])
+def test_options_that_no_size_tells_are_not_counted_by_sizes(option: dict[str, Any]) -> None:
+    assert from_config(CONFIG).exact
+    assert not from_config(CONFIG | option).exact
+
+
+def test_a_model_of_text_and_images_is_not_counted_by_its_text() -> None:
+    assert not from_config({"model_type": "other", "text_config": CONFIG}).exact
+
+
 def test_a_shape_is_read_from_a_folder_from_the_hubs_cache_and_from_a_tiny_model(tmp_path: Path) -> None:
     folder = tmp_path / "hub" / "models--team--own" / "snapshots" / "abc"
     folder.mkdir(parents=True)

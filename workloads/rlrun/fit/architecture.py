@@ -10,10 +10,22 @@ from rlrun.config.families import FAMILIES, Family
 from rlrun.fit.kernel_table import Feature
 
 _UNKNOWN = Family()
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of a mixture's experts in a model's configuration."""
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token")
+"""Names of the number of experts that a token visits."""
 _OF_VALUES = "v_head_dim"
-_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_VARYING = ("attention_bias", "mlp_bias", "mlp_only_layers")
+"""Options that give a layer biases, or no experts; of types that are counted exactly without them."""
+_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer",),
+    "num_attention_heads": ("n_head",),
+    "intermediate_size": ("n_inner", "ffn_dim", "moe_intermediate_size"),
+    "max_position_embeddings": ("n_positions",),
+}
+"""Names of sizes in the files of older families; a mixture without dense layers has but the width of its experts."""
 
 
 class ShapeError(ValueError):
@@ -58,13 +70,15 @@ class Architecture:
     """Widths of a mixture's feed-forward parts outside of its experts: of shared experts and of dense layers."""
     attention: frozenset[Feature] = frozenset()
     """Demands of its attention on the kernel, as far as its configuration shows them."""
+    varied: bool = False
+    """True if it has options that add parameters or take them away, which no size tells."""
     counted: int | None = None
     """All parameters, where they were counted in the model itself; default: what follows from the sizes."""
 
     @property
     def exact(self) -> bool:
         """True if the number of parameters is exact; of other families it is that of a Llama of this shape."""
-        return self._family.counted or self.counted is not None
+        return (self._family.counted and not self.varied and not self.whole_type) or self.counted is not None
 
     @property
     def trained_type(self) -> str:
@@ -158,8 +172,9 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         config, whole = text, str(config.get("model_type", ""))
     sizes = {name: _size(config, name) for name in _NEEDED}
     heads = sizes["num_attention_heads"]
-    positions = config.get("max_position_embeddings")
+    positions = _value(config, "max_position_embeddings")
     experts = next((_size(config, name) for name in EXPERTS if config.get(name)), 0)
+    visited = next((name for name in EXPERTS_PER_TOKEN if config.get(name)), EXPERTS_PER_TOKEN[0])
     kind = str(config.get("model_type", ""))
     own = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
     return Architecture(
@@ -169,17 +184,25 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         heads=heads,
         kv_heads=_size(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads,
         head_dim=_size(config, "head_dim") if config.get("head_dim") else sizes["hidden_size"] // heads,
-        intermediate=sizes["intermediate_size"],
+        intermediate=_intermediate(config),
         vocabulary=sizes["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
-        experts_per_token=_size(config, "num_experts_per_tok") if experts else 0,
+        experts_per_token=_size(config, visited) if experts else 0,
         expert_intermediate=_size(config, own) if experts else 0,
         positions=None if _stretched(config) or not isinstance(positions, int) else positions,
         whole_type=whole,
         dense_widths=_dense_widths(config, own) if experts else (),
         attention=_features(config, kind),
+        varied=any(config.get(name) for name in _VARYING) or config.get("decoder_sparse_step", 1) != 1,
     )
+
+
+def _intermediate(config: Mapping[str, object]) -> int:
+    """Width of the feed-forward part; GPT-2's files need not say it."""
+    if "n_embd" in config and _value(config, "intermediate_size") is None:
+        return 4 * _size(config, "hidden_size")
+    return _size(config, "intermediate_size")
 
 
 def _dense_widths(config: Mapping[str, object], own: str) -> tuple[int, ...]:
@@ -221,8 +244,14 @@ def _stretched(config: Mapping[str, object]) -> bool:
     return kind != "default"
 
 
+def _value(config: Mapping[str, object], name: str) -> object:
+    """Entry of the first of a size's names that has one; of sizes for every layer the largest."""
+    found = next((value for one in (name, *_OTHER_NAMES.get(name, ())) if (value := config.get(one)) is not None), None)
+    return max(found) if isinstance(found, list) and found and all(isinstance(one, int) for one in found) else found
+
+
 def _size(config: Mapping[str, object], name: str) -> int:
-    value = config.get(name)
+    value = _value(config, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ShapeError(f"{name} ({value}) must be a positive number in the config.json of a language model")
     return value

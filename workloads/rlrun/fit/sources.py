@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlrun.config.models.model import ModelConfig, TinyModelConfig
 from rlrun.fit.architecture import Architecture, ShapeError, from_config
@@ -74,11 +75,26 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config", coun
         ) from None
     except ValueError as error:
         raise UnknownModelError(f"{field}: {file}: {error}") from None
-    return shape if shape.exact or not count else replace(shape, counted=count_on_meta(config))
+    if shape.exact or not count or (model := _on_meta(config)) is None:
+        return shape
+    tied = (
+        model.get_output_embeddings() is not None
+        and model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    )
+    return replace(shape, counted=_count(model), tied=tied)
 
 
 def count_on_meta(config: Mapping[str, object]) -> int | None:
     """Parameters of a model that transformers builds without memory; None where it is not installed, or does not know the type."""
+    model = _on_meta(config)
+    return None if model is None else _count(model)
+
+
+def _count(model: Any) -> int:
+    return sum(int(parameter.numel()) for parameter in model.parameters())
+
+
+def _on_meta(config: Mapping[str, object]) -> Any | None:
     try:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -88,10 +104,9 @@ def count_on_meta(config: Mapping[str, object]) -> int | None:
     try:
         with torch.device("meta"):
             own = {name: value for name, value in config.items() if name != "model_type"}
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **own))
+            return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **own))
     except Exception:  # the code of any architecture
         return None
-    return sum(int(parameter.numel()) for parameter in model.parameters())
 
 
 def _cached(name: str, environment: Mapping[str, str]) -> Path | None:

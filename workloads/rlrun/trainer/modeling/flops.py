@@ -5,12 +5,14 @@ FLOPs per token = 6 * active parameters + 12 * layers * hidden * T: forward and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
-from rlrun.fit.architecture import EXPERTS
+from rlrun.fit.architecture import EXPERTS, EXPERTS_PER_TOKEN
 
 # Dense bf16 FLOP/s by the maker's data sheets; the first name found in the device's name counts.
 PEAK_FLOPS = {
@@ -56,14 +58,31 @@ def model_cost(model: nn.Module) -> Cost:
     embedding = model.get_input_embeddings().weight
     tied = head is not None and head.weight is embedding
     experts = next((count for name in EXPERTS if (count := getattr(config, name, None))), None)
-    of_text = {id(one) for part in (model.get_decoder(), head) if part is not None for one in part.parameters()}
+    of_text = {id(one) for one in _of_text(model, head)}
     active = 0.0
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or (parameter is embedding and not tied) or id(parameter) not in of_text:
             continue
-        visited = config.num_experts_per_tok / experts if experts and ".experts." in name else 1.0
-        active += parameter.numel() * visited
+        of_experts = ".experts." in name or (parameter.ndim > 2 and parameter.shape[0] == experts)
+        active += parameter.numel() * (_visited(config) / experts if experts and of_experts else 1.0)
     return Cost(round(active), 12 * config.num_hidden_layers * config.hidden_size)
+
+
+def _of_text(model: Any, head: nn.Module | None) -> Iterator[nn.Parameter]:
+    """Parameters of decoder and head without those of models inside of it, for images or sound."""
+    decoder = model.get_decoder()
+    decoder = model if decoder is head else decoder
+    inside = [part for part in decoder.modules() if isinstance(part, PreTrainedModel) and part is not decoder]
+    others = {id(one) for part in inside if part is not model.base_model for one in part.parameters()}
+    for part in (decoder, head):
+        if part is not None:
+            yield from (one for one in part.parameters() if id(one) not in others)
+
+
+def _visited(config: Any) -> int:
+    """Experts that a token visits."""
+    found: int | list[int] = next((count for name in EXPERTS_PER_TOKEN if (count := getattr(config, name, None))), 1)
+    return found[0] if isinstance(found, list) else found
 
 
 def peak_flops(device_name: str) -> float | None:
