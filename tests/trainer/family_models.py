@@ -33,6 +33,20 @@ _ROUTED = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+_LATENT = {
+    "num_key_value_heads": 8,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+_MULTIPLIED = {
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+}
 _CAPPED = (
     _HEADS | _ALTERNATING | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
 )
@@ -59,12 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gemma2": _CAPPED,
     "vaultgemma": _CAPPED,
     "gemma3_text": _HEADS | _ALTERNATING | {"query_pre_attn_scalar": 16},
-    "granite": {
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.5,
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 2.0,
-    },
+    "granite": _MULTIPLIED,
     "olmo": {"clip_qkv": 1.0},
     "olmo3": _ALTERNATING,
     "smollm3": {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 6},
@@ -91,16 +100,44 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "glm4_moe": _MIXTURE | _ROUTED | _HEADS | {"use_qk_norm": True, "attention_bias": True},
     "dots1": _MIXTURE | _ROUTED | _HEADS,
     "gpt_oss": _HEADS | _ALTERNATING | {"num_local_experts": 8, "num_experts_per_tok": 2},
-    "deepseek_v3": _MIXTURE
+    "deepseek_v2": _MIXTURE | _ROUTED | _LATENT,
+    "deepseek_v3": _MIXTURE | _ROUTED | _LATENT,
+    "glm4_moe_lite": _MIXTURE | _ROUTED | _LATENT,
+    "youtu": _LATENT | {"pad_token_id": None},  # whose row transformers sets to 0 when it reads the files
+    "bitnet": {},
+    "gpt_neox": {"hidden_dropout": 0.0},
+    "apertus": {},
+    "nanochat": {"final_logit_softcapping": 5.0},
+    "granitemoe": _MULTIPLIED | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "granitemoeshared": _MULTIPLIED
+    | {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
+    "granite_swa": _MULTIPLIED | _ALTERNATING,
+    "mimo_v2_flash": _MIXTURE
     | _ROUTED
-    | {
-        "num_key_value_heads": 8,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
+    | _ALTERNATING
+    | {"head_dim": 12, "v_head_dim": 8, "mlp_layer_types": ["dense", "sparse"]},
+    "gemma4_text": _ALTERNATING
+    | {"head_dim": 8, "global_head_dim": 16, "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
+    "flex_olmo": {"num_experts": 8, "num_experts_per_tok": 2},
+    "minimax_m2": _HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "mellum": _MIXTURE | _HEADS | _ALTERNATING,
+    "cohere2_moe": _MIXTURE | _HEADS | _ALTERNATING | {"logit_scale": 0.25},
+    "solar_open": _MIXTURE | _ROUTED | _HEADS,
+    "ernie4_5_moe": {
+        "moe_intermediate_size": 24,
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
     },
+    "hy_v3": _MIXTURE | _HEADS | {"num_shared_experts": 1, "mlp_layer_types": ["dense", "sparse"]},
+    "exaone_moe": _MIXTURE | _ROUTED | _HEADS | _ALTERNATING | {"num_shared_experts": 1},
+    "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 8, "moe_topk": 2},
+    "afmoe": _MIXTURE | _HEADS | _ALTERNATING | {"num_shared_experts": 1, "num_dense_layers": 1, "mup_enabled": True},
+    "laguna": _MIXTURE
+    | _HEADS
+    | _ALTERNATING
+    | {"shared_expert_intermediate_size": 24, "mlp_layer_types": ["dense", "sparse"]},
 }
 """Changes of the common sizes, by model type."""
 

@@ -98,7 +98,7 @@ def test_an_exported_checkpoint_is_the_model(
         assert torch.equal(tensor, expected[name].bfloat16()), name
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "phimoe", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["mixtral", "phimoe", "gpt_neox", "ernie4_5_moe"])
 def test_an_export_has_the_names_of_the_source(
     kind: str, tmp_path: Path, source: Path, save: Callable[[nn.Module], Path]
 ) -> None:

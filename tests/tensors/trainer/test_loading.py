@@ -32,8 +32,10 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import load_weights
-from rlrun.trainer.modeling.shard import load_model
+from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.shard import load_model, local_part
 from rlrun.trainer.ranks.group import Group
+from tests.trainer.family_models import make_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,
@@ -150,6 +152,17 @@ def test_files_of_torch_are_read_by_slices(
     model = load(tmp_path, solo)
     for name, value in original.named_parameters():
         assert torch.equal(model.get_parameter(name).full_tensor(), value), name
+
+
+def test_what_the_architecture_freezes_is_read_where_a_checkpoint_follows(tmp_path: Path, solo: Group) -> None:
+    """No checkpoint has it: it is not trained."""
+    whole = make_model("ernie4_5_moe", 0)
+    whole.save_pretrained(tmp_path)
+    frozen = [name for name, parameter in whole.named_parameters() if not parameter.requires_grad]
+    model = load_sharded(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=16, with_weights=False)
+    assert [name.rpartition(".")[2] for name in frozen] == ["e_score_correction_bias"]
+    for name in frozen:
+        assert torch.equal(local_part(model.get_parameter(name)), whole.get_parameter(name)), name
 
 
 def test_what_the_files_lack_is_not_made_up(tmp_path: Path, solo: Group) -> None:

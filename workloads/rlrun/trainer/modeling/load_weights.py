@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -55,7 +55,8 @@ def load_sharded(
         source: folder or name on the hub.
         group: says the layout.
         seq_len: longest sequence of the run, in tokens.
-        with_weights: False leaves them undefined, to be filled from a checkpoint.
+        with_weights: False leaves them undefined, to be filled from a checkpoint; but for those that the architecture itself freezes
+            (biases of routers), which no checkpoint has.
         memory: what is kept, recomputed and rounded; see `shard`.
         kernel: what computes attention.
         prepare: changes the model before it is divided; parameters that it adds or replaces are left undefined.
@@ -83,9 +84,10 @@ def load_sharded(
         remember(whole, names)
         finished(whole)
         return shard(whole, group, memory=memory)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     with loading_errors(source):
-        files = open_files(source, options, names or []) if with_weights else Files({})
-    _by_slices(model, files, group, memory, source=source, finish=finished)
+        files = open_files(source, options, names or []) if with_weights or frozen else Files({})
+    _by_slices(model, files, group, memory, source=source, finish=finished, only=None if with_weights else frozen)
     files.close()
     if files.where and group.leads:
         logger.info(f"read {files.bytes_read / 2**30:.2f} GiB of the weights on rank 0")
@@ -100,8 +102,12 @@ def _by_slices(
     *,
     source: str,
     finish: Callable[[nn.Module], None],
+    only: Collection[str] | None,
 ) -> None:
-    """Finish and divide a model on meta, and read this rank's slices of the files; without any its parameters are left undefined."""
+    """Finish and divide a model on meta, and read this rank's slices of the files; without any its parameters are left undefined.
+
+    `only`: names of the parameters that are read; None: all.
+    """
     with loading_errors(source):
         planned = plan(model, files)
     for name, other in _ties(model):  # whichever of its names a parameter has in the files
@@ -120,7 +126,7 @@ def _by_slices(
     make_buffers(model, unsaved & kept)
     with loading_errors(source):
         for name, tensor in _tensors(model):
-            if name in planned and name in kept:
+            if name in planned and name in kept and (only is None or name in only):
                 _fill(tensor, planned[name])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlrun.config.models.checkpoint import ExportConfig
 from rlrun.config.models.lora import LoRAConfig
@@ -31,7 +31,8 @@ from rlrun.trainer.checkpoints.dcp import POLICY, parameter_key
 from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.shard import load_model
-from rlrun.trainer.modeling.stored.files import stored_names
+from rlrun.trainer.modeling.stored.files import open_files, stored_names
+from rlrun.trainer.modeling.stored.plan import plan
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, remember
 from rlrun.trainer.weights.hf_writer import (
     SHARD_BYTES,
@@ -107,7 +108,8 @@ def export_checkpoint(
     stored = reader.read_metadata().state_dict_metadata
     tensors = published_tensors(skeleton)
     trained = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
-    wanted = [*tensors] if adapters is None else trained
+    frozen = {name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad}
+    wanted = [name for name in tensors if name not in frozen] if adapters is None else trained
     missing = [name for name in wanted if parameter_key(POLICY, name) not in stored]
     if missing:
         raise RoleError(
@@ -149,19 +151,35 @@ def _converted(
 
 
 def _skeleton(model: ModelConfig, source: str) -> nn.Module:
-    """The model without memory for its parameters: their names, shapes, and which are one and the same."""
+    """The model without memory for what is trained: names, shapes, and which are one and the same."""
     options: dict[str, Any] = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
     try:
         architecture = AutoConfig.from_pretrained(source, **options)
         with torch.device("meta"):
-            skeleton: nn.Module = AutoModelForCausalLM.from_config(
+            skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
                 architecture, trust_remote_code=model.trust_remote_code
             )
-        remember(skeleton, stored_names(source, {"revision": options["revision"]}))
+        names = stored_names(source, {"revision": options["revision"]})
+        remember(skeleton, names)
+        _read_frozen(skeleton, source, {"revision": options["revision"]}, names or [])
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RoleError(f"cannot read the model's configuration in {source}: {reason[0]}", exit_codes.DATA) from error
     return skeleton
+
+
+def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, str], names: Sequence[str]) -> None:
+    """Fill what the architecture's code freezes, such as biases of routers: no checkpoint has it."""
+    frozen = [name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad]
+    if not frozen:
+        return
+    files = open_files(source, options, names)
+    planned = plan(skeleton, files)
+    for name in frozen:
+        path, _, attribute = name.rpartition(".")
+        whole = nn.Parameter(planned[name].whole(), requires_grad=False)
+        skeleton.get_submodule(path).register_parameter(attribute, whole)
+    files.close()
 
 
 def _base(model: ModelConfig, source: str, adapters: LoRAConfig) -> nn.Module:
