@@ -78,6 +78,7 @@ _SHARED = replace(
     rows=(*_LLAMA.rows, "mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"),
     whole=(*_LLAMA.whole, "mlp.shared_expert_gate"),
 )
+_SHARED_HEADS_FIRST = replace(_SHARED, norm_heads=1)
 _ROWS_ALONE = frozenset[Kind]({"cp"})
 
 _AS_LLAMA = (
@@ -124,12 +125,47 @@ FAMILIES: Mapping[str, Family] = {
         last_norm="final_layernorm",
     ),
     "starcoder2": replace(_LLAMA, columns=(*_QUERIES, "mlp.c_fc"), rows=("self_attn.o_proj", "mlp.c_proj")),
+    "bitnet": replace(_LLAMA, norms=("self_attn.attn_sub_norm", "mlp.ffn_sub_norm")),
+    "gpt_neox": replace(
+        _LLAMA,
+        columns=("attention.query_key_value", "mlp.dense_h_to_4h"),
+        rows=("attention.dense", "mlp.dense_4h_to_h"),
+        last_norm="final_layer_norm",
+    ),
     "qwen3_moe": replace(_EXPERTS, counted=True, normed=True),
     "mixtral": replace(_EXPERTS, counted=True),
-    "olmoe": _EXPERTS,
-    **dict.fromkeys(("qwen2_moe", "glm4_moe", "dots1"), _SHARED),
+    **dict.fromkeys(("olmoe", "flex_olmo", "minimax_m2", "mellum", "cohere2_moe"), _EXPERTS),
+    **dict.fromkeys(("qwen2_moe", "glm4_moe", "dots1", "solar_open"), _SHARED),
+    "ernie4_5_moe": replace(_SHARED, whole=(*_SHARED.whole, "mlp.gate.moe_statics")),
+    **dict.fromkeys(("hy_v3", "exaone_moe"), _SHARED_HEADS_FIRST),
+    "hunyuan_v1_moe": replace(
+        _SHARED_HEADS_FIRST,
+        columns=(*_LLAMA.columns, "mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+        rows=(*_LLAMA.rows, "mlp.shared_mlp.down_proj"),
+        norms=("self_attn.query_layernorm", "self_attn.key_layernorm"),
+        whole=(*_LLAMA.whole, "mlp.gate.wg"),
+    ),
+    "afmoe": replace(
+        _SHARED, columns=(*_SHARED.columns, "self_attn.gate_proj"), whole=("*layernorm", "mlp", "mlp.router.gate")
+    ),
+    "laguna": replace(_SHARED, columns=(*_SHARED.columns, "self_attn.g_proj")),
+    "apertus": Family(
+        by=_ROWS_ALONE, reason="its activations have weights of their own, whose gradient would be a part"
+    ),
+    **dict.fromkeys(
+        ("granitemoe", "granitemoeshared"), Family(by=_ROWS_ALONE, reason="its experts are not where others have them")
+    ),
+    "granite_swa": Family(by=_ROWS_ALONE, reason="its heads have sinks, which are not divided"),
+    "mimo_v2_flash": Family(by=_ROWS_ALONE, reason="its heads have sinks, which are not divided"),
+    "gemma4_text": Family(
+        by=_ROWS_ALONE, reason="its layers have heads of several sizes, and some share keys and values"
+    ),
+    "nanochat": Family(by=_ROWS_ALONE, reason="its last norm is also before its layers"),
     "gpt_oss": Family(by=_ROWS_ALONE, reason="its experts have biases and its heads sinks, which are not divided"),
-    "deepseek_v3": Family(by=_ROWS_ALONE, reason="its heads are made of latent vectors, which are not divided"),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"),
+        Family(by=_ROWS_ALONE, reason="its heads are made of latent vectors, which are not divided"),
+    ),
 }
 """By model type."""
 

@@ -96,7 +96,8 @@ def _check_named(
 
 def _check_divisible(model: PreTrainedModel, layers: Sequence[nn.Module], row: Family, tp: int) -> None:
     config = model.config.get_text_config()
-    sizes = [("key-value heads", config.num_key_value_heads), ("attention heads", config.num_attention_heads)]
+    heads = config.num_attention_heads
+    sizes = [("key-value heads", getattr(config, "num_key_value_heads", heads)), ("attention heads", heads)]
     for layer in layers:  # a mixture's experts are dealt out instead
         sizes += [
             ("intermediate size", module.out_features // len(row.joined.get(name, "1")))
