@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, logging
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.failures import RoleError
@@ -74,6 +76,22 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "zamba2": ({}, "a small model of it, made to check it, fails"),
     "xlstm": ({}, "a small model of it, made to check it, fails"),
 }
+
+
+RESULTS = Path(__file__).parents[3] / "benchmarks/results/architectures.md"
+
+
+def test_the_page_of_results_has_every_architecture() -> None:
+    """`python -m tests.trainer.architectures` makes it; what it says of trained ones is proved below."""
+    text = RESULTS.read_text()
+    first, second = text.split("| model type | not trained, since |")
+    trained, others = (set(re.findall(r"^\| `([\w-]+)` \|", part, re.MULTILINE)) for part in (first, second))
+    assert f"transformers {transformers.__version__}:" in text
+    assert trained | others == {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    assert not trained & others
+    assert trained >= RIGHT.keys() & MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    # Taken or not by their options.
+    assert not trained & WRONG.keys() - {"minimax_m3_vl_text"}
 
 
 @pytest.fixture(autouse=True)

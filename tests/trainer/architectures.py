@@ -1,0 +1,332 @@
+"""The sweep of architectures: `python -m tests.trainer.architectures FOLDER [TYPE...]`, a small model of every causal LM of transformers.
+
+Each is saved by transformers, loaded by the trainer, computed in packed rows, published, and read again. What the trainer takes is compared
+with transformers' eager attention in evaluation mode, sequence by sequence. Some three minutes of one core. Writes the page of results
+(`benchmarks/results/architectures.md`) into the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.fit.sources import UnknownModelError, read_shape
+from rlrun.protocol.files.failures import RoleError
+from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.modeling import lora, packed_attention
+from rlrun.trainer.modeling.architecture_check import _row, find_fault
+from rlrun.trainer.modeling.flops import model_cost
+from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.shard import local_part
+from rlrun.trainer.modeling.small_config import LONGEST, noise, set_noise
+from rlrun.trainer.modeling.small_model import quiet, small_model
+from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights import hf_writer
+
+ROW = (5, LONGEST, 9, 17)
+"""Tokens of the sequences in the row."""
+WINDOW = 6
+WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "attention_window_size", "window_size")
+SECONDS = 120
+"""Most time of one type."""
+LORA = LoRAConfig(rank=4)
+_LONGEST_REASON = 160
+_MIXED = ["conv", "conv", "full_attention"]
+PAGE = """\
+# Every causal language model of transformers
+
+`python -m tests.trainer.architectures FOLDER`, transformers {version}: a small model of each of the {types} model types, in float32
+on a CPU. {trained} are trained, {others} are not. A test compares this page with the installed transformers.
+[Which models can be trained](../../docs/models.md) says how a run proves its model.
+
+- Log-probability, gradient: largest difference of a row of several sequences ({row} tokens) from transformers' eager attention in
+  evaluation mode with each sequence alone; in nats, and as a share of a parameter's gradient.
+- With windows: the same with windows of {window} tokens, where the type has any.
+- Adapters: largest difference of a log-probability from the model with merged weights.
+- Published: names and bits of the source's files, as transformers reads them.
+- Work: active parameters as a share of the multiplications that torch counts for a token. Small models have parts that do not become small.
+- Counted: parameters by `rlrun fit`, as a share of those of the model at full size.
+
+| model type | log-probability | gradient | with windows | gradient | adapters | published | work | counted |
+|---|---|---|---|---|---|---|---|---|
+{trained_rows}
+
+Gemma 3n and 4 are 30 layers deep also when they are small; transformers' own two attentions, eager and SDPA, differ by as much.
+
+| model type | not trained, since |
+|---|---|
+{other_rows}
+"""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"n_routed_experts": 64, "num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2, "n_group": 1, "topk_group": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 16, "moe_topk": 2},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "lfm2": {"layer_types": _MIXED * 10 + _MIXED[1:]},
+    "lfm2_moe": {"layer_types": _MIXED * 10 + _MIXED[1:]},
+}
+"""Changes of the default configuration, which for these is none that a model has."""
+
+
+def whole_model(kind: str) -> Any:
+    """The model of a type's default configuration, without memory."""
+    packed_attention.register()
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**OPTIONS.get(kind, {})))
+
+
+def parts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    inner = [value for value in vars(config).values() if isinstance(value, PreTrainedConfig)]
+    return [config, *(part for one in inner for part in parts_of(one))]
+
+
+def bring(whole: Any, source: Path, *, windows: bool) -> Tensor:
+    """Save a small model as an outsider's, with the noise of its type, and windows that act if asked for; token ids for it."""
+    model: Any = small_model(type(whole), whole.config, attention="eager", seq_len=512, seed=3)
+    set_noise(model.config, noise(whole.config))
+    if windows:
+        for part in parts_of(model.config.get_text_config()):
+            for name in WINDOWS:
+                if isinstance(getattr(part, name, None), int):
+                    setattr(part, name, WINDOW)
+    model.save_pretrained(source)
+    make_tokenizer().save_pretrained(source)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(3, len(model.get_input_embeddings().weight), (sum(ROW),), generator=generator)
+
+
+def engines(source: Path) -> Any:
+    """The saved model as transformers reads it, to be evaluated."""
+    return AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+def alone(model: Any, ids: Tensor) -> Tensor:
+    """Log-probabilities `[T]`, each sequence by itself."""
+    found = []
+    for sequence in ids.split(ROW):
+        logits = model(input_ids=sequence[None], use_cache=False).logits[0, :-1].float()
+        chosen = logits.log_softmax(-1).gather(1, sequence[1:, None])[:, 0]
+        found += [chosen.new_zeros(1), chosen]
+    return torch.cat(found)
+
+
+def gradients(model: nn.Module, logprobs: Tensor) -> dict[str, Tensor]:
+    """Gradients of a weighted sum of the log-probabilities."""
+    weights = torch.randn(len(logprobs), generator=torch.Generator().manual_seed(2))
+    (logprobs * weights).sum().backward()
+    return {
+        name: torch.zeros_like(local_part(one)) if one.grad is None else local_part(one.grad)
+        for name, one in model.named_parameters()
+    }
+
+
+def gradient_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Largest difference, as a share of its parameter's norm."""
+    least = 1e-3 * max(float(one.norm()) for one in expected.values())
+    return max(
+        float((found[name] - one).norm()) / max(float(one.norm()), least) if name in found else math.inf
+        for name, one in expected.items()
+    )
+
+
+def files_of(folder: Path) -> dict[str, Tensor]:
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def exported(model: nn.Module, source: Path, folder: Path, group: Group) -> str:
+    """`equal` if the published files have the source's names and bits, and transformers reads them so."""
+    files = hf_writer.model_files(model, ModelConfig(path=str(source)), str(source))
+    hf_writer.publish(model, folder, files=files, dtype="float32", group=group)
+    before, after = files_of(source), files_of(folder)
+    if before.keys() != after.keys():
+        return f"other names: {sorted(before.keys() ^ after.keys())[:3]}"
+    if unequal := [name for name in before if not torch.equal(before[name], after[name])]:
+        return f"other values: {unequal[:3]}"
+    read, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    if report["missing_keys"] or report["unexpected_keys"]:
+        return f"missing {sorted(report['missing_keys'])[:3]}, unexpected {sorted(report['unexpected_keys'])[:3]}"
+    own = engines(source).state_dict()
+    wrong = [name for name, tensor in read.state_dict().items() if not torch.equal(tensor, own[name])]
+    return f"read otherwise: {wrong[:3]}" if wrong else "equal"
+
+
+def adapters(source: Path, group: Group, ids: Tensor) -> str:
+    """Largest difference between a model with adapters and one with merged weights; which adapters have no gradient."""
+    model = load_sharded(
+        ModelConfig(path=str(source)),
+        str(source),
+        group,
+        seq_len=LONGEST,
+        prepare=lambda model: lora.inject(model, LORA),
+    )
+    lora.initialise(model, 0)
+    for number, layer in enumerate(lora.adapted(model).values()):
+        lora.fill(layer.lora_B, 0.1 * torch.randn(layer.lora_B.shape, generator=torch.Generator().manual_seed(number)))
+    logprobs = token_statistics(model, _row(ids, ROW)).logprobs
+    found = gradients(model, logprobs)
+    merged = engines(source)
+    state = dict(merged.named_parameters())
+    with torch.no_grad():
+        for name, update in lora.updates(model).items():
+            state[name].copy_(lora.merge(state[name], local_part(update.a), local_part(update.b), update.scaling))
+        error = float((logprobs - alone(merged, ids)).abs().max())
+    lora.adapter_tensors(model)
+    idle = [name for name, one in model.named_parameters() if one.requires_grad and not found[name].any()]
+    return f"{error:.0e}" + (f", without gradient: {idle[:3]}" if idle else "")
+
+
+def work(model: Any, source: Path) -> str:
+    """Active parameters as a share of the multiplications that torch counts for one token."""
+    other = engines(source)
+    with contextlib.suppress(Exception):
+        other.set_experts_implementation("eager")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        other(input_ids=torch.tensor([[5]]), use_cache=False)
+    return f"{2 * model_cost(model).active_parameters / counter.get_total_flops():.2f}"
+
+
+def counted(whole: Any, folder: Path) -> str:
+    """Parameters of the full-size model by `rlrun fit`, as a share of those that it has."""
+    whole.config.save_pretrained(folder)
+    shape = read_shape(folder, "spec.model.path", option="--model-config")
+    return f"{shape.parameters / sum(one.numel() for one in whole.parameters()):.4f}"
+
+
+def guarded(act: Callable[..., str], *options: Any) -> str:
+    """What it says, or why it is refused, or that it breaks."""
+    try:
+        return act(*options)
+    except (RoleError, UnknownModelError) as error:
+        return f"refused: {error}"
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        return f"CRASH {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+
+
+def compared(source: Path, ids: Tensor, group: Group) -> tuple[nn.Module, dict[str, Any]]:
+    """The trainer's model, and its largest differences from transformers'."""
+    model = load_sharded(ModelConfig(path=str(source)), str(source), group, seq_len=LONGEST)
+    logprobs = token_statistics(model, _row(ids, ROW)).logprobs
+    found, other = gradients(model, logprobs), engines(source)
+    expected = alone(other, ids)
+    error = float((logprobs - expected).detach().abs().max())
+    return model, {"logprob": error, "gradient": gradient_error(found, gradients(other, expected))}
+
+
+def tried(kind: str, folder: Path, group: Group) -> dict[str, Any]:
+    """All that is found out about a type."""
+    try:
+        whole = whole_model(kind)
+    except Exception as error:
+        return {"unmade": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"}
+    remember(whole)
+    if (fault := guarded(lambda: find_fault(whole, seq_len=512) or "")) and not fault.startswith("CRASH"):
+        return {"refused": fault}
+    source = folder / "source"
+    try:
+        ids = bring(whole, source, windows=False)
+        model, found = compared(source, ids, group)
+    except RoleError as error:
+        return {"refused": str(error).replace(f"model {source}: ", "")}
+    found["export"] = guarded(exported, model, source, folder / "version", group)
+    found["lora"] = guarded(adapters, source, group, ids)
+    found["work"] = guarded(work, model, source)
+    found["fit"] = guarded(counted, whole, folder / "full")
+    if any(
+        isinstance(getattr(part, name, None), int)
+        for part in parts_of(whole.config.get_text_config())
+        for name in WINDOWS
+    ):
+        ids = bring(whole, folder / "windows", windows=True)
+        found["windows"] = compared(folder / "windows", ids, group)[1]
+    return found
+
+
+def row_of(kind: str, found: dict[str, Any]) -> str:
+    """Row of a type that is trained."""
+    windows = found.get("windows", {})
+    errors = [f"{one[name]:.0e}" if one else "" for one in (found, windows) for name in ("logprob", "gradient")]
+    adapters = re.sub(r"refused: .*", "none", found["lora"])
+    cells = [f"`{kind}`", *errors, adapters, found["export"], found["work"], found["fit"]]
+    return f"| {' | '.join(cells)} |".replace("e-0", "e-").replace("0e+00", "0")
+
+
+def reason_of(found: dict[str, Any]) -> str:
+    """Reason why a type is not trained, without its number, which differs from run to run."""
+    if "unmade" in found:
+        return f"no model can be made of its defaults: {found['unmade']}"
+    reason = re.sub(r"^.*?cannot be trained: | \(on a small model .*", "", found["refused"])
+    return re.sub(r", so that log-prob.*| by [\d.e+-]+ .*", "", reason).replace("|", " ")[:_LONGEST_REASON]
+
+
+def page(table: dict[str, Any]) -> str:
+    """The page of results."""
+    trained = {kind: row for kind, row in sorted(table.items()) if "logprob" in row}
+    others = {kind: row for kind, row in sorted(table.items()) if kind not in trained}
+    return PAGE.format(
+        version=transformers.__version__,
+        types=len(table),
+        trained=len(trained),
+        others=len(others),
+        row=", ".join(map(str, ROW)),
+        window=WINDOW,
+        trained_rows="\n".join(row_of(kind, row) for kind, row in trained.items()),
+        other_rows="\n".join(f"| `{kind}` | {reason_of(row)} |" for kind, row in others.items()),
+    )
+
+
+def main(folder: Path, kinds: Sequence[str]) -> int:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
+    table: dict[str, Any] = {}
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"more than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, late)
+    for kind in kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        with quiet(), tempfile.TemporaryDirectory(dir=folder) as own:
+            signal.alarm(SECONDS)
+            try:
+                table[kind] = tried(kind, Path(own), group)
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                table[kind] = {"crash": f"{type(error).__name__}: {error}"}
+            signal.alarm(0)
+        print(kind, json.dumps(table[kind]), flush=True)
+        (folder / "architectures.json").write_text(json.dumps(table, indent=1))
+    if broken := [kind for kind, row in table.items() if "CRASH" in json.dumps(row) or "crash" in row]:
+        print("broken:", *broken)
+        return 1
+    (folder / "architectures.md").write_text(page(table))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
