@@ -46,7 +46,7 @@ def test_what_is_not_divided_so_is_refused_with_the_families_that_are_and_the_fi
     assert problem("qwen2", "tp", 2) is None
     said = problem("mamba", "tp", 2) or ""
     assert re.fullmatch(
-        r"is for the model types arcee, .*, the model is of type mamba; set tp: 1 and share it by dpShard", said
+        r"is for the model types afmoe, arcee, .*, the model is of type mamba; set tp: 1 and share it by dpShard", said
     )
     assert "gpt_oss" not in said.partition(", the model is")[0]
     said = problem("gpt_oss", "tp", 2) or ""

@@ -35,10 +35,15 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
             dataclasses.replace(QWEN2, model_type="gpt_oss"),
             trainer(2, tp=2),
             "tp",
-            "2 is for the model types arcee, .* the model is of type gpt_oss: its experts .* set tp: 1 and share it by dpShard, or cp",
+            "2 is for the model types afmoe, arcee, .* the model is of type gpt_oss: its experts .* set tp: 1 and share it by dpShard, or cp",
         ),
         (dataclasses.replace(QWEN2, model_type="mamba"), trainer(2, cp=2), "cp", "set cp: 1 and share it by dpShard"),
-        (dataclasses.replace(MIXTURE, model_type="afmoe"), trainer(2, ep=2), "ep", "is for the model types .*olmoe"),
+        (
+            dataclasses.replace(MIXTURE, model_type="granitemoe"),
+            trainer(2, ep=2),
+            "ep",
+            "is for the model types .*olmoe, ",
+        ),
         (QWEN3, trainer(32, pp=32), "pp", r"32 is more than the model's layers \(28\); lower pp"),
         (
             QWEN3,
