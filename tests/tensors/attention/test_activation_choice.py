@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, PreTrainedConfig, Qwen3Config
+from transformers import MambaConfig, PreTrainedConfig, Qwen3Config
 
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.trainer.modeling import activation_choice
@@ -62,7 +62,7 @@ def test_a_rank_with_a_gpu_says_what_it_takes(
     (line,) = log_lines
     assert line.startswith("activationCheckpointing auto is selective: none needs 87.5 GiB")
     assert activation_mode("full", run(), qwen(), on_gpu) == "full"
-    assert activation_mode("auto", run(), GPT2Config(), on_gpu) == "none"
+    assert activation_mode("auto", run(), MambaConfig(), on_gpu) == "none"
     assert log_lines[1].startswith(
         "activationCheckpointing auto is none: the memory of such a model is not known here: "
     )

@@ -130,12 +130,12 @@ def _candidates(model: nn.Module) -> dict[str, nn.Linear]:
     return {
         name: module
         for name, module in found.items()
-        if name.rpartition(".")[2] not in _read_weights(type(model.get_submodule(name.rpartition(".")[0])))
+        if name.rpartition(".")[2] not in _read_weights(model.get_submodule(name.rpartition(".")[0]).__class__)
     }
 
 
 @cache
-def _read_weights(owner: type[nn.Module]) -> frozenset[str]:
+def _read_weights(owner: type) -> frozenset[str]:
     """Attributes of a module whose weights its code reads, beyond their format."""
     try:
         return frozenset(_WEIGHT_READ.findall(inspect.getsource(owner)))

@@ -168,7 +168,7 @@ def _skeleton(model: ModelConfig, source: str) -> nn.Module:
     return skeleton
 
 
-def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, str], names: Sequence[str]) -> None:
+def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, str], names: list[str]) -> None:
     """Fill what the architecture's code freezes, such as biases of routers: no checkpoint has it."""
     frozen = [name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad]
     if not frozen:
