@@ -118,7 +118,7 @@ def _kept_bytes(device: torch.device) -> int:
         return KEPT_BYTES.get(device.type, 0)
     free, total = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return max(free + unused - total // LEFT_SHARE, 0)
+    return max(int(free + unused - total // LEFT_SHARE), 0)
 
 
 def _chunk_tokens(hidden: Tensor, weight: Tensor) -> int:
