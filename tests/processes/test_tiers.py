@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiers as runner
+from tests.support.python_path import before
 from tests.tiers import AT_LAST, LANES, THEN, TIERS, WAITING
 
 ROOT = Path(__file__).parents[2]
@@ -188,7 +189,7 @@ def test_an_unknown_tier_is_named() -> None:
 
 def test_a_signal_ends_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:
     (tmp_path / "slow_start.py").write_text("import time; time.sleep(60)")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_PLUGINS": "slow_start"}
+    environment = {**os.environ, "PYTHONPATH": before(tmp_path), "PYTEST_PLUGINS": "slow_start"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.tiers", "controlplane", *THEN[:3]],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -19,6 +19,7 @@ from rlrun.environments.process.talk import StartError
 from rlrun.environments.process.user_code_check import check
 from rlrun.environments.process.variables import BASICS
 from rlrun.environments.stage import TaskRef
+from tests.support.python_path import before
 
 FOLDER = str(Path(__file__).parent / "intruder")
 sys.path.insert(0, FOLDER)
@@ -63,7 +64,7 @@ async def attempt(name: str, args: Mapping[str, Any] | None = None, variables: t
 
 @pytest.fixture(autouse=True)
 def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    monkeypatch.setenv("PYTHONPATH", before(FOLDER))
     for name in USUAL[3:]:
         monkeypatch.setenv(name, "1")
     for name, value in SECRETS.items():

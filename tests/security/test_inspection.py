@@ -22,6 +22,7 @@ from rlrun.environments.process.worker import MAX_FILES
 from rlrun.environments.rewards.sandbox import UnavailableError
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun_operator.render.containers import CREDENTIALS_FOLDER
+from tests.support.python_path import before
 
 FOLDER = Path(__file__).parent / "intruder"
 KEY = "the-runs-key"
@@ -46,7 +47,7 @@ def ordinary_user(*more: str) -> list[str]:
 def attempt(entry: str, deed: str, *more: str) -> Any:
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RLRUN_")},
-        "PYTHONPATH": str(FOLDER),
+        "PYTHONPATH": before(FOLDER),
         "TMPDIR": "/tmp",
         "HOME": "/tmp",
         "RLRUN_API_KEY": KEY,

@@ -15,6 +15,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.failures import ROLE_ENVIRONMENT, read_error
 from rlrun.trainer.ranks.launch import torchrun_command
+from tests.support.python_path import before
 from tests.trainer.conftest import DEADLINE_SECONDS, KEY
 
 CRASHES = AlgorithmConfig.model_validate({"loss": {"name": "crashing_loss:crashes_on_rank_1"}})
@@ -24,7 +25,7 @@ SEGMENTATION_FAULT = 139
 def test_a_rank_that_crashes_is_told_with_its_own_last_frames(
     make_run: Callable[[str], Any], recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parent))
     run = make_run("run")
     file = run.write_config(ranks=2, algorithm=CRASHES, micro_batch_tokens=32)
     config = RunConfig.model_validate_json(file.read_text()).trainer

@@ -17,6 +17,7 @@ from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.diagnostics import stacks
 from rlrun.pod.role.process import descendants
 from rlrun.protocol.messages import channel as protocol
+from tests.support.python_path import before
 from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator
 from tests.trainer.test_trainer_live import launch
 
@@ -28,7 +29,7 @@ def test_ranks_that_hang_have_said_what_they_do_and_tell_where_they_are(
 ) -> None:
     file = tmp_path / "stacks"
     monkeypatch.setenv(stacks.FILE_VARIABLE, str(file))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parent))
     run = make_run("run")
     process = launch(run, ranks=2, algorithm=AlgorithmConfig.model_validate({"loss": LOSS}), micro_batch_tokens=32)
     try:

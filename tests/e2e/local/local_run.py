@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.python_path import before
+
 ROOT = Path(__file__).resolve().parents[3]
 RUN_SECONDS = 600.0
 LEARNED_STEPS = 120
@@ -59,7 +61,7 @@ class LocalRun:
             str(self.folder),
             "--plain",
         ]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+        environment = {**os.environ, "PYTHONPATH": before(ROOT)}
         self.process = subprocess.Popen(
             [*command, *options], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -21,6 +21,7 @@ from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
 from tests.e2e.local.local_run import ROOT
+from tests.support.python_path import before
 
 pytestmark = pytest.mark.timeout(600)
 SECONDS = 240.0
@@ -40,7 +41,7 @@ class Terminals:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._environment = os.environ | {
-            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONPATH": before(ROOT),
             "RLRUN_API_KEY": "a-key-of-this-run",
             "OMP_NUM_THREADS": "1",
         }

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.local.local_run import LocalRun, example
 from tests.support.faults import rlrun_faults
+from tests.support.python_path import before
 
 STEPS = 3
 IN_TURN = {
@@ -26,7 +27,7 @@ def test_an_engine_sleeps_while_a_step_is_trained_whoever_dies(
     new_run: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened = tmp_path / "happened"
-    monkeypatch.setenv("PYTHONPATH", str(Path(rlrun_faults.__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", before(Path(rlrun_faults.__file__).parent))
     monkeypatch.setenv(rlrun_faults.VARIABLE, ",".join(f"{point}={action}" for point, action in IN_TURN.items()))
     monkeypatch.setenv(rlrun_faults.FOLDER_VARIABLE, str(happened))
     run = new_run(

@@ -20,6 +20,7 @@ from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from tests.cluster.cache import cache_root, locked
+from tests.support.python_path import before
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -81,7 +82,7 @@ async def running(python: Path, args: dict[str, Any]) -> AsyncIterator[IsolatedE
 async def test_an_environment_of_verifiers_0_1_plays_in_its_own_packages(
     python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "verifiers_legacy"))
+    monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parent / "verifiers_legacy"))
     async with running(python, {"args": {"turns": 2}}) as environment:
         tasks = [*environment.tasks("train"), *environment.tasks("eval")]
         assert (len(tasks), len(environment.tasks("eval"))) == (20, 2)
@@ -130,7 +131,7 @@ class Caller:
 async def test_an_environment_of_verifiers_0_1_gets_its_tools_called(
     python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "verifiers_legacy"))
+    monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parent / "verifiers_legacy"))
     async with running(python, {"args": {"turns": 0}}) as environment:
         model = Caller()
         play = await environment.play(environment.tasks("train")[0], model, timeout_seconds=60, reward_seconds=60)

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from rlrun.cli import rl, sft
 from rlrun.cli.main import main
+from tests.support.python_path import before
 
 RL = """\
 max_stps = 3
@@ -288,7 +289,7 @@ def test_a_proof_that_cannot_be_made_here_refuses_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (Path.cwd() / "torch.py").write_text("raise ImportError('libcuda.so.1')")
-    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.setenv("PYTHONPATH", before(Path.cwd()))
     Path("run.yaml").write_text(TRAINED.replace("PATH", _model("doge", **DOGE)))
     assert main(["validate", "run.yaml"]) == 0
     told = capsys.readouterr().out.splitlines()[1:]

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.python_path import before
+
 FOLDER = Path(__file__).parent / "usercode"
 MANIFEST = """\
 apiVersion: rlrun.io/v1alpha1
@@ -41,7 +43,7 @@ DEEDS = [
 
 
 def environ(**more: str) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(FOLDER)} | more
+    return os.environ | {"PYTHONPATH": before(FOLDER)} | more
 
 
 def alive(pid: str) -> bool:
@@ -160,18 +162,18 @@ def test_a_loss_of_ones_own_is_looked_at_too(tmp_path: Path, field: str) -> None
 def test_an_environment_is_asked_with_its_own_interpreter(tmp_path: Path) -> None:
     """Its packages are there and not here; that of this command line is never asked."""
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={FOLDER} exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={before(FOLDER)} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     text = MANIFEST.replace("DEED", "good").replace("SECONDS", f"60, python: {python}")
-    done = call("validate", write(tmp_path, text), cwd=tmp_path, PYTHONPATH="")
+    done = call("validate", write(tmp_path, text), cwd=tmp_path, PYTHONPATH=before())
     assert (done.returncode, "note" in done.stdout) == (0, False), done.stdout + done.stderr
     absent = write(tmp_path, text.replace(str(python), "/opt/venv/bin/python"))
-    done = call("validate", absent, cwd=tmp_path, PYTHONPATH="")
+    done = call("validate", absent, cwd=tmp_path, PYTHONPATH=before())
     assert done.returncode == 0, done.stderr
     assert (
         "note: spec.environments[1].id is not checked on this machine: cannot start /opt/venv/bin/python" in done.stdout
     )
-    done = call("local", absent, cwd=tmp_path, PYTHONPATH="")
+    done = call("local", absent, cwd=tmp_path, PYTHONPATH=before())
     assert done.returncode == 78
     assert "spec.environments[1].id: cannot start /opt/venv/bin/python" in done.stderr
 
@@ -219,7 +221,7 @@ def test_a_mistake_in_a_reward_of_ones_own_is_found_before_a_run(tmp_path: Path)
     row = '{{"uid": "{0}", "prompt": "{0}?", "ground_truth": "{0}", "data_source": "gsm9k"}}\n'
     (tmp_path / "rows.jsonl").write_text("".join(row.format(i) for i in range(40)))
     file = write(tmp_path, REWARDS.replace("ROWS", str(tmp_path / "rows.jsonl")))
-    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    path = {"PYTHONPATH": before(tmp_path)}
     done = call("validate", file, cwd=tmp_path, **path)
     assert done.returncode == 78
     said = {line.split(": ", 2)[1]: line for line in done.stderr.splitlines()}

@@ -16,6 +16,7 @@ from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Played
+from tests.support.python_path import before
 
 LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=2.0, look_seconds=0.05)
 sys.path.insert(0, FOLDER := str(Path(__file__).parent / "misbehaving"))
@@ -24,7 +25,7 @@ from comparing import DEEDS  # noqa: E402
 
 @asynccontextmanager
 async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[IsolatedEnvironment]:
-    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    monkeypatch.setenv("PYTHONPATH", before(FOLDER))
     monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
     environment = IsolatedEnvironment("comparing", Command("comparing:comparing", {}), LIMITS, [Log(None)])
     await environment.start()

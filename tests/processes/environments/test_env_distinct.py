@@ -17,6 +17,7 @@ from rlrun.environments.protocol import SingleTurnEnvironment
 from rlrun.environments.registry import load
 from rlrun.environments.splits import GeneratedTasks, split_of
 from rlrun.environments.stage import InProcessStage, TaskRef
+from tests.support.python_path import before
 
 ENVIRONMENT = """
 from rlrun.environments.protocol import Episode, Score, SingleTurnEnvironment, Task
@@ -95,7 +96,7 @@ def fixed(train: list[list[str]], held_out: list[list[str]]) -> Command:
 
 def test_the_environment_s_own_process_refuses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fixed_tasks.py").write_text(ENVIRONMENT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", before(tmp_path))
     limits = Limits(start_seconds=60)
     good = fixed([["a", "1"], ["b", "2"]], [["c", "3"]])
     twice, shared = fixed([["a", "1"], ["a", "2"]], [["c", "3"]]), fixed([["a", "1"], ["b", "2"]], [["b", "3"]])

@@ -26,6 +26,7 @@ from rlrun.orchestrator.rollouts.environment_pool import host_of
 from rlrun.pod.main import main
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime.bootstrap import HOST_MODULE, SOCKETS_VARIABLE, START
+from tests.support.python_path import before
 
 LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=30, look_seconds=0.05)
 MISBEHAVING = "misbehaving:misbehaving"
@@ -71,7 +72,7 @@ class Container:
         self.start()
 
     def start(self) -> None:
-        environment = os.environ | {"PYTHONPATH": FOLDER, "HOME": str(self.socket.parent / "home")}
+        environment = os.environ | {"PYTHONPATH": before(FOLDER), "HOME": str(self.socket.parent / "home")}
         command = [sys.executable, "-c", START, str(self.code / "rlrun"), HOST_MODULE, str(self.socket)]
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 

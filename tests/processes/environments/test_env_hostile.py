@@ -25,6 +25,7 @@ from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime.processes import processes_with
+from tests.support.python_path import before
 
 sys.path.insert(0, FOLDER := str(Path(__file__).parent / "misbehaving"))
 from hostile import NAMES, SLEEP
@@ -183,7 +184,7 @@ class Model:
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", FOLDER)
+        patch.setenv("PYTHONPATH", before(FOLDER))
         patch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
         patch.setattr(supervised, "MAX_BACKOFF_SECONDS", 0.01)
         patch.setattr(life, "CLOSE_SECONDS", 1.0)

@@ -28,6 +28,7 @@ from rlrun.orchestrator.rollouts import environment_pool
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.runtime.processes import processes_with
+from tests.support.python_path import before
 
 MEMORY = 200 * 1024**2
 LIMITS = Limits(start_seconds=30, memory_bytes=MEMORY, hang_seconds=3.0, look_seconds=0.1)
@@ -66,7 +67,7 @@ class Model:
 @pytest.fixture(scope="module", autouse=True)
 def _importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", FOLDER)
+        patch.setenv("PYTHONPATH", before(FOLDER))
         patch.setenv("RLRUN_API_KEY", "secret")
         patch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
         patch.setattr(life, "CLOSE_SECONDS", 2.0)

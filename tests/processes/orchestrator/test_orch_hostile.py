@@ -17,6 +17,7 @@ from rlrun.orchestrator.journal.writer import SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
+from tests.support.python_path import before
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -24,7 +25,7 @@ async def test_a_run_goes_on_with_what_an_environment_does_well(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
+    monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
     wild = {"id": "orch_environments:wild", "name": "wild", "group_size": 2, "workers": workers}
     config = make_config(
         tmp_path, tokenizer_folder, environments=[wild], max_steps=5, max_concurrency=16, max_error_ratio=1.0

@@ -35,6 +35,7 @@ from rlrun.protocol.files import batch as batch_module
 from rlrun.protocol.files import volume_faults
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.python_path import before
 
 ROOT = Path(rlrun.__file__).parent.parent
 
@@ -107,7 +108,7 @@ def test_the_process_collects_in_slices_once_all_is_loaded(
 def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokenizer_folder: Path) -> None:
     port = free_port()
     config = write_config(tmp_path, tokenizer_folder, metrics_port=port, trainer_url=f"http://127.0.0.1:{free_port()}")
-    env = os.environ | {"RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": API_KEY, "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": API_KEY, "PYTHONPATH": before(ROOT)}
     command = [sys.executable, "-m", "rlrun.orchestrator", "--config", str(config)]
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
     try:

@@ -25,6 +25,7 @@ from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun.protocol.files.batch import BatchError, read_batch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.python_path import before
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -188,7 +189,7 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervised_module, "FIRST_BACKOFF_SECONDS", 0.01)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
+    monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
     environments = [
         {"id": "reverse-text", "group_size": 2, "ratio": 3},
         {

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.python_path import before
+
 PROBE = Path(__file__).parents[3] / "benchmarks" / "probe"
 
 
@@ -15,7 +17,7 @@ def noted(code: str, folder: Path, port: int) -> list[str]:
     """Notes of a process that runs this code."""
     notes = folder / "notes.txt"
     environ = {
-        **os.environ, "PYTHONPATH": str(PROBE),
+        **os.environ, "PYTHONPATH": before(PROBE),
         "PROBE_NOTES": str(notes), "PROBE_FOLDER": str(folder / "tracking"), "PROBE_PORT": str(port),
     }  # fmt: skip
     subprocess.run([sys.executable, "-c", code], env=environ, check=True)

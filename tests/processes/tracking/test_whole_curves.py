@@ -11,6 +11,7 @@ import pytest
 
 from rlrun.runtime import exit_codes
 from tests.processes.tracking.conftest import SinkOf, needs, until
+from tests.support.python_path import before
 from tests.support.tracked_run import UID
 
 Curve = list[tuple[int, float]]
@@ -129,7 +130,7 @@ def test_a_missing_package_ends_the_tracker_alone(sink_of: Callable[..., SinkOf]
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "__init__.py").write_text("raise ImportError('broken', name='wandb')")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+        patch.setenv("PYTHONPATH", before(tmp_path))
         process = sink.start("--once")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == exit_codes.FAILURE

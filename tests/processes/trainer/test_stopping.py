@@ -14,6 +14,7 @@ import pytest
 import rlrun
 from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.stop import Stop
+from tests.support.python_path import before
 
 STOPPED = 128 + signal.SIGTERM
 ROOT = Path(rlrun.__file__).parent.parent
@@ -36,7 +37,7 @@ class Rank:
     def __init__(self, setup: str = "") -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", RANK.format(setup=setup)],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": before(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
