@@ -47,6 +47,7 @@ def test_the_script_is_read_from_the_folder_and_the_environment_comes_first(
         ('{"trainer": {"faults": [{"step": 3, "action": "exlode"}]}}', 'trainer.faults[0].action is "exlode"'),
         ('{"trainer": {"faults": [{"action": "exit"}]}}', "trainer.faults[0].step"),
         ('{"trainer": {"faults": [{"step": 4, "action": "disk_full", "pod": 1}]}}', "disk_full needs pod 0"),
+        ('{"trainer": {"faults": [{"step": 4, "action": "wait"}]}}', "needs file; got wait with file None"),
         ('{"trainer": {"stepSecond": 1}}', "trainer.stepSecond is 1"),
         ('{"inference": {"tokenSeconds": -1}}', "inference.tokenSeconds is -1"),
         ("{", "is not JSON"),

@@ -19,6 +19,7 @@ from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
 from rlrun.protocol.files.failures import read_error
 from rlrun.runtime import exit_codes
+from rlrun.trainer.checkpoints.unsaved import FIRST_RETRY_SECONDS
 from tests.support.stub.policy import Policy
 from tests.support.stub.script import PolicyScript
 
@@ -28,6 +29,11 @@ def finish(run: StubRun, attempt: int = 1) -> None:
     trainer, orchestrator = run.start("trainer", attempt), run.start("orchestrator", attempt)
     assert run.wait(orchestrator) == exit_codes.OK, run.state()
     assert run.wait(trainer) == exit_codes.OK, run.state()
+
+
+def completed(run: StubRun) -> list[int]:
+    """Steps of the checkpoints that are there and complete."""
+    return [checkpoint.step for checkpoint in complete_checkpoints(run.paths)]
 
 
 HANG = {"attempt": 1, "step": 7, "action": "hang"}
@@ -49,12 +55,16 @@ def cpu_of_ended_children() -> float:
 
 def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Path) -> None:
     with stub_run(tmp_path) as run:
-        pause = {"step": 30, "action": "slow_step", "seconds": 3}  # until then the checkpoint of step 25 is complete
-        run.script(trainer={"stepSeconds": 0.02, "faults": [pause]}, policy={"halfLifeSteps": 5})
+        last = tmp_path / "last"
+        waits = {"step": 30, "action": "wait", "file": str(last)}
+        run.script(trainer={"stepSeconds": 0.02, "faults": [waits]}, policy={"halfLifeSteps": 5})
         assert run.wait(run.start("model")) == exit_codes.OK, run.state()
         before = cpu_of_ended_children()
-        engine = run.start("inference")
-        finish(run)
+        engine, trainer, orchestrator = run.start("inference"), run.start("trainer"), run.start("orchestrator")
+        run.until(lambda: completed(run) == [20, 25], "the checkpoint of step 25 is complete, and that of step 15 gone")
+        last.touch()
+        assert run.wait(orchestrator) == exit_codes.OK, run.state()
+        assert run.wait(trainer) == exit_codes.OK, run.state()
         engine.send_signal(signal.SIGTERM)
         assert run.wait(engine) == exit_codes.OK, run.state()
         took = cpu_of_ended_children() - before
@@ -201,20 +211,32 @@ def test_a_scripted_end_of_the_trainer_has_its_exit_code(tmp_path: Path) -> None
 
 
 def test_a_checkpoint_that_finds_the_volume_full_is_made_up_for_while_training_goes_on(tmp_path: Path) -> None:
-    with stub_run(tmp_path, max_steps=6) as run:
+    with stub_run(tmp_path, max_steps=7) as run:
+        last = tmp_path / "last"
         faults = [
             {"step": 5, "action": "disk_full", "seconds": 1},
-            {"step": 6, "action": "slow_step", "seconds": 6},  # by then the next try is due
+            {
+                "step": 6,
+                "action": "slow_step",
+                "seconds": FIRST_RETRY_SECONDS,
+            },  # however slow the machine: it is due then
+            {"step": 7, "action": "wait", "file": str(last)},
         ]
         run.script(trainer={"stepSeconds": 0, "faults": faults})
         assert run.wait(run.start("model")) == exit_codes.OK
         run.start("inference")
-        finish(run)
-        assert run.trained(1) == [1, 2, 3, 4, 5, 6]
+        trainer, orchestrator = run.start("trainer"), run.start("orchestrator")
+        run.until(
+            lambda: completed(run) == [6], "the checkpoint is made up for, though step 6 is not one of the interval"
+        )
+        last.touch()
+        assert run.wait(orchestrator) == exit_codes.OK, run.state()
+        assert run.wait(trainer) == exit_codes.OK, run.state()
+        assert run.trained(1) == [1, 2, 3, 4, 5, 6, 7]
         log = run.log("trainer").read_text()
         assert "cannot save a checkpoint: the volume is full" in log
         assert "step 5: the checkpoint is complete" not in log
-        assert [checkpoint.step for checkpoint in complete_checkpoints(run.paths)] == [6]
+        assert completed(run) == [6, 7]
         assert "the volume is of use again (could not save a checkpoint since" in log
 
 
@@ -235,7 +257,9 @@ def test_a_slow_trainer_is_slow_and_a_hanging_one_stays_where_it_is(tmp_path: Pa
         run.until(lambda: "script: hang in attempt 1, step 6" in run.log("trainer").read_text(), "the trainer hangs")
         run.until(lambda: len(run.metrics()) == 5, "five steps are told of")
         lines = {line["step"]: line for line in run.metrics()}
-        assert lines[2]["time/forward_backward"] > 2 > lines[1]["time/forward_backward"] > 0.1
+        assert lines[2]["time/forward_backward"] > 2
+        assert lines[1]["time/forward_backward"] > 0.1
+        assert re.findall(r"script: slow_step in attempt 1, step (\d+)", run.log("trainer").read_text()) == ["2"]
         assert lines[5]["time/save_ckpt"] > 0.4
         trainer.send_signal(signal.SIGTERM)
         assert run.wait(trainer) == 128 + signal.SIGTERM

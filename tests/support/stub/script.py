@@ -23,6 +23,8 @@ FAULTS_FOLDER = "stub"
 """Folder in the run's folder: marks of the engines' faults that have happened."""
 REQUESTS_FILE = "requests.jsonl"
 """File in that folder: requests that engines got."""
+WAIT_SECONDS = 0.02
+"""Between two looks for the file of a fault that waits."""
 
 Seconds = Annotated[float, Field(ge=0, le=86400)]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
@@ -37,20 +39,25 @@ class TrainerFault(Config):
     """Step in which it happens, once its batch has come; 0: at the start, once the attempt's file is written."""
     pod: Annotated[int, Field(ge=0)] = 0
     """Ordinal of the trainer pod."""
-    action: Literal["exit", "sigkill", "hang", "slow_step", "slow_save", "disk_full"]
-    """exit: end with `code`. sigkill: end as if the kernel killed it. hang: do nothing until a signal comes. slow_step, slow_save: take
-    `seconds` longer, for the step or for its checkpoint. disk_full: its checkpoint, and later ones for `seconds`, find the volume full."""
+    action: Literal["exit", "sigkill", "hang", "wait", "slow_step", "slow_save", "disk_full"]
+    """exit: end with `code`. sigkill: end as if the kernel killed it. hang: do nothing until a signal comes. wait: train only once `file`
+    is there. slow_step, slow_save: take `seconds` longer, for the step or for its checkpoint. disk_full: its checkpoint, and later ones
+    for `seconds`, find the volume full."""
     code: ExitCode = 1
     """Exit code of `exit`."""
     seconds: Seconds = 5.0
     """Duration of `slow_step`, `slow_save` and `disk_full`."""
+    file: Path | None = None
+    """File of `wait`: whoever scripts the fault makes it."""
 
     @model_validator(mode="after")
-    def _only_the_first_pod_saves(self) -> Self:
+    def _fields_fit_the_action(self) -> Self:
         if self.action in ("slow_save", "disk_full") and (self.pod or not self.step):
             raise ValueError(
                 f"{self.action} needs pod 0, which saves, and a step from 1; got pod {self.pod}, step {self.step}"
             )
+        if (self.action == "wait") is (self.file is None):
+            raise ValueError(f"wait, and nothing else, needs file; got {self.action} with file {self.file}")
         return self
 
 
@@ -170,6 +177,8 @@ def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int, sto
             logger.warning(f"script: {fault.action} in attempt {attempt}, step {step}, pod {pod}")
             if fault.action == "slow_step":
                 time.sleep(fault.seconds)
+            while fault.file is not None and not fault.file.exists():
+                time.sleep(WAIT_SECONDS)
             if fault.action == "hang":
                 stop.allow_time(0.0)
             end(fault.action, fault.code)
