@@ -87,13 +87,44 @@ def test_no_value_of_any_key_ends_in_an_exception(dialect: Dialect) -> None:
             _translated(dialect, row, value)
 
 
-def test_odd_values_end_in_messages_of_the_model() -> None:
-    for i, row in enumerate(ROWS):
-        if row.fate == "mapped" and i % 9 == 0:
-            path = row.path.replace("[]", "[0]").replace("*", "agent")
-            layer = merge(file_layers(Path("f.toml"), None, Document(nested({path: {"a": [1]}}))))
-            complete(layer)
-            examine(RlConfig, layer)
+WHOLE = {
+    "model.name": "a/b",
+    "max_steps": 10,
+    "trainer.scheduler.type": "linear",
+    "orchestrator.env[0].id": "reverse-text",
+}
+"""A run that nothing is missing of."""
+FREE = re.compile(r"(\.args|\.chat_template_arguments)$")
+"""Fields that take whatever is written: an environment or a template judges it."""
+ELSEWHERE = {
+    "trainer.model.full_offload": "a table turns it on, and another rule refuses it without GPUs",
+    "data.length": "read with --bench alone",
+}
+
+
+def test_a_mapping_where_a_value_belongs_is_refused_by_its_own_name() -> None:
+    for row in ROWS:
+        if row.fate != "mapped" or PRIME_RL.find(row.path) is not row or row.path in ELSEWHERE:
+            continue
+        path = row.path.replace("[]", "[0]").replace("*", "agent")
+        layer = merge(file_layers(Path("f.toml"), None, Document(nested(WHOLE | {path: {"a": [1]}}))))
+        complete(layer)
+        found = examine(RlConfig, layer).problems
+        own = [problem for problem in found if problem.path == path or problem.path.startswith(f"{path}.")]
+        free = any(FREE.search(target) for target in row.targets)
+        assert bool(own) is not free, (path, [str(problem) for problem in found])
+        assert not any("stand-in" in str(problem) for problem in found), found
+
+
+@pytest.mark.parametrize("other", ["deployment.num_infer_nodes", "deployment.num_infer_gpus", "inference_gpu_ids"])
+@pytest.mark.parametrize("value", ["eight", {"a": 1}, 0, 1.5], ids=str)
+def test_a_number_that_others_are_made_of_is_refused_before_they_are(value: Any, other: str) -> None:
+    written = {"inference.deployment.gpus_per_node": value, other: [0, 1] if other == "inference_gpu_ids" else 2}
+    layer = merge(file_layers(Path("f.toml"), None, Document(nested(WHOLE | written))))
+    complete(layer)
+    found = [problem.message for problem in examine(RlConfig, layer).problems if "gpus_per_node" in problem.path]
+    assert len(found) == 1, found
+    assert found[0].endswith("expected a whole number from 1 to 65536")
 
 
 def test_nine_of_ten_files_of_january_start_unchanged(tmp_path: Path) -> None:
@@ -416,18 +447,48 @@ def test_lines_of_toml(text: str, expected: dict[Any, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "message"),
     [
-        ["--trainer.optim."], ["--."], ["--trainer..lr", "1"], ["--orchestrator.env.99999999999.id", "x"],
-        ["--orchestrator.env.5.id", "x"], ["--orchestrator.env", "[1, 2]"], ["--orchestrator.env", "{"], ["--wandb"],
-        ["--trainer.optim", "[[[["], ["--ckpt", "1"], ["--model", "7"], ["--data.type", "9" * 4000], ["--no-wandb.name"],
-        ["--orchestrator.sampling.max-tokens", "1e400"], ["--inference-gpu-ids", "a,b"], ["--deployment.num-nodes", "-1"],
+        (["--trainer.optim."], "--trainer.optim.: unknown option"),
+        (["--."], "--.: unknown option; known: active-deadline-seconds"),
+        (["--trainer..lr", "1"], "--trainer..lr: unknown option; known: activation-checkpointing"),
+        (["--orchestrator.env.99999999999.id", "x"], "there is no item 99999999999; the next free index is 1"),
+        (["--orchestrator.env.5.id", "x"], "there is no item 5; the next free index is 1"),
+        (["--orchestrator.env", "[1]"], "--orchestrator.env[0]: got 1 (a number), expected a mapping"),
+        (["--orchestrator.env", "{"], "--orchestrator.env: got '{', expected JSON: Expecting property name"),
+        (["--wandb"], "--wandb: got true, expected a mapping, or null"),
+        (["--wandb.name"], "--wandb.name: needs a value"),
+        (["--no-trainer.optim.lr"], "--no-trainer.optim.lr: needs a value"),
+        (["--trainer.optim", "[[[["], "--trainer.optim: unknown option (did you mean --trainer.optimizer?)"),
+        (["--ckpt", "1"], "--ckpt: got 1 (a number), expected a mapping"),
+        (["--model", "7"], "--model: got 7 (a number), expected a mapping"),
+        (["--data.type", "9" * 4000], f"--data.type: got {'9' * 60}, expected sft or fake"),
+        (["--orchestrator.sampling.max-tokens", "1e400"], 'got "1e400" (a string), expected a whole number from 1 to'),
+        (["--inference-gpu-ids", "a,b"], "--inference-gpu-ids: got 'a,b', expected indices of GPUs, such as [0, 1]"),
+        (["--deployment.num-nodes", "-1"], "--deployment.num-nodes: got -1, expected a whole number from 1 to 65536"),
     ],
-    ids=str,
-)  # fmt: skip
-def test_odd_words_end_in_messages(toml: Any, words: list[str]) -> None:
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_odd_words_end_in_one_message(toml: Any, words: list[str], message: str) -> None:
     layer = read_layer(["@", toml(BASE), *words], {}).layer
-    examine(RlConfig, layer)
+    (problem,) = examine(RlConfig, layer).problems
+    assert str(problem).startswith("command line: --"), problem
+    assert message in str(problem)
+
+
+def test_both_items_of_a_list_are_refused_and_nothing_about_what_replaced_them(toml: Any) -> None:
+    layer = read_layer(["@", toml(BASE), "--orchestrator.env", "[1, 2]"], {}).layer
+    found = [str(problem) for problem in examine(RlConfig, layer).problems]
+    assert found == [
+        f"command line: --orchestrator.env[{i}]: got {i + 1} (a number), expected a mapping" for i in (0, 1)
+    ]
+
+
+def test_an_option_with_no_takes_a_value_back(toml: Any) -> None:
+    named = ["@", toml(BASE), "--wandb.name", "mine"]
+    """A field of PRIME-RL's that takes a string has none then, and is not the word `false`."""
+    values = [examine(RlConfig, read_layer(words, {}).layer).result for words in (named, [*named, "--no-wandb.name"])]
+    assert [value.tracking.wandb.name for value in values if value] == ["mine", None]
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,8 @@ def _evaluation(run: RunView) -> None:
             _drop(run, "evaluation")
             return
         _samples(run, [one for one in evaluated if isinstance(one, dict) and _label(one) in names])
+    elif evaluated is not None:
+        run.refuse("evaluated", f"got {evaluated!r:.60}, expected a list of tables")
     if run.hint("evaluates") is not None and run.get("evaluation") is None:
         run.put("evaluation", {}, "evaluates")
 

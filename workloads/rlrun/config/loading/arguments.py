@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import BaseModel
 
@@ -251,9 +251,9 @@ def _of_others(
         several = [] if given is not None else take_values(rest)
         text = several[0] if several else given
         value = [plain(one) for one in several] if len(several) > 1 else None
-        _translate(result, reader, words, f"--{name}", "true" if text is None else text, value)
+        _translate(result, reader, words, f"--{name}", text, value)
     elif positive is not None and given is None and others.knows(words := positive.split(".")):
-        _translate(result, reader, words, f"--{name}", "false")
+        _translate(result, reader, words, f"--{name}", False)
     elif (text := given if given is not None else rest[0] if rest else "").startswith("["):
         translated = others.items(name.split("."), plain(text), f"--{name}")
         if translated is None:
@@ -273,16 +273,38 @@ def _take_translated(result: Arguments, translated: Translated) -> None:
 
 
 def _translate(
-    result: Arguments, reader: Reader, words: Sequence[str], shown: str, text: str, several: list[object] | None = None
+    result: Arguments,
+    reader: Reader,
+    words: Sequence[str],
+    shown: str,
+    text: str | Literal[False] | None,
+    several: list[object] | None = None,
 ) -> None:
-    value = plain(text) if several is None else several
+    """Take an option in another project's names.
+
+    Args:
+        result: where assignments and problems go.
+        reader: the reader of the command line.
+        words: the option's name.
+        shown: the option as it was written.
+        text: its value; None: it stands alone; False: with `no-` before its name.
+        several: all values, where there is more than one.
+    """
+    written = "true" if text is None else "false" if text is False else text
+    value = plain(written) if several is None else several
     translated = None if result.others is None else result.others.option(words, value, shown)
     if translated is None:
         return
     for one in translated.assignments:
         shape = shape_at(reader.model, one.key)
-        own = parse_value(text, shape) if one.value is value and isinstance(value, int | float) else one.value
-        result.assignments.append(replace(one, value=own))
+        as_written = one.value is value and isinstance(value, int | float)
+        if as_written and not isinstance(text, str) and shape.kind in ("str", "int", "float"):
+            if text is None or not shape.nullable:
+                _refuse(result.layer, shown, "needs a value")
+            else:
+                result.assignments.append(replace(one, value=None))
+            continue
+        result.assignments.append(replace(one, value=parse_value(written, shape) if as_written else one.value))
     result.layer.problems += translated.layer.problems
     result.layer.notices += translated.layer.notices
     result.layer.hints |= translated.layer.hints

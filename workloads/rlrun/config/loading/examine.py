@@ -23,7 +23,8 @@ from rlrun.config.loading.yaml_text import Key
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 MAX_ROUNDS = 100
-_STAND_IN = "placeholder"
+_STAND_IN = "rlrun-stand-in"
+"""Instead of a string; a rule that shows it is about a replacement."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _touches(replaced: Iterable[Key], key: Key) -> bool:
 
 def _follows(fault: Fault, replaced: set[Key], root: Shape) -> bool:
     """True if a fault may come from a replacement. A list as a whole is not touched by what is wrong in its items."""
-    if any(fault.key[: len(other)] == other for other in replaced):
+    if _STAND_IN in fault.problem.message or any(fault.key[: len(other)] == other for other in replaced):
         return True
     lists = {key for key in fault.named if _shape(root, key).kind == "list"}
     return any(_touches(replaced, key) for key in fault.named if key not in lists) or any(

@@ -77,7 +77,7 @@ ROWS: tuple[Row, ...] = (
     ignored("inference.slurm", "the run is started here, or by Kubernetes"),
     ignored("inference.deployment.type", "inference.replicas and gpus_per_replica say where engines run",
             only(("single_node", "multi_node"), "the counts beside it say it", "set inference.replicas and inference.gpus_per_replica")),
-    to("inference.deployment.gpus_per_node", "inference.gpus_per_replica", by=later("gpus_per_node")),
+    to("inference.deployment.gpus_per_node", "inference.gpus_per_replica", by=count("gpus_per_node")),
     refused("inference.deployment.*", "there is none: inference.replicas are engines of one node each", "inference.replicas"),
     to("inference.deployment.num_nodes", "inference.replicas", by=count("engine_nodes"), text="an engine on each node"),
     to("inference.output_dir", "output_dir", by=later("inference_output_dir"), text="where nothing else sets it"),
