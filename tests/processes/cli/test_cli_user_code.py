@@ -108,16 +108,16 @@ def test_what_it_has_started_ends_with_the_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("command", ["validate", "local"])
 def test_a_signal_ends_a_check_that_hangs(tmp_path: Path, command: str, number: signal.Signals) -> None:
-    file = write(tmp_path, MANIFEST.replace("DEED", "hangs").replace("SECONDS", "300"))
+    note = tmp_path / "hangs"
+    file = write(tmp_path, MANIFEST.replace("deed: DEED", f"deed: hangs, note: {note}").replace("SECONDS", "300"))
     code = "import sys; from rlrun.cli.main import main; sys.exit(main(sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, command, file], env=environ(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     deadline = time.monotonic() + 60
-    while not children(process.pid) and time.monotonic() < deadline:
+    while not note.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(3.0)
     loading = children(process.pid)
     assert loading
     began = time.monotonic()

@@ -13,11 +13,14 @@ import uvicorn
 from rlrun.inference.http.connections import Connection
 
 REQUEST = b"POST / HTTP/1.1\r\nHost: engine\r\nContent-Length: 4\r\n\r\n"
+UNDER_WAY = asyncio.Event()
+"""Set once the headers of a request have come."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
     """Answers once the body is there."""
+    UNDER_WAY.set()
     while (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -93,8 +96,9 @@ async def test_silent_connections_give_way_to_later_ones(monkeypatch: pytest.Mon
     monkeypatch.setattr(Connection, "most_silent", 5)
     async with engine() as port, AsyncExitStack() as stack:
         busy = await asyncio.open_connection("127.0.0.1", port)
-        busy[1].write(REQUEST)  # under way: it is not one of the silent
-        await asyncio.sleep(0.1)
+        UNDER_WAY.clear()
+        busy[1].write(REQUEST)
+        await asyncio.wait_for(UNDER_WAY.wait(), 20)  # from then on it is not one of the silent
         flood = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
         for _, writer in flood:
             stack.callback(writer.close)
