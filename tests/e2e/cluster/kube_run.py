@@ -129,6 +129,17 @@ class KubeRun:
         killed = self.kubectl("exec", pod, "-c", container, "--", "python3", "-c", _KILL, words)
         assert int(killed) > 0, f"no process of {pod} has {words!r} in its command line"
 
+    def rests(self) -> str:
+        """Its resourceVersion, once nothing writes to it any more: the operator counts pods after it has told of an end."""
+        seen: list[str] = []
+
+        def look() -> str | None:
+            seen.append(str(self.get()["metadata"]["resourceVersion"]))
+            return seen[-1] if seen[-4:] == seen[-1:] * 4 else None
+
+        found: str = self.wait("nothing changes in it by itself", look)
+        return found
+
     def told(self) -> str:
         """What its status says, on one line: a summary of tests shows only the first."""
         try:

@@ -174,7 +174,7 @@ def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
     run = new_run(stub_manifest("done", steps=10))
     run.apply()
     run.wait_phase("Complete")
-    before = run.get()["metadata"]["resourceVersion"]
+    before = run.rests()
     cluster.kubectl("rollout", "restart", "-n", "rlrun-system", "deploy/rlrun-operator")
     cluster.kubectl("rollout", "status", "-n", "rlrun-system", "deploy/rlrun-operator", "--timeout=60s", timeout=70)
     second = new_run(stub_manifest("after", steps=5))
