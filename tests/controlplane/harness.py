@@ -30,6 +30,8 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 MAIN = "from rlrun_operator.main import main; main()"
 WAIT_SECONDS = 30.0
+STOP_SECONDS = 20.0
+"""Less than the 30 s after which Kubernetes kills a pod."""
 NOT_YET = "storage is (re)initializing"
 
 
@@ -199,7 +201,7 @@ class OperatorProcess:
         assert self._process is not None
         began = time.monotonic()
         self._process.terminate()
-        return self._process.wait(timeout=15), time.monotonic() - began
+        return self._process.wait(timeout=60), time.monotonic() - began
 
     def wait_exit(self, timeout: float) -> int:
         """Its exit code, once it ends by itself."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.cluster import Cluster, ClusterError
 from tests.cluster.progress import wait_until
-from tests.controlplane.harness import OperatorProcess
+from tests.controlplane.harness import STOP_SECONDS, OperatorProcess
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "malformed" / "batch-not-divisible.yaml"
@@ -52,7 +52,7 @@ def judged_operator(cluster: Cluster, folder: Path, **environment: str) -> Itera
         yield operator
         code, seconds = operator.stop()
     operator.check_log()
-    assert (code, seconds < 5) == (0, True), (code, seconds)
+    assert (code, seconds < STOP_SECONDS) == (0, True), (code, seconds)
 
 
 @contextmanager

@@ -129,14 +129,14 @@ def set_frozen(path: str, frozen: bool) -> None:
     """Stop every process of the tree `path` where it is, or let them go on.
 
     Raises:
-        ClusterError: it was not done within 10 s.
+        ClusterError: it was not done within 60 s.
     """
     for root in hierarchies():
         version1, version2 = root / path / "freezer.state", root / path / "cgroup.freeze"
         if version1.exists():
             state = "FROZEN" if frozen else "THAWED"
             version1.write_text(state)
-            wait_until(lambda: version1.read_text().strip() == state, f"{path} to be {state}", timeout=10)  # noqa: B023
+            wait_until(lambda: version1.read_text().strip() == state, f"{path} to be {state}", timeout=60)  # noqa: B023
             return
         if version2.exists() and root == ROOT:
             version2.write_text("1" if frozen else "0")

@@ -54,7 +54,7 @@ class NativeApiServer:
     def stop(self) -> None:
         """End it: connections are refused until `start`."""
         (self._control / "stopped").write_text("kube-apiserver\n")
-        wait_until(lambda: not self._pid_file.exists(), "the API server to end", timeout=10)
+        wait_until(lambda: not self._pid_file.exists(), "the API server to end", timeout=60)
 
     def start(self) -> None:
         """Start it again and wait until it is ready."""

@@ -300,7 +300,7 @@ def _remove(name: str) -> None:
     if link.exists():
         with contextlib.suppress(ClusterError):  # it goes with the rack's namespace anyway, a moment later
             checked(["ip", "link", "delete", plan.host_link])
-    wait_until(lambda: not link.exists(), f"link {plan.host_link} to go", timeout=10)
+    wait_until(lambda: not link.exists(), f"link {plan.host_link} to go", timeout=60)
     cgroups.remove(plan.cgroup)
     for mount in mounts_below(state.folder):
         checked(["umount", "--lazy", str(mount)])

@@ -157,7 +157,7 @@ def test_a_claim_of_class_broken_stays_unbound(cluster: Cluster) -> None:
     wait_until(
         lambda: "ProvisioningFailed" in cluster.kubectl("describe", "pvc", "never") or _phase(cluster) == "Pending",
         "the claim to be seen",
-        timeout=10,
+        timeout=60,
     )
     assert _phase(cluster) == "Pending"
     cluster.kubectl("delete", "pvc", "never")
@@ -187,7 +187,7 @@ def policy(name: str, **spec: Any) -> dict[str, Any]:
 
 def test_network_policies_deny_and_allow(pair: Cluster) -> None:
     def comes(expected: str) -> None:
-        wait_until(lambda: fetch(pair) == expected, f"{expected!r} from b", timeout=15, interval=0.1)
+        wait_until(lambda: fetch(pair) == expected, f"{expected!r} from b", timeout=60, interval=0.1)
 
     comes("one")
     apply(pair, policy("deny", podSelector={"matchLabels": {"app": "b"}}, policyTypes=["Ingress"]))
@@ -247,7 +247,7 @@ def test_writes_are_audited(cluster: Cluster) -> None:
         lines = map(json.loads, cluster.audit_log.read_text().splitlines())
         return [line["verb"] for line in lines if line["objectRef"].get("name") == "audited"]
 
-    wait_until(lambda: seen() == ["create"], "the audit record", timeout=5, state=lambda: str(seen()))
+    wait_until(lambda: seen() == ["create"], "the audit record", timeout=60, state=lambda: str(seen()))
 
 
 def test_the_api_server_can_be_away(pair: Cluster) -> None:
@@ -319,7 +319,7 @@ def test_a_tied_cluster_ends_with_its_starter_and_another_stays(cluster: Cluster
     wait_until(
         lambda: not [line for line in leftovers(name) if line.startswith(("process", "network"))],
         "the tied cluster to end",
-        timeout=10,
+        timeout=60,
         state=lambda: "\n".join(leftovers(name)),
     )
     assert set(leftovers(name)) < set(left_since({})), "remains of the other cluster count too"
@@ -335,6 +335,6 @@ def test_down_leaves_no_trace(cluster: Cluster) -> None:
     assert leftovers(NAME)
     start = time.monotonic()
     assert down(NAME)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert leftovers(NAME) == []
     assert not down(NAME)
