@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.history import live
+from tests.sim.history import live, replay
 from tests.sim.planted import ENGINES, hunt
 from tests.sim.planted.plant import Plant
 
@@ -25,6 +25,14 @@ FOUND_AT: dict[str, int] = {
 def test_engines_come_and_go_rightly_whatever_happens(seed: int) -> None:
     failure = live(seed, engines=True)
     assert failure is None, str(failure)
+
+
+def test_a_key_that_was_deleted_ends_the_attempt_whichever_engine_waits_for_it() -> None:
+    replay([("long calm with engines", 1, 9), ("child deleted", 8, 3)], seed=638, engines=True)
+
+
+def test_a_budget_is_not_made_again_for_one_engine_beside_those_on_interruptible_nodes() -> None:
+    replay([("calm", 6, 2), ("share edited", 6, 11), ("child deleted", 10, 6)], seed=557, engines=True)
 
 
 def test_each_is_looked_for() -> None:

@@ -67,8 +67,7 @@ def lacking(world: World) -> str | None:
     if world.api.get("Lease", "run-progress") is None:
         return "nothing is heard of a run without its Lease"
     for (kind, name), (_, then) in world.memory.damaged.items():
-        engines = (world.run or {})["spec"]["inference"].get("replicas", 1)
-        if kind in NEVER_AGAIN or (kind == "PodDisruptionBudget" and engines < 2):
+        if kind in NEVER_AGAIN or (kind == "PodDisruptionBudget" and _kept(world) < 2):
             continue
         if world.status["attempt"] <= then and _waits(world, kind):
             continue
@@ -76,6 +75,14 @@ def lacking(world: World) -> str | None:
         if found is None or found["metadata"]["labels"].get("app.kubernetes.io/managed-by") != MANAGER:
             return f"{kind} {name} was damaged in attempt {then} and is in attempt {world.status['attempt']}"
     return None
+
+
+def _kept(world: World) -> int:
+    """Engines at most whose nodes a drain should spare: those on interruptible nodes have no budget."""
+    block = (world.run or {})["spec"]["inference"]
+    most = (block.get("autoscale") or {}).get("max", block.get("replicas", 1))
+    share = (block.get("spot") or {}).get("share", 0.0)
+    return int(most - min(int(share * most + 1e-9), most - block.get("minAvailable", 1)))
 
 
 def _waits(world: World, kind: str) -> bool:
