@@ -93,6 +93,14 @@ def test_tasks_are_opened_from_the_first_on_over_the_warm_up(shuffle: bool) -> N
         assert pools.sizes()["normal"] == window
 
 
+def test_a_walk_that_begins_anew_in_its_middle_draws_nothing_twice_in_an_epoch() -> None:
+    pools = TaskPools(curriculum(warmup_steps=4, shuffle=True), 10, "key")
+    drawn = [pools.draw(step) for step in (1, 1, 2, 2, 2, 3, 3, *[4] * 25)]
+    epochs = [epoch for _, epoch in drawn]
+    assert epochs == sorted(epochs)
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_a_curriculum_without_rewards_to_know_of_draws_as_without_one() -> None:
     plain = Sampler(5, [Source("a", 7), Source("b", 5, 2.0)])
     pooled = Sampler(5, [Source("a", 7, curriculum=curriculum(**POOLS)), Source("b", 5, 2.0)])
