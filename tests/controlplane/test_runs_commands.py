@@ -138,6 +138,7 @@ def test_each_command_on_a_run_has_a_row() -> None:
 
 def test_commands_answer_in_a_second_of_their_own(world: World, tmp_path: Path) -> None:
     world.create("new", suspend=True)
+    world.wait_phase("new", "Suspended")
     world.start("trains", step=7)
     slow = {}
     for row in ANSWERS:
