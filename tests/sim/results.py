@@ -8,7 +8,8 @@ from pathlib import Path
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "simulation.md"
 HEAD = """# A simulated cluster around the real operator
 
-`make test-full` writes this page: `python -m tests.sim --write`, with `--histories`, `--planted`, `--fuzz` or `--day`.
+`make test-full` writes this page: `python -m tests.sim --write`, with `--histories`, `--elastic`, `--engines`, `--queued`,
+`--planted`, `--fuzz` or `--day`.
 """
 
 
