@@ -79,10 +79,20 @@ def test_a_user_logs_in_follows_runs_and_logs_out(browser: Browser, behind: Behi
 
 
 def test_refused_tokens_count_against_the_user_that_brought_them(behind: Behind) -> None:
-    guesses = [login(behind, "127.0.0.2", f"guess-{number}") for number in range(11)]
-    assert guesses == [401] * 10 + [429]
-    assert login(behind, "127.0.0.2", "guess-x", **{"X-Forwarded-For": "192.0.2.1"}) == 429
+    """Ten, and one more every six seconds: a slow machine lets some more pass before one is too many."""
+    assert guesses(behind, "127.0.0.2") >= 10
+    assert guesses(behind, "127.0.0.2", **{"X-Forwarded-For": "192.0.2.1"}) < 10, "nginx says who it is"
     assert login(behind, "127.0.0.3", "guess-y") == 401
+
+
+def guesses(behind: Behind, source: str, **headers: str) -> int:
+    """Refused tokens from an address before one is not looked at any more."""
+    for number in range(100):
+        status = login(behind, source, f"guess-{number}-{len(headers)}", **headers)
+        if status == 429:
+            return number
+        assert status == 401
+    raise AssertionError("nobody is slowed down")
 
 
 def login(behind: Behind, source: str, token: str, **headers: str) -> int:
