@@ -278,7 +278,7 @@ def _stays_gathered(model: nn.Module, policy: MixedPrecisionPolicy, group: Group
     """True if a single GPU keeps its layers' copies in the compute dtype for the backward pass instead of making them a second time."""
     if group.world_size > 1 or group.device.type != "cuda" or policy.param_dtype is None:
         return False
-    copies = policy.param_dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
+    copies: int = policy.param_dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
     return copies * GATHERED_SHARE <= gradient_accumulation.device_memory(group.device)
 
 

@@ -38,7 +38,8 @@ def refusal(kernel: Kernel, needs: Needs, device: torch.device) -> str | None:
         sinks=sinks,
     )
     try:
-        output = attend(kernel, *(leaf.requires_grad_() for leaf in leaves), layout(LENGTHS, device).segments, scores)
+        query, key, value = (leaf.requires_grad_() for leaf in leaves)
+        output = attend(kernel, query, key, value, layout(LENGTHS, device).segments, scores)
         torch.autograd.grad(output.float().sum(), leaves)
     except Exception as error:  # a library's own, of whatever kind
         lines = str(error).strip().splitlines() or ["no message"]
