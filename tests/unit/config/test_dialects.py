@@ -520,3 +520,45 @@ def test_what_a_role_says_of_the_run_counts_where_nothing_else_says_it(toml: Any
     assert (run.output_dir, run.seed) == ("outputs", 5)
     assert "o.toml:1: output_dir: ignored: the roles of a run have one folder, outputs" in notices(*words)
     assert spec(*words, "--output-dir", "here", "--seed", "6").output_dir == "here"
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        ("[[orchestrator.env]]\nrollouts_per_example = 4\n", "f.toml:1: orchestrator.env[0]"),
+        ("[[orchestrator.env]]\nargs = {a = 1}\n", "f.toml:1: orchestrator.env[0]"),
+        ("[[orchestrator.env]]\nmax_retries = 2\n[[orchestrator.env]]\nid = 'x'\n", "f.toml:1: orchestrator.env[0]"),
+        ("[[orchestrator.env]]\nid = 'x'\n[[orchestrator.env]]\nmax_retries = 2\n", "f.toml:3: orchestrator.env[1]"),
+        ("[[orchestrator.train.env]]\nsampling = {temperature = 1.0}\n", "f.toml:1: orchestrator.train.env[0]"),
+        ("[[orchestrator.train.source]]\ngroup_size = 4\n", "f.toml:1: orchestrator.train.source[0]"),
+    ],
+)
+def test_an_environment_without_an_id_is_named_where_it_would_be_written(written: str, place: str, toml: Any) -> None:
+    assert [line.partition(".id: required")[0] for line in refused("@", toml(written))] == [place]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "place"),
+    [
+        (("--orchestrator.env.0.rollouts-per-example", "4"), {}, "command line: --orchestrator.env.0.id"),
+        (("--orchestrator.env", '[{"rollouts_per_example": 4}]'), {}, "command line: --orchestrator.env[0].id"),
+        (("--trainer", "@", "t.toml", "--orchestrator", "@", "o.toml"), {}, "o.toml:1: env[0].id"),
+        (
+            (), {"PRIME_ORCHESTRATOR__ENV__0__ROLLOUTS_PER_EXAMPLE": "4"},
+            "environment: PRIME_ORCHESTRATOR__ENV__0__ID",
+        ),
+    ],
+)  # fmt: skip
+def test_an_environment_without_an_id_in_other_sources(
+    words: tuple[str, ...], variables: dict[str, str], place: str, toml: Any
+) -> None:
+    toml("[optim]\nlr = 1e-6\n", "t.toml")
+    toml("[[env]]\nrollouts_per_example = 4\n", "o.toml")
+    assert [line.partition(": required")[0] for line in refused(*words, env=variables)] == [place]
+
+
+def test_an_environment_of_an_evaluation_without_an_id(toml: Any) -> None:
+    layer = read_layer(["@", toml("[[env]]\nnum_examples = 4\n")], {}, EvalConfig).layer
+    assert [str(one).partition(": required")[0] for one in examine(EvalConfig, layer).problems] == [
+        "f.toml:1: env[0].id"
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ def test_the_environment_in_both_prefixes() -> None:
 
 
 def test_a_missing_field_says_what_it_is(toml: Any) -> None:
-    assert problems("--model.path=m") == ["configuration: environments is empty; task RL needs one"]
+    assert problems("--model.path=m") == ["command line: environments is empty; task RL needs one"]
     assert problems("--model.path=m", "@", toml("[[environments]]\nratio = 2.0\n")) == [
         "a.toml:1: environments[0].id: required, but not set: A shipped environment (`reverse-text`, `gsm8k`, ...), "
         "`verifiers:<name>`, or `package.module:function`"
@@ -305,3 +306,40 @@ def test_a_role_takes_its_part_of_a_file_of_all_roles(toml: Any) -> None:
     )
     changed = load(TrainerConfig, ["@", whole, "--optimizer.lr", "0.5"], env={}, prog="trainer", section="trainer")
     assert changed.optimizer.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        ((), {}, "command line: --model"),
+        (("--environments.0.ratio", "2"), {}, "command line: --environments.0.id"),
+        (("--environments", '[{"ratio": 2.0}]'), {}, "command line: --environments[0].id"),
+        (("--algorithm.loss.options.x", "1"), {}, "command line: --algorithm.loss.name"),
+        (("--inference.autoscale.min", "1"), {}, "command line: --inference.autoscale.max"),
+        ((), {"RLRUN_ENVIRONMENTS__0__RATIO": "2"}, "environment: RLRUN_ENVIRONMENTS__0__ID"),
+        ((), {"RLRUN_ALGORITHM__LOSS__OPTIONS": "{}"}, "environment: RLRUN_ALGORITHM__LOSS__NAME"),
+    ],
+)
+def test_a_missing_field_is_named_where_it_would_be_written(
+    words: Sequence[str], variables: dict[str, str], said: str
+) -> None:
+    assert f"{said}: required, but not set" in "\n".join(problems(*words, env=variables))
+
+
+def test_missing_fields_of_blocks_of_a_file(toml: Any) -> None:
+    text = (
+        "[model]\npath = 'm'\n[[environments]]\nid = 'x'\n[environments.curriculum.easy]\ntrain = false\n"
+        "[algorithm.loss.options]\nx = 1\n[inference.spot]\n[budget]\n[[failure_policy.rules]]\nname = 'a'\n"
+        "[tracking.wandb.secret_ref]\n[[trainer.env]]\nname = 'A'\n[trainer.env.value_from.secret_key_ref]\nkey = 'k'\n"
+    )
+    found = [problem.partition(": required")[0] for problem in problems("@", toml(text)) if "required" in problem]
+    assert found == [
+        "a.toml:5: environments[0].curriculum.easy.threshold",
+        "a.toml:7: algorithm.loss.name",
+        "a.toml:9: inference.spot.share",
+        "a.toml:9: inference.spot.node_selector",
+        "a.toml:10: budget.gpu_hours",
+        "a.toml:11: failure_policy.rules[0].action",
+        "a.toml:13: tracking.wandb.secret_ref.name",
+        "a.toml:16: trainer.env[0].value_from.secret_key_ref.name",
+    ]

@@ -130,6 +130,7 @@ class Translator:
         assign(whole, self.model, result.assignments)
         listed = {one.key[0] for one in result.assignments if len(one.key) > 1 and isinstance(one.key[1], int)}
         others = [one for one in result.assignments if one.key[0] not in listed]
+        result.layer.origins |= {key: one for key, one in whole.origins.items() if len(key) > 1 and key[0] in listed}
         origin = Origin(self.source, shown, None, self.style)  # a list replaces the one below it, as any list does
         result.assignments = [
             *others,
@@ -225,12 +226,21 @@ class Translator:
         if not isinstance(items, list):
             self._refuse(place, f"got {shown(items)}, expected a list of tables", result)
             return
+        played = self._has_environments(f"{place.path}[]")
         for i, item in enumerate(items):
             inner = place.item(i)
             if isinstance(item, dict):
+                if played:  # an environment is one, whatever its keys become
+                    origin = Origin(self.source, inner.shown, self.lines.get(inner.raw), self.style)
+                    self._take(Set("environments[]", {}), inner.indices, origin, result)
                 self._table(item, inner.among(()), result)
             else:
                 self._refuse(inner, f"got {shown(item)}, expected a table", result)
+
+    def _has_environments(self, item: str) -> bool:
+        """True if the items of a list of the dialect are environments of ours."""
+        below = (row.targets for row in self.dialect.rows if row.path.startswith(f"{item}."))
+        return any(target.startswith("environments[]") for targets in below for target in targets)
 
     def _known(self, name: str, place: _Place) -> str:
         known = self.dialect.names_below(place.path)

@@ -66,7 +66,7 @@ class Translated(Protocol):
 
     @property
     def layer(self) -> Layer:
-        """Problems, notices and hints."""
+        """Origins inside of values, problems, notices and hints."""
         ...
 
 
@@ -267,6 +267,7 @@ def _of_others(
 
 def _take_translated(result: Arguments, translated: Translated) -> None:
     result.assignments += translated.assignments
+    result.layer.origins |= translated.layer.origins
     result.layer.problems += translated.layer.problems
     result.layer.notices += translated.layer.notices
     result.layer.hints |= translated.layer.hints

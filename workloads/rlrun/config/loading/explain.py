@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlrun.config.loading.layers import Layer, Origin, display
+from rlrun.config.loading.layers import Layer, Origin, missing
 from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.schema import Shape, child, expected, find_field
 from rlrun.config.loading.yaml_text import Key
@@ -51,11 +51,10 @@ def explain(error: ValidationError, model: type[BaseModel], layer: Layer) -> lis
 def _problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[BaseModel], layer: Layer) -> Problem:
     kind, value = detail["type"], detail["input"]
     if kind == "missing":
-        origin, owner = layer.origin(key[:-1]), _shape_at(model, key[:-1]).model or model
+        origin, owner = missing(layer, model, key), _shape_at(model, key[:-1]).model or model
         text = meaning(owner, str(key[-1])).split("\n")[0].rstrip(".")
-        path = display(origin, owner, str(key[-1]))
         said = f": {text}" if text else ""
-        return Problem(origin.source, path, f"required, but not set{said}", origin.line)
+        return Problem(origin.source, origin.path, f"required, but not set{said}", origin.line)
     if kind in _RULES:
         origin, where, message = layer.origin(key), layer.origins.get(key, Origin("", "")), _message(detail)
         named = next((layer.origins[k] for k in _named(message, key, model) if k in layer.origins), origin)

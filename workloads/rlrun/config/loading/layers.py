@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel
 
-from rlrun.config.loading.problems import Problem
+from rlrun.config.loading.problems import ENVIRONMENT, Problem
 from rlrun.config.loading.schema import Shape, Style, child, fields, find_field, snake, spelled, suggestion
 from rlrun.config.loading.yaml_text import Key
 
@@ -27,6 +28,8 @@ class Origin:
     line: int | None = None
     style: Style = "camel"
     """Spelling of names in the source."""
+    inside: bool = False
+    """True of a block around a value that is written under a name of another project: `path` is the value's, and the block has none."""
 
 
 @dataclass(frozen=True)
@@ -202,14 +205,34 @@ def assign(layer: Layer, model: type[BaseModel], assignments: Sequence[Assignmen
 
 
 def _around(assignment: Assignment, length: int) -> Origin:
-    """Origin of the value around an assignment's, with the part of its name that spells it: `--policies` of `--policies.steps`."""
-    origin, tail = assignment.origin, [str(part) for part in assignment.key[length:]]
-    dash = "--" if origin.path.startswith("--") else ""
-    separator = "." if dash else "__"
-    words = origin.path.removeprefix(dash).split(separator)
-    if len(words) <= len(tail) or [snake(word.lower()) for word in words[-len(tail) :]] != tail:
-        return origin
-    return replace(origin, path=dash + separator.join(words[: -len(tail)]))
+    """Origin of the value around an assignment's, with the part of its name that spells it: `--policies` of `--policies.steps`.
+
+    A name of another project spells an item of a list by the same index, and blocks by names that may be others.
+    """
+    origin, key = assignment.origin, assignment.key
+    words = _words(origin)
+    tail = [str(part) for part in key[length:]]
+    if len(words) > len(tail) and [snake(word.lower()) for word, _ in words[-len(tail) :]] == tail:
+        return replace(origin, path=origin.path[: words[-len(tail) - 1][1]])
+    items = [place for place, (word, _) in enumerate(words) if word.isdecimal()]
+    before = sum(isinstance(part, int) for part in key[:length])
+    if isinstance(key[length - 1], int) and before <= len(items):
+        return replace(origin, path=origin.path[: words[items[before - 1]][1]])
+    if isinstance(key[length], int) and before < len(items) and items[before]:
+        return replace(origin, path=origin.path[: words[items[before] - 1][1]])
+    return replace(origin, inside=True)
+
+
+_WORD = re.compile(r"\[(\d+)\]|[^.\[\]]+")
+
+
+def _words(origin: Origin) -> list[tuple[str, int]]:
+    """Words of a path as the user spelled it, each with the place behind it."""
+    if origin.source == ENVIRONMENT:
+        ends = [*(found.start() for found in re.finditer("__", origin.path)), len(origin.path)]
+        return list(zip(origin.path.split("__"), ends, strict=True))
+    start = 2 if origin.path.startswith("--") else 0
+    return [(found[1] or found[0], found.end()) for found in _WORD.finditer(origin.path, start)]
 
 
 def _merged(place: Place, part: str | int, value: object) -> object:
@@ -246,9 +269,31 @@ def _put(place: Place, part: str | int, value: object) -> None:
         place[part] = value
 
 
-def display(origin: Origin, model: type[BaseModel], name: str) -> str:
-    """The path of a field that is missing in a value of `origin`, in that source's spelling."""
-    own = spelled(model, name, origin.style)
-    if origin.source == "environment" and origin.path:
-        return f"{origin.path}__{name.upper()}"
-    return f"{origin.path}.{own}" if origin.path else own
+def missing(layer: Layer, model: type[BaseModel], key: Key) -> Origin:
+    """Place where a field that is not set would be written: beside what is set around it, in that source's spelling."""
+    near = layer.origin(key[:-1])
+    depth = next((n for n in range(len(key) - 1, 0, -1) if _names(layer, key[:n], near)), 0)
+    path = layer.origins[key[:depth]].path if depth or _names(layer, (), near) else ""
+    shape = Shape("model", model=model)
+    for place, part in enumerate(key):
+        if place >= depth:
+            path = _below(path, part if shape.model is None else spelled(shape.model, str(part), near.style), near)
+        shape = child(shape, part)
+    return replace(near, path=path)
+
+
+def _names(layer: Layer, key: Key, near: Origin) -> bool:
+    """True if a block has a name of its own in the source that another value is from."""
+    found = layer.origins.get(key)
+    return found is not None and not found.inside and found.source == near.source
+
+
+def _below(path: str, name: str | int, near: Origin) -> str:
+    """A name below a path of a source."""
+    if near.source == ENVIRONMENT:
+        return f"{path}__{str(name).upper()}" if path else f"RLRUN_{str(name).upper()}"
+    if near.style == "kebab":
+        return f"{path}.{name}" if path else f"--{name}"
+    if isinstance(name, int):
+        return f"{path}[{name}]"
+    return f"{path}.{name}" if path else name

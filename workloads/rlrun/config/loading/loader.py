@@ -17,8 +17,8 @@ from rlrun.config.loading.arguments import Arguments, OtherNames, parse_argument
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.help import help_text
-from rlrun.config.loading.layers import Layer, Reader, assign, merge
-from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.layers import Layer, Origin, Reader, assign, merge
+from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.schema import Style
 
 __all__ = ["ConfigError", "Problem", "combine", "combined", "file_layer", "load", "load_file"]
@@ -145,6 +145,8 @@ def combined(
         except ConfigError as error:
             problems += error.problems
     whole = merge([base, *layers])
+    if not files:
+        whole.origins.setdefault((), Origin(COMMAND_LINE, "", style="kebab"))
     _apply(whole, model, arguments)
     if problems:  # without these files, "required, but not set" would be noise
         raise ConfigError([*whole.problems, *problems])
