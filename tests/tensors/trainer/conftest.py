@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.modeling import packed_attention
@@ -25,6 +26,12 @@ _SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
+_FAMILIES: dict[str, dict[str, int]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 8},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+"""Families that tests ask for, with their own sizes; another name is an error."""
 
 
 @pytest.fixture
@@ -34,12 +41,9 @@ def make_model() -> Callable[..., nn.Module]:
     def make(family: str = "llama", *, attn: str = packed_attention.NAME, tied: bool = False) -> nn.Module:
         packed_attention.register()
         torch.manual_seed(0)
-        if family == "qwen3":
-            config: object = Qwen3Config(**_SHAPE, head_dim=8, tie_word_embeddings=tied)
-            return Qwen3ForCausalLM._from_config(config, attn_implementation=attn).train()
-        return LlamaForCausalLM._from_config(
-            LlamaConfig(**_SHAPE, tie_word_embeddings=tied), attn_implementation=attn
-        ).train()
+        options: dict[str, Any] = {**_SHAPE, "tie_word_embeddings": tied, **_FAMILIES[family]}
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**options), attn_implementation=attn)
+        return cast(nn.Module, model.train())
 
     return make
 

@@ -55,6 +55,7 @@ def test_what_is_sent_is_what_is_written(
     shard(model, solo)
     hf_writer.publish(model, tmp_path / "v1", files=files, dtype=config.dtype, group=solo)
     written = load_file(tmp_path / "v1" / hf_writer.shard_names(1)[0])
+    assert any(".experts." in name for name in written)
     tensors = layout(model, config.dtype)
     buckets = plan_buckets(tensors, bucket_bytes=20_000, roots=2)
     assert len(buckets) > 2
