@@ -310,7 +310,9 @@ def test_rollouts_come_through_the_orchestrators_pod(use: Use, capsys: pytest.Ca
     assert "there are traces of steps 2 to 3" in capsys.readouterr().err
     use(of_run(run("Complete", **STORAGE)))
     assert main(["rollouts", "a", "--step", "3"]) == exit_codes.USAGE
-    assert "none runs (phase Complete); mount the claim a-data 2Ti" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "pod: a has no orchestrator's pod now: it is Complete (Training): step 7 of 100; `rlrun why a` says" in told
+    assert "mount the claim a-data 2Ti" in told
 
 
 def test_runs_of_a_cluster_are_compared(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
@@ -405,3 +407,57 @@ def test_the_plugin_has_the_commands_on_runs_alone(
     told = capsys.readouterr()
     assert "usage: kubectl rlrun COMMAND" in told.out
     assert "unknown command 'local'" in told.err
+
+
+QUEUED = condition("Scheduled", "False", "WaitingForQuota", "position 3 of 5 in the queue: 8 GPUs wanted, 2 free")
+NOT_STARTED = (
+    "a has not started: it is Pending (WaitingForQuota): position 3 of 5 in the queue: 8 GPUs wanted, 2 free; "
+    "`rlrun why a` says more, and what to do"
+)
+
+
+@pytest.mark.parametrize("words", ["logs a", "logs a --role trainer", "rollouts a", "rollouts a --step 3", "pull a model",
+                                   "pull a logs", "pull a run", "compare a a", "plot a"])  # fmt: skip
+@pytest.mark.parametrize("known", [{}, STORAGE], ids=["no volume", "volume"])
+def test_a_run_that_waits_in_a_queue_says_so(
+    words: str, known: dict[str, Any], use: Use, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    use(of_run(run("Pending", QUEUED, attempt=0, progress={}, **known)))
+    assert main(words.split()) == exit_codes.USAGE
+    assert NOT_STARTED in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_suspended_run_and_an_attempt_that_is_not_yet(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    away = condition("Suspended", "True", "Suspended", "spec.suspend is true")
+    use(of_run(run("Suspended", away, attempt=2, **STORAGE)))
+    assert main(["logs", "a"]) == exit_codes.USAGE
+    told = capsys.readouterr().err
+    assert "attempt 2 has no pods now, and its logs on the volume, logs/attempt_0002, cannot be read" in told
+    assert "a has no orchestrator's pod now: it is Suspended (Suspended): spec.suspend is true; `rlrun why a`" in told
+    assert main(["logs", "a", "--attempt", "5"]) == exit_codes.USAGE
+    assert "--attempt: there is no attempt 5 of a yet; it has attempts 1 to 2" in capsys.readouterr().err
+    starting = pod("a-orchestrator-2", "orchestrator", attempt=2, ready=False)
+    use(of_run(run("Starting", attempt=2, **STORAGE), pods=[starting]))
+    assert main(["rollouts", "a"]) == exit_codes.USAGE
+    assert "a has an orchestrator that is not ready (Running)" in capsys.readouterr().err
+
+
+def test_a_role_without_logs_on_the_volume_is_named(
+    use: Use, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = use(of_run(run("Running", **STORAGE), pods=[pod("a-orchestrator-1", "orchestrator")]))
+    monkeypatch.setattr(cluster, "show", lambda command: 3)
+    assert main(["logs", "a", "--role", "inference"]) == exit_codes.USAGE
+    assert "attempt 1 has no logs of inference on its volume; `rlrun status a` shows" in capsys.readouterr().err
+
+
+def test_runs_without_a_step_are_compared_by_what_differs(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = Answer(1, "", "cat: /data/a/metrics.jsonl: No such file or directory")
+    use(of_run(run("Running", **STORAGE), ("metrics.jsonl", gone), pods=[pod("a-orchestrator-1", "orchestrator")]))
+    assert main(["compare", "a", "a"]) == 0
+    assert "no step that all of them have trained: none of a, a; `rlrun status a`" in capsys.readouterr().out
+    assert main(["plot", "a"]) == exit_codes.USAGE
+    assert "a has no trained step yet, so there is no curve; `rlrun status a` shows" in capsys.readouterr().err

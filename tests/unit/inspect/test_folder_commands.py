@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tarfile
 import time
 from collections.abc import Mapping
@@ -424,3 +425,40 @@ def test_a_path_without_a_run_is_explained(folder: Folder, capsys: pytest.Captur
     ):
         assert main(["why", word]) == exit_codes.USAGE
         assert expected in capsys.readouterr().err
+
+
+FORK = "it is Suspended (NotRunning): it is a fork that was not started yet; `rlrun local runs/a/manifest.yaml"
+"""State of a fork."""
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("logs runs/a", f"runs/a has no logs (roles that were started by hand write to their terminals): {FORK}"),
+        ("rollouts runs/a", f"runs/a has no traces yet (task RL), which come with the first trained step: {FORK}"),
+        ("plot runs/a", "runs/a has no trained step yet, so there is no curve; `rlrun status runs/a` shows how far"),
+        ("compare runs/a runs/a", "no step that all of them have trained: none of runs/a, runs/a; `rlrun status runs/a`"),
+        ("cost runs/a", "runs/a"),
+        ("why runs/a", "Go on with: rlrun local runs/a/manifest.yaml --output-dir runs/a --resume"),
+        ("status runs/a", "Suspended (NotRunning)"),
+        ("debug runs/a", "files,"),
+    ],
+)  # fmt: skip
+def test_a_run_that_was_not_started(
+    command: str, expected: str, folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(folder.root / "logs")
+    folder.write("fork.json", fork_document(ForkedFrom("other", "u", 4, 1, "/runs/other")))
+    main(command.split())
+    told = capsys.readouterr()
+    assert expected in " ".join((told.out + told.err).split())
+
+
+def test_a_folder_without_an_attempt_has_not_started(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(folder.root / "logs")
+    shutil.rmtree(folder.root / "attempts")
+    for command in ("logs", "rollouts"):
+        assert main([command, "runs/a"]) == exit_codes.USAGE
+        told = capsys.readouterr().err
+        assert "runs/a has not started: it is " in told
+        assert "`rlrun why runs/a` says more, and what to do" in told

@@ -273,7 +273,7 @@ ADVICE: Mapping[str, Advice] = {
 """By reason."""
 ON_THIS_MACHINE: Mapping[str, Advice] = {
     "LauncherGone": Advice("problem", "Its launcher was killed, or the machine restarted: go on with `GO_ON`."),
-    "NotRunning": Advice("waits", "Go on with the command that started it, and --resume."),
+    "NotRunning": Advice("waits", "Go on with: GO_ON"),
     "Launching": Advice("waits", "Nothing: the manifest, its code, its model and its data are looked at first."),
     "NotBegun": Advice("ended", "Repair what the message names, and start it again."),
     "Interrupted": Advice("waits", "Go on with `GO_ON`."),

@@ -67,7 +67,8 @@ def curves_table(curves: Sequence[Curve]) -> str:
     """Each metric at the steps that all runs have, ten spans of them: a row a span, a column a run."""
     common = min(last_step(curve.lines) for curve in curves)
     if common == 0:
-        return "no step that all of them have trained"
+        without = [curve.label for curve in curves if not last_step(curve.lines)]
+        return f"no step that all of them have trained: none of {', '.join(without)}; `rlrun status {without[0]}` shows how far it is"
     size = -(-common // _POINTS)
     parts = []
     for metric in metrics(curves):

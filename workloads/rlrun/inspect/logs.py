@@ -53,14 +53,12 @@ def attempt_folders(root: Path) -> dict[int, Path]:
 
 
 def files(root: Path, wanted: Wanted) -> list[LogFile]:
-    """Log files of a run's folder.
+    """Log files of a run's folder, which has some.
 
     Raises:
         NotFoundError: there are none; says which there are.
     """
     attempts = attempt_folders(root)
-    if not attempts:
-        raise NotFoundError(f"{root} has no logs yet")
     attempt = wanted.attempt if wanted.attempt is not None else max(attempts)
     if attempt not in attempts:
         raise NotFoundError(

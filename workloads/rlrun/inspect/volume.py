@@ -10,8 +10,13 @@ from typing import IO
 from rlrun.inspect.kubectl import Api, ClusterError
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun, NotFoundError, Run
+from rlrun.inspect.why import not_there
 
 _SECONDS = 60.0
+
+
+class NoFileError(NotFoundError):
+    """Error for a file that a run's folder does not have."""
 
 
 class Volume:
@@ -30,18 +35,19 @@ class Volume:
         """Content of a file.
 
         Raises:
-            NotFoundError: it is not there, or no pod can read it now.
+            NoFileError: it is not there.
+            NotFoundError: no pod can read it now.
         """
         if isinstance(self._run, FolderRun):
             file = self._run.root / path
             if not file.is_file():
-                raise NotFoundError(f"there is no {file}")
+                raise NoFileError(f"there is no {file}")
             return file.read_text(errors="replace")
         try:
             return self._exec("cat", str(self._inside(path)))
         except ClusterError as error:
             if "No such file" in str(error):
-                raise NotFoundError(f"the run's volume has no {path}") from None
+                raise NoFileError(f"the run's volume has no {path}") from None
             raise
 
     def names(self, path: PurePosixPath) -> list[str]:
@@ -68,22 +74,29 @@ class Volume:
 
     def _inside(self, path: PurePosixPath) -> PurePosixPath:
         if self._seen.folder is None:
-            raise NotFoundError(f"{self._seen.name} has no volume yet")
+            raise NotFoundError(not_there(self._seen, "has no volume yet"))
         return PurePosixPath(self._seen.folder) / path
 
     def _through(self) -> list[str]:
         """Words of kubectl that run a command where the volume is mounted."""
         pod = next((p for p in self._seen.processes if p.role == "orchestrator" and p.ready), None)
         if pod is None:
-            claim = f"the claim {self._seen.storage}" if self._seen.storage else "its claim"
-            raise NotFoundError(
-                f"the volume of {self._seen.name} is read through its orchestrator's pod, and none runs "
-                f"(phase {self._seen.phase}); mount {claim} in a pod of your own"
-            )
+            raise NotFoundError(no_reader(self._seen))
         return ["exec", "--namespace", self._seen.where, pod.name, "-c", "orchestrator", "--"]
 
     def _exec(self, *command: str) -> str:
         return self._api.ask([*self._through(), *command], timeout=_SECONDS)
+
+
+def no_reader(seen: Snapshot) -> str:
+    """Words on a run in a cluster whose orchestrator does not run, through whose pod its volume is read."""
+    pod = next((one for one in seen.processes if one.role == "orchestrator"), None)
+    lacks = "has no orchestrator's pod now" if pod is None else f"has an orchestrator that is not ready ({pod.state})"
+    told = not_there(seen, lacks)
+    if not seen.attempt:
+        return told
+    claim = f"the claim {seen.storage}" if seen.storage else "its claim"
+    return f"its volume is read through its orchestrator's pod: {told}; or mount {claim} in a pod of your own"
 
 
 def traced_steps(names: list[str]) -> list[int]:

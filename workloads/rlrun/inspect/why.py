@@ -70,6 +70,16 @@ def explain(run: Snapshot, now: float) -> Explanation:
     return Explanation(_headline(run, now), tuple(causes), failures, tuple(_besides(run, now)))
 
 
+def not_there(run: Snapshot, lacks: str) -> str:
+    """Words on a run of which something is not there: that it has not started, or `lacks`; its state, and where to look."""
+    state = lacks if run.attempt else "has not started"
+    reason = f" ({run.reason})" if run.reason else ""
+    told = (run.message or "").partition("\n")[0].rstrip(".")
+    place = run.where if run.place == "folder" else run.name
+    said = f": {told}" if told else ""
+    return f"{place} {state}: it is {run.phase}{reason}{said}; `rlrun why {place}` says more, and what to do"
+
+
 def _headline(run: Snapshot, now: float) -> str:
     progress = run.progress
     step = (

@@ -16,7 +16,8 @@ from rlrun.inspect.compare import Curve
 from rlrun.inspect.folder.small_files import json_lines, read_config
 from rlrun.inspect.kubectl import RUNS, Api, ask_json
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
-from rlrun.inspect.volume import Volume, traced_steps
+from rlrun.inspect.volume import NoFileError, Volume, traced_steps
+from rlrun.inspect.why import not_there
 from rlrun.protocol.files.checkpoint_manifest import MANIFEST
 from rlrun.protocol.files.paths import RunPaths
 
@@ -51,7 +52,10 @@ def metrics(run: Run, api: Api) -> list[dict[str, object]]:
         file = RunPaths(run.root).metrics
         return json_lines(file.read_text(errors="replace")) if file.is_file() else []
     seen = read(run, api, time.time(), events=False)
-    return json_lines(Volume(run, seen, api).text(PurePosixPath(_PATHS.metrics.name)))
+    try:
+        return json_lines(Volume(run, seen, api).text(PurePosixPath(_PATHS.metrics.name)))
+    except NoFileError:
+        return []
 
 
 def curve(run: Run, api: Api, label: str) -> Curve:
@@ -83,9 +87,8 @@ def trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = 
         if step is None:
             steps = traced_steps(volume.names(folder))
             if not steps:
-                raise NotFoundError(
-                    f"{seen.title} has no traces yet (task {seen.task}); they come with the first trained step"
-                )
+                lacks = f"has no traces yet (task {seen.task}), which come with the first trained step"
+                raise NotFoundError(not_there(seen, lacks))
             step = steps[-1]
         name, label = _PATHS.trace(step).name, f"step {step}"
     return Trace(label, rollouts.newest(json_lines(_text(volume, folder, name))))

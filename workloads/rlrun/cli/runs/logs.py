@@ -10,9 +10,12 @@ from pathlib import Path
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.inspect import logs
+from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.kubectl import Api
 from rlrun.inspect.snapshot import Process, Snapshot
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
+from rlrun.inspect.volume import no_reader
+from rlrun.inspect.why import not_there
 from rlrun.protocol.files.launcher import read_record
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime import exit_codes
@@ -20,6 +23,8 @@ from rlrun.runtime import exit_codes
 _TAIL = 100
 _ON_VOLUME = 'for f in "$0"/*.log; do [ -e "$f" ] || exit 3; echo "==> $f"; tail -n "$1" "$f"; done'
 """Shell in the orchestrator's container: the logs of an attempt that has no pods any more."""
+_NO_LOGS = 3
+"""Its exit code where there are none."""
 
 
 def logs_parser() -> Parser:
@@ -63,6 +68,9 @@ def run_logs(argv: Sequence[str]) -> int:
 def _of_folder(root: Path, wanted: logs.Wanted, options: argparse.Namespace) -> int:
     if options.previous:
         raise NotFoundError("--previous is for a cluster; --attempt names an earlier one")
+    if not logs.attempt_folders(root):
+        lacks = "has no logs (roles that were started by hand write to their terminals)"
+        raise NotFoundError(not_there(read_folder(root, time.time()), lacks))
     found = logs.files(root, wanted)
     several = len(found) > 1
     for file in found:
@@ -116,16 +124,25 @@ def chosen(seen: Snapshot, wanted: logs.Wanted) -> list[Process]:
 def _of_volume(cluster: Api, seen: Snapshot, wanted: logs.Wanted) -> int:
     """Logs of an attempt without pods, which lie on the volume, through a pod that has it mounted."""
     attempt = wanted.attempt or seen.attempt
+    if not seen.attempt:
+        raise NotFoundError(not_there(seen, "has no pods"))
+    if attempt > seen.attempt:
+        there = "attempt 1" if seen.attempt == 1 else f"attempts 1 to {seen.attempt}"
+        raise NotFoundError(f"--attempt: there is no attempt {attempt} of {seen.name} yet; it has {there}")
     mounted = [p for p in seen.processes if p.role == "orchestrator" and p.ready]
     if not mounted or seen.folder is None:
-        there = ", ".join(p.name for p in seen.processes) or "none"
+        there = ", ".join(p.name for p in seen.processes)
+        pods = f"has no such pod (there are: {there})" if there else "has no pods now"
         raise NotFoundError(
-            f"attempt {attempt} has no such pod (there are: {there}), and no orchestrator runs through which the logs on its volume "
-            f"could be read: logs/attempt_{attempt:04d}"
+            f"attempt {attempt} {pods}, and its logs on the volume, logs/attempt_{attempt:04d}, cannot be read: {no_reader(seen)}"
         )
     codes = []
     for role in wanted.roles:
         folder = f"{seen.folder}/logs/attempt_{attempt:04d}/{role}"
         words = ["exec", "--namespace", seen.where, mounted[0].name, "-c", "orchestrator", "--", "sh", "-c", _ON_VOLUME]
         codes.append(cluster.show([*words, folder, str(wanted.lines)]))
+    if all(code == _NO_LOGS for code in codes):
+        raise NotFoundError(
+            f"attempt {attempt} has no logs of {' or '.join(wanted.roles)} on its volume; `rlrun status {seen.name}` shows its roles"
+        )
     return max(codes)
