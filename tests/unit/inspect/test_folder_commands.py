@@ -462,3 +462,13 @@ def test_a_folder_without_an_attempt_has_not_started(folder: Folder, capsys: pyt
         told = capsys.readouterr().err
         assert "runs/a has not started: it is " in told
         assert "`rlrun why runs/a` says more, and what to do" in told
+
+
+def test_status_says_how_much_of_a_version_travelled(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    living(folder)
+    assert main(["status", "runs/a"]) == exit_codes.OK
+    assert "the newest came as" not in capsys.readouterr().out
+    line = {"step": 4, "attempt": 1, "time": 1.7e9, "weights/sent_bytes": 3.0 * 2**20, "weights/bytes": 2.0 * 2**30}
+    folder.write("metrics.jsonl", json.dumps(line) + "\n")
+    assert main(["status", "runs/a"]) == exit_codes.OK
+    assert "version 2; the newest came as 3.0 MiB of 2.0 GiB" in " ".join(capsys.readouterr().out.split())

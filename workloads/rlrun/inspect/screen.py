@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from rlrun.inspect.snapshot import MACHINE, Failure, Snapshot
+from rlrun.inspect.snapshot import MACHINE, Failure, Progress, Snapshot
 from rlrun.inspect.times import ago, span
 from rlrun.inspect.why import STALE_SECONDS, Explanation, Finding
+from rlrun.protocol.files.volume_faults import size
 
 WIDTH = 100
 _HEAD = ("NAME", "PHASE", "STEP", "REWARD", "TRAINER", "INFERENCE", "RESTARTS", "CKPT", "AGE", "REASON")
@@ -131,7 +133,15 @@ def _measures(run: Snapshot) -> Iterator[tuple[str, str]]:
     if progress.staleness_mean is not None or progress.policy_version is not None:
         holds = f"the engines hold version {progress.policy_version}" if progress.policy_version is not None else ""
         age = f"{progress.staleness_mean:.2f} versions" if progress.staleness_mean is not None else ""
-        yield "staleness", "; ".join(filter(None, (age, holds)))
+        yield "staleness", "; ".join(filter(None, (age, holds, _travelled(progress))))
+
+
+def _travelled(progress: Progress) -> str:
+    """Share of the newest version that engines took; empty: versions are whole, or it is not known."""
+    sent, whole = progress.sent_bytes, progress.version_bytes
+    if sent is None or whole is None or not math.isfinite(sent + whole):
+        return ""
+    return f"the newest came as {size(int(sent))} of {size(int(whole))}"
 
 
 def _waits(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:

@@ -90,6 +90,10 @@ class Progress:
     """Loss of the last step, where there is no reward (task SFT, on this machine)."""
     tokens_per_second: float | None = None
     staleness_mean: float | None = None
+    sent_bytes: float | None = None
+    """Bytes of the newest version as engines take it, where versions travel as what differs (on this machine)."""
+    version_bytes: float | None = None
+    """Bytes of that version as a whole."""
     last_step_time: str | None = None
     """RFC 3339."""
     eta_seconds: float | None = None

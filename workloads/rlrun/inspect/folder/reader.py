@@ -186,6 +186,8 @@ def _progress(
         loss=_number(last.get("loss")) if "reward/mean" not in last else None,
         tokens_per_second=_number(last.get("perf/throughput")),
         staleness_mean=_number(last.get("off_policy/mean")),
+        sent_bytes=_number(last.get("weights/sent_bytes")),
+        version_bytes=_number(last.get("weights/bytes")),
         last_step_time=rfc3339(float(time)) if isinstance(time, int | float) else None,
         eta_seconds=_number(said.get("eta_seconds")) if said else None,
         checkpoint_step=complete[-1].step if complete else None,
