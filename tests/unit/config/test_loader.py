@@ -233,7 +233,7 @@ def test_the_environment_in_both_prefixes() -> None:
 
 
 def test_a_missing_field_says_what_it_is(toml: Any) -> None:
-    assert problems("--model.path=m") == ["command line: environments is empty; task RL needs one"]
+    assert problems("--model.path=m") == ["configuration: environments is empty; task RL needs one"]
     assert problems("--model.path=m", "@", toml("[[environments]]\nratio = 2.0\n")) == [
         "a.toml:1: environments[0].id: required, but not set: A shipped environment (`reverse-text`, `gsm8k`, ...), "
         "`verifiers:<name>`, or `package.module:function`"
@@ -311,7 +311,7 @@ def test_a_role_takes_its_part_of_a_file_of_all_roles(toml: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "variables", "said"),
     [
-        ((), {}, "command line: --model"),
+        ((), {}, "configuration: --model"),
         (("--environments.0.ratio", "2"), {}, "command line: --environments.0.id"),
         (("--environments", '[{"ratio": 2.0}]'), {}, "command line: --environments[0].id"),
         (("--algorithm.loss.options.x", "1"), {}, "command line: --algorithm.loss.name"),

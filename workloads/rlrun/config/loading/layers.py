@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlrun.config.loading.problems import ENVIRONMENT, Problem
+from rlrun.config.loading.problems import CONFIGURATION, ENVIRONMENT, Problem
 from rlrun.config.loading.schema import Shape, Style, child, fields, find_field, snake, spelled, suggestion
 from rlrun.config.loading.yaml_text import Key
 
@@ -57,7 +57,7 @@ class Layer:
         """The origin of `key`, or of the closest value around it."""
         while key and key not in self.origins:
             key = key[:-1]
-        return self.origins.get(key, Origin("configuration", ""))
+        return self.origins.get(key, Origin(CONFIGURATION, ""))
 
 
 @dataclass(frozen=True)

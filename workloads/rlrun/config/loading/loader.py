@@ -18,7 +18,7 @@ from rlrun.config.loading.examine import validate
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Layer, Origin, Reader, assign, merge
-from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
+from rlrun.config.loading.problems import CONFIGURATION, ConfigError, Problem
 from rlrun.config.loading.schema import Style
 
 __all__ = ["ConfigError", "Problem", "combine", "combined", "file_layer", "load", "load_file"]
@@ -145,8 +145,8 @@ def combined(
         except ConfigError as error:
             problems += error.problems
     whole = merge([base, *layers])
-    if not files:
-        whole.origins.setdefault((), Origin(COMMAND_LINE, "", style="kebab"))
+    if not files:  # what is missing would be an option
+        whole.origins.setdefault((), Origin(CONFIGURATION, "", style="kebab"))
     _apply(whole, model, arguments)
     if problems:  # without these files, "required, but not set" would be noise
         raise ConfigError([*whole.problems, *problems])

@@ -9,7 +9,8 @@ from rlrun.runtime.printable import printable
 
 COMMAND_LINE = "command line"
 ENVIRONMENT = "environment"
-"""Sources of problems that are no files."""
+CONFIGURATION = "configuration"
+"""Sources of problems that are no files; the last one is all of them together."""
 
 
 @dataclass(frozen=True)
