@@ -22,7 +22,6 @@ from rlrun.inference.fork import fork_the_engine, may_fork
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.lifeline import tie_children_to_this_process
 from rlrun.inference.settings import InferenceSettings
-from rlrun.inference.weights.delta_folders import Rebuilder
 from rlrun.inference.weights.handover import Handover
 from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
@@ -200,6 +199,10 @@ def _handover(engine: EngineClient, app: FastAPI, settings: InferenceSettings, e
             keeps=settings.deltas,
         )
     if settings.deltas and settings.max_lora_rank is None:
+        from rlrun.inference.weights.delta_folders import (
+            Rebuilder,
+        )  # with numpy, which other engines' servers do not need
+
         common["rebuilder"] = Rebuilder(expected=expected, staging=staging)
     if settings.colocated:
         level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS

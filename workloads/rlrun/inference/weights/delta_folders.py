@@ -22,7 +22,7 @@ from rlrun.inference.weights.staging import NoRoomError, Staging, file_name
 from rlrun.inference.weights.stored import StoredTensors
 from rlrun.protocol.files.paths import COMPLETE
 from rlrun.protocol.messages.buckets import Bucket
-from rlrun.protocol.messages.delta_files import MANIFEST, DeltaFiles, read_manifest
+from rlrun.protocol.messages.delta_files import DeltaFiles, read_manifest
 from rlrun.protocol.messages.sparse import Bytes
 
 _THREADS = 4
@@ -46,11 +46,6 @@ class _Link:
         if len(found) != size:
             raise DamagedError(f"{self.folder / place[0]} was not written whole")
         return found
-
-
-def is_delta(folder: Path) -> bool:
-    """True if a published folder is what differs from the version before."""
-    return (folder / MANIFEST).is_file()
 
 
 class Rebuilder:

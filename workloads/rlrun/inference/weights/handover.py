@@ -24,15 +24,27 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
-from rlrun.inference.weights.delta_folders import Rebuilder, is_delta
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_weights
 from rlrun.inference.weights.receive import Receiver, RefusedError
 from rlrun.inference.weights.sleeping import Sleeper
+from rlrun.protocol.messages.delta_files import is_delta
 
 ResultT = TypeVar("ResultT")
 UNKNOWN_VERSION = "unknown"
 RESUME_TIMEOUT_SECONDS = 30.0
 RESUME_RETRY_SECONDS = 0.2
+
+
+class Rebuilds(Protocol):
+    """Puts versions together from what differs (`delta_folders.Rebuilder`, which needs numpy)."""
+
+    def make(self, folder: Path) -> Path:
+        """The folder with the whole version of a published folder."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing in shared memory."""
+        ...
 
 
 class Engine(Protocol):
@@ -109,7 +121,7 @@ class Handover:
         on_broken: Callable[[], None],
         receiver: Receiver | None = None,
         sleeper: Sleeper | None = None,
-        rebuilder: Rebuilder | None = None,
+        rebuilder: Rebuilds | None = None,
     ) -> None:
         """`expected` are the base model's tensors (None: unknown), `timeout` is the deadline of one update in seconds,
         `on_broken` is called once the engine is beyond repair, `receiver` takes versions from the trainer's memory, and

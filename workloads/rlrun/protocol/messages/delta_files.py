@@ -71,6 +71,11 @@ class DeltaFiles(Config):
         return found
 
 
+def is_delta(folder: Path) -> bool:
+    """True if a published folder is what differs from the version before."""
+    return (folder / MANIFEST).is_file()
+
+
 def root_file(root: int) -> str:
     """Name of a root's file."""
     return f"root-{root:05d}.bin"
