@@ -313,3 +313,17 @@ def test_a_run_whose_resumption_is_refused_stays_suspended_and_nothing_has_faile
     assert refusal.mark in world.status["message"]
     world.rest()
     assert (world.status["phase"], world.status["attempt"], world.status.get("restarts", 0)) == ("Running", 2, 0)
+
+
+def test_a_part_whose_repair_and_its_event_were_lost_is_not_applied_once_more() -> None:
+    """The cache still lacks it; the API server, asked to make it, has it: it is as it was made, perhaps by another release."""
+    steps = [
+        ("calm", 5, 3),
+        ("API fault", 5, 7),
+        ("child deleted", 4, 1),
+        ("calm", 0, 11),
+        ("operate", 11, 3),
+        ("events lost", 2, 4),
+    ]
+    world = replay(steps, seed=31095)
+    assert (world.status["phase"], world.reason("ChildrenIntact")) == ("Running", "Repaired")

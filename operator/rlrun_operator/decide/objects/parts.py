@@ -65,7 +65,13 @@ def see(case: Case, attempt: int) -> Seen:
     if not now or (left > 0 and not refused):
         return Seen(said, wake_in=left if now else None)
     made = [part for part in render.prerequisites(context).apply if _ref(part) in now]
-    return Seen(said, tuple(applies(case, made)))
+    return Seen(said, tuple(_over_what_was_seen(case, part) for part in made))
+
+
+def _over_what_was_seen(case: Case, part: Manifest) -> Apply:
+    """Repair of a part in the very state that was compared: what the cache has missed may be whole, and what is whole is not written to."""
+    version = _version(case, case.observed.parts.get(_ref(part)))
+    return Apply(part, expect_absent=version is None, replaces=version)
 
 
 def outdated(case: Case, updates: Iterable[Apply]) -> dict[str, Say | None]:

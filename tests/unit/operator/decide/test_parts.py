@@ -52,6 +52,24 @@ def test_an_edited_part_is_told_and_applied_again(part: Ref) -> None:
     assert f"{part.kind} {part.name} was edited (" in told(kube)[2]
 
 
+def test_a_part_that_the_cache_lacks_is_made_and_nothing_that_exists_is_written_over() -> None:
+    """The answer to a repair was lost, and so was its event: the part is whole."""
+    kube = Kube(ENGINES).start()
+    part = Ref("Role", "run-rlrun")
+    del kube.objects[part]
+    (repair,) = kube.decide().repair
+    assert (repair.expect_absent, repair.replaces, repair.known) == (True, None, None)
+
+
+def test_an_edited_part_is_applied_over_that_edit_alone() -> None:
+    kube = Kube(ENGINES).start()
+    part = Ref("Role", "run-rlrun")
+    kube.edited.add(part)
+    kube.objects[part]["metadata"]["resourceVersion"] = "77"
+    (repair,) = kube.decide().repair
+    assert (repair.expect_absent, repair.replaces, repair.known) == (False, "77", None)
+
+
 def test_an_update_that_is_refused_is_told() -> None:
     """An edit of `inference` moves the budget within the attempt."""
     kube, words = Kube(ENGINES).start(), 'admission webhook "guard" denied the request'
