@@ -69,6 +69,18 @@ HISTORIES: dict[str, tuple[int, list[Step]]] = {
             ("long wait", 4, 1),
         ],
     ),
+    "a former leader has put it back to Suspending by what it had not heard, and its turn has come in the plan of before": (
+        587,
+        [
+            ("operate", 9, 11),
+            ("second operator", 0, 8),
+            ("another run is first", 1, 2),
+            ("calm", 11, 9),
+            ("others hold room", 11, 0),
+            ("second operator works", 11, 0),
+            ("leader replaced", 6, 11),
+        ],
+    ),
 }
 
 

@@ -97,7 +97,8 @@ def _awaited(case: Case) -> str:
     waits = ["spec.suspend is false"] if queueing.is_suspended_by_user(case) else []
     if budget.is_spent(case):
         waits.append(f"budget.gpuHours is more than the {budget.gpu_hours(case):g} that are spent")
-    if not waits and case.observed.admission is not None:
+    answer = case.observed.admission
+    if not waits and answer is not None and not answer.admitted:
         waits.append("the queue has room for it")
     return f"when {' and '.join(waits)}" if waits else "at once"
 

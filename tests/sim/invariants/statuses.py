@@ -79,8 +79,13 @@ def _was_asked(old: Json, new: Json) -> bool:
 
 
 def a_suspension_that_has_begun_is_finished(world: World, old: Json, new: Json) -> str | None:
+    """No pod is left then, which Suspended says and `suspended_is_without_pods` checks. Where the queue has room at that very moment, by a
+    plan of before the stop (it is believed for a second, and its room is kept for as long), the run's turn comes in the same status: it is
+    suspended and admitted, of the attempt that is over."""
     before, now = derived(old), derived(new)
-    ended = ("Suspended", "Queued") if _is_suspended(new) else ("Suspended",)
+    turn = ("Starting",) if old.get("attempt", 0) else ("Pending",)
+    same = old.get("attempt", 0) == new.get("attempt", 0)
+    ended = ("Suspended", "Queued", *turn) if _is_suspended(new) and same else ("Suspended",)
     if before == "Suspending" and now not in ("Suspending", *ended, "Completing", "Complete"):
         return f"Suspending became {now}"
     return None

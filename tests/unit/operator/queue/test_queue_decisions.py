@@ -182,6 +182,22 @@ def test_a_preempted_run_whose_turn_has_come_is_starting() -> None:
     assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 1), "its pods are not made yet"
 
 
+def test_a_run_that_has_room_at_the_moment_of_its_last_pod_waits_for_nothing() -> None:
+    """A plan of the queue is believed for a second and more: this one was made before the run was stopped."""
+    kube = running()
+    kube.admission = LOSES
+    kube.do(kube.decide())
+    kube.admission = ROOM
+    while kube.status["phase"] == "Suspending":
+        kube.do(kube.decide())
+        kube.controllers()
+        kube.now += 1.0
+    assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 1)
+    assert kube.condition("Suspended")["message"].endswith(" are trained again, at once")
+    kube.tick()
+    assert kube.status["attempt"] == 2
+
+
 def test_a_run_whose_first_turn_has_come_after_a_suspension_is_pending() -> None:
     kube = Kube({**SPEC, "suspend": True})
     kube.admission = WAITS
