@@ -43,7 +43,7 @@ FOUND_AT: dict[str, int] = {
     "a_pod_waits_for_ever_for_a_lost_key": 156,
     "another_key_has_the_name_of_the_first": 47,
     "engines_hold_a_deleted_claim": 66,
-    "objects_of_others_are_taken_over": 8,
+    "objects_of_others_are_taken_over": 23,
     "a_name_that_was_taken_stays_so": 2,
     "what_admission_refuses_fails_the_run": 4,
     "a_refused_removal_is_told_to_nobody": 2506,
