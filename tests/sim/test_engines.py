@@ -35,6 +35,12 @@ def test_a_budget_is_not_made_again_for_one_engine_beside_those_on_interruptible
     replay([("calm", 6, 2), ("share edited", 6, 11), ("child deleted", 10, 6)], seed=557, engines=True)
 
 
+def test_a_long_calm_under_a_quota_and_a_run_made_anew_explain_their_writes() -> None:
+    """A ConfigMap that a quota keeps out is tried every 10 s with all that stands beside it (seed 5099)."""
+    steps = [("refused", 7, 0), *[("long calm with engines", 11, 11)] * 3, ("run made anew", 2, 5), ("calm", 3, 4)]
+    replay(steps, seed=5099, engines=True)
+
+
 def test_each_is_looked_for() -> None:
     assert FOUND_AT.keys() == {bug.__name__ for bug in ENGINES}
 

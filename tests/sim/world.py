@@ -134,7 +134,10 @@ class World(Surroundings):
     def _create(self) -> None:
         document = {"apiVersion": RLRUN.api_version, "kind": RLRUN.kind, "metadata": {"name": NAME}, "spec": self.spec}
         self.api.add(document | (self._document or {}))
-        self.memory = invariants.Memory(failures_before=self.cluster.failures, made_late=self.memory.made_late)
+        before = self.memory
+        self.memory = invariants.Memory(
+            failures_before=self.cluster.failures, made_late=before.made_late, actions=before.actions
+        )  # as the API server's count of writes, that of the events goes on
         self.memory.refused_for_good = any(refusal.sort == FOR_GOOD for refusal in self.api.refusals)
 
     def recreate(self) -> None:

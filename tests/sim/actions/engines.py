@@ -40,7 +40,8 @@ def _share(world: World, a: int, b: int) -> None:
 
 
 def _long_calm(world: World, a: int, b: int) -> None:
-    """Enough to measure a load, to drain, and to start engines."""
+    """Enough to measure a load, to drain, and to start engines. Each part is an event: what a quota keeps out is tried every 10 s."""
+    world.memory.actions += 1 + a
     for _ in range(2 + a):
         world.calm(3, 1)
         world.pass_time(2.0 + b / 2)

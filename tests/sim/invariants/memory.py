@@ -19,6 +19,7 @@ class Memory:
     edited: bool = False
     """Somebody else wrote into it after the operator did."""
     actions: int = 0
+    """Events of the history, those before the run was made among them: of them all the API server counts the writes."""
     restarts_asked: int = 0
     """How often somebody has asked for a restart."""
     damaged: dict[tuple[str, str], tuple[Json, int]] = field(default_factory=dict)
