@@ -176,6 +176,7 @@ def cosine(found: Tensor, expected: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(*pair, dim=0))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="on a CPU it compiles for a minute what tests/tensors traces")
 @pytest.mark.parametrize("mode", ["selective", "attention"])
 def test_compiled_layers_are_near_float32_on_the_cpu_and_compiled_once(mode: Any, alone: Group, model: Any) -> None:
     reference = copy.deepcopy(model)

@@ -50,8 +50,13 @@ def test_the_three_commands_write_their_tables(tmp_path: Path) -> None:
     measured = tables["steps"]["steps"]
     assert [name for name, row in measured.items() if row.get("tokens/s", 0) > 0] == [
         "RL 16k, eager",
+        "SFT 16k, best",
         "SFT 16k, best, 2 rows",
     ]
+    assert "trl" in measured["SFT 16k, TRL, sdpa"]["note"] or "datasets" in measured["SFT 16k, TRL, sdpa"]["note"]
+    recorded = json.loads((tmp_path / "out2" / "profile.json").read_text())["sections"]
+    assert recorded["SFT 64 tokens: categories"]["LM head"]["ms"] > 0
+    assert recorded["SFT 64 tokens: gaps"]["0 to 2 us"]["launches"] > 0
     assert "attention (fa3) needs GPUs, and gpusPerReplica is 0" in measured["RL 16k, fa3"]["note"]
     categories = tables["profile"]["RL 16k: categories"]
     assert categories["LM head"]["ms"] > 0
