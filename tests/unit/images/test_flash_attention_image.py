@@ -40,7 +40,7 @@ def test_it_has_all_that_the_trainer_calls() -> None:
     left_out = set(re.findall(r"FLASH_ATTENTION_DISABLE_(\w+)=TRUE", text()))
     assert left_out <= FLAGS
     assert not left_out & {"BACKWARD", "VARLEN", "LOCAL", "SOFTCAP", "HDIM64", "HDIM128", "HDIM256"}
-    assert BACKENDS["fa3"].features == {"window", "softcap", "context"}
+    assert BACKENDS["fa3"].features == {"window", "softcap", "sinks", "context"}
     assert BACKENDS["fa3"].head_dims == 256
     assert f"ARG FLASH_ATTENTION_COMMIT={COMMIT}\n" in text(), "the flags' names are those of this commit"
 
