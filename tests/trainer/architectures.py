@@ -218,7 +218,7 @@ def counted(whole: Any, folder: Path) -> str:
 
 
 def guarded(act: Callable[..., str], *options: Any) -> str:
-    """What it says, or why it is refused, or that it breaks."""
+    """Result of one model type: its numbers, the reason of its refusal, or the error that it ends in."""
     try:
         return act(*options)
     except (RoleError, UnknownModelError) as error:

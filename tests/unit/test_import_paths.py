@@ -8,10 +8,10 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 SET = re.compile(r'"PYTHONPATH"\s*[:,]\s*(?P<value>[^\n]+)')
 KEEPS = ("before(", "sys.path", "IMPORT_PATH", "'workloads'", "/workloads:", "pathsep.join(path)")
-"""What a value has that leads to this checkout's packages."""
+"""Part of a value that leads to this checkout's packages."""
 
 NOTHING_OF_OURS = {"support/python_path.py", "cluster/native/components.py", "security/test_environment_variables.py"}
-"""What reads the variable, a program of the tests alone, and a list of names."""
+"""Files that may name the variable: its reader, a program of the tests alone, and a list of names."""
 
 
 def replaced(text: str) -> list[str]:

@@ -86,7 +86,7 @@ def not_made_again(world: World, said: Sequence[str] = ()) -> str | None:
 
 
 def _is_waited_for(world: World, secret: str) -> bool:
-    """Whether a container of the run cannot be made for want of a Secret."""
+    """True if a container of the run cannot be made for want of a Secret."""
     lacks = f'secret "{secret}" not found'
     return any(lacks in str(pod["status"].get("containerStatuses")) for pod in world.api.all("Pod"))
 

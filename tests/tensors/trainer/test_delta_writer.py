@@ -1,4 +1,4 @@
-"""What one rank writes of what differs, over optimizer steps, against whole versions; with an engine that reads it."""
+"""Differences that one rank writes over optimizer steps, against whole versions; with an engine that reads them."""
 
 from __future__ import annotations
 

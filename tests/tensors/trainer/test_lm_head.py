@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from rlrun.protocol.files.batch import Sample
+from rlrun.trainer.learning import lm_head
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import KEPT_BYTES, find_head, head_statistics
 from rlrun.trainer.learning.step_buffer import micro_batch
@@ -242,3 +243,16 @@ def test_a_copy_of_a_model_uses_its_own_parameters(
     torch.testing.assert_close(token_statistics(model, row).logprobs, before)
     flat = token_statistics(other, row).logprobs[row.mask]
     torch.testing.assert_close(flat, torch.full_like(flat, -float(np.log(50))))
+
+
+def test_residuals_take_what_is_free_but_a_sixth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that torch's allocator holds without a tensor in it is free as well; activations that fill the GPU leave nothing."""
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * gib, 78 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50 * gib)
+    for allocated, kept in ((40, 17), (49, 8), (50, 7)):
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device, own=allocated: own * gib)
+        assert lm_head._kept_bytes(torch.device("cuda", 0)) == kept * gib
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * gib, 78 * gib))
+    assert lm_head._kept_bytes(torch.device("cuda", 0)) == 0
+    assert lm_head._kept_bytes(torch.device("cpu")) == KEPT_BYTES["cpu"]

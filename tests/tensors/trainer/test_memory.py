@@ -26,7 +26,7 @@ from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.attention import packages
 from rlrun.trainer.modeling.parallel.dims import ParallelDims
-from rlrun.trainer.modeling.shard import Memory, decoder_layers, local_part, shard
+from rlrun.trainer.modeling.shard import Memory, decoder_layers, fsdp_modules, local_part, shard
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.attention import stand_ins
 
@@ -246,6 +246,7 @@ def test_copies_that_stay_for_the_backward_pass_are_made_anew_for_the_next_step(
         found[stays] = []
         for _ in range(3):
             found[stays] += logprobs_without_gradient(model, [micro_batch(samples, CPU)])
+            assert not any(unit._get_fsdp_state()._fsdp_param_group.is_unsharded for unit in fsdp_modules(model))
             for last, sample in zip((False, True), samples, strict=True):
                 gradient_accumulation.prepare_backward(model, last=last)
                 (-token_statistics(model, micro_batch([sample], CPU)).logprobs.sum()).backward()

@@ -1,4 +1,4 @@
-"""What differs between versions, sent over gloo from two roots: bit-equal, or the whole version."""
+"""Differences between versions, sent over gloo from two roots: bit-equal, or the whole version."""
 
 from __future__ import annotations
 

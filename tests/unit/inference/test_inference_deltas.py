@@ -115,7 +115,7 @@ def make_engine(tmp_path: Path) -> MakeEngine:
 
 
 def holds(engine: Rebuilder, published: Path, wanted: list[Bytes]) -> bool:
-    """Whether what vLLM loads is bit for bit the version, and lies in memory once."""
+    """True if the folder that vLLM loads is bit for bit the version, and lies in memory once."""
     folder = engine.make(published)
     assert list(engine._staging._own().glob("v*")) == [folder]
     assert sorted(json.loads((folder / INDEX).read_text())["weight_map"]) == list(NAMES)

@@ -1,4 +1,4 @@
-"""What differs between two versions of a bucket: any bits, in any coding, in few bytes."""
+"""Differences of two versions of a bucket: any bits, in any coding, in few bytes."""
 
 from __future__ import annotations
 
