@@ -215,8 +215,12 @@ class Operator:
         await self._workers.close()
 
     def _open_if_allowed(self) -> None:
-        """Act only as the leader, and only on a complete picture: a child that is not listed yet is not missing."""
-        if self._sync.missing or not self._leader.is_leading() or self._workers.is_open:
+        """Act only as the leader, and only on a complete picture: a child that is not listed yet is not missing.
+
+        Asks whether the leader acts, not whether its last renewal is fresh: one that comes late neither pauses nor begins anything, so
+        nothing would call this again.
+        """
+        if self._sync.missing or not self._leader.acts or self._workers.is_open:
             return
         self._wake_all()
         self._workers.open()

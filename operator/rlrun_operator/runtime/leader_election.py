@@ -68,6 +68,11 @@ class Leader:
         """The process that leads in place of this one; None: none that this one has seen."""
         return self._told
 
+    @property
+    def acts(self) -> bool:
+        """True between `on_start` and the next `on_pause`, also in a moment in which a renewal is late: `check` keeps that from writing."""
+        return self._acting
+
     def is_leading(self) -> bool:
         """True if this process may act now; false in time even if the event loop stood still or the process was frozen."""
         return self._acting and self._renewed_at is not None and self._clock() - self._renewed_at < RENEW_SECONDS

@@ -208,3 +208,26 @@ async def test_a_lease_that_somebody_has_filled_with_the_largest_numbers_is_take
         await candidate.step()
         assert candidate.leader.is_leading()
     assert api.objects[LEASE]["spec"]["leaseTransitions"] == 2**31 - 1
+
+
+async def test_a_picture_that_is_complete_while_a_renewal_is_late_starts_the_work() -> None:
+    """An API server that comes back answers late: the renewal after that begins nothing, so nothing else would."""
+    clock = [0.0]
+    async with serving(FakeApi()) as client:
+        operator = Operator(OperatorSettings(), Connection(Configuration(host=client._server)), decide)
+        operator._leader._clock = lambda: clock[0]
+        try:
+            await operator._leader.step()
+            clock[0] += RENEW_SECONDS + 0.1
+            assert not operator._leader.is_leading()
+            for stream in operator._streams:
+                operator._sync._mark_synced(stream)
+            await operator._leader.step()
+            assert operator._leader.is_leading()
+            assert operator._workers.is_open
+            clock[0] += RENEW_SECONDS + 0.1
+            with pytest.raises(NotLeadingError):
+                operator._leader.check()
+        finally:
+            await operator._workers.close()
+            await operator._session.close()
