@@ -32,6 +32,7 @@ MAIN = "from rlrun_operator.main import main; main()"
 WAIT_SECONDS = 30.0
 STOP_SECONDS = 20.0
 """Less than the 30 s after which Kubernetes kills a pod."""
+_STATE = "rlrun_operator_(leader|watch_age_seconds|queue)"
 NOT_YET = "storage is (re)initializing"
 
 
@@ -168,9 +169,19 @@ class OperatorProcess:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if error is not None:
+            error.add_note(self.account())
         if self.running:
             self.kill()
+
+    def account(self) -> str:
+        """Describe it for the report of a test that failed: whether it leads, how old its watches are, its last lines."""
+        status, text = self.http("/metrics") if self.running else (0, "")
+        shown = [line for line in text.splitlines() if re.match(_STATE, line)] if status == 200 else [text]
+        return "\n".join(
+            [f"operator {self.name}, {'running' if self.running else 'ended'}:", *shown, *self.log().splitlines()[-40:]]
+        )
 
     @property
     def running(self) -> bool:
