@@ -41,6 +41,8 @@ class Memory:
     """See `Observed`."""
     repaired_at: float = float("-inf")
     """Time at which a part was asked to be put right last (steady clock)."""
+    asked_at: float = float("-inf")
+    """Time at which the Lease was read because it had not been heard of for long (steady clock)."""
     ungrown: Ungrown | None = None
     """The last growth of the claim, if it was refused."""
     ungrown_until: float = float("-inf")

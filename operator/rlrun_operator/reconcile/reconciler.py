@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
@@ -16,7 +17,7 @@ from rlrun.defaults.words import bounded
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
-from rlrun_operator.kube.resources import RLRUN
+from rlrun_operator.kube.resources import LEASE, RLRUN
 from rlrun_operator.names import Names
 from rlrun_operator.reconcile.apply import (
     Applier,
@@ -45,6 +46,7 @@ from rlrun_operator.state import (
     Ungrown,
     progress_seconds,
 )
+from rlrun_operator.status.progress import HEARTBEAT_SECONDS, silent_for
 from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import forget
 
@@ -144,6 +146,7 @@ class Reconciler:
     async def _pass(self, key: Key) -> None:
         memory = self._memories.setdefault(key, Memory())
         await self._look_at_taken(key, memory)
+        await self._look_at_silent(key, memory)
         for left in reversed(range(ROUNDS)):
             observed = self._observe(key, memory)
             if observed is None:
@@ -271,6 +274,20 @@ class Reconciler:
         elif self._clock() >= taken.until:
             still = await self._applier.is_taken(taken.child)
             memory.taken = taken._replace(until=self._clock() + TAKEN_SECONDS) if still else None
+
+    async def _look_at_silent(self, key: Key, memory: Memory) -> None:
+        """Read the Lease of a run that was heard last long ago: it is the watch that may be silent, and not the run."""
+        run, name = self._store.get(RLRUN.kind, *key), Names(key[1]).progress
+        if run is None or (run.get("status") or {}).get("phase") not in ("Starting", "Running"):
+            return
+        silent = silent_for(self._store.lease_changed_at(key[0], name), self._now())
+        if silent < HEARTBEAT_SECONDS or self._clock() - memory.asked_at < HEARTBEAT_SECONDS:
+            return
+        memory.asked_at = self._clock()
+        with contextlib.suppress(ApiError):  # what the watch brought stands
+            live = await self._client.get(LEASE, key[0], name)
+            if live is not None:
+                self._store.put({**live, "kind": LEASE.kind}, self._now())
 
     async def _grown(self, key: Key, grow: Grow, memory: Memory) -> bool:
         """Enlarge the claim; False: that is refused."""

@@ -31,6 +31,7 @@ from rlrun_operator.state import (
     Scale,
     progress_seconds,
 )
+from rlrun_operator.status.progress import HEARTBEAT_SECONDS
 from rlrun_operator.validate_spec import judge
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
 
@@ -38,6 +39,7 @@ RUN = "/apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a"
 SERVICE = "/api/v1/namespaces/ns/services/a-trainer"
 STS = "/apis/apps/v1/namespaces/ns/statefulsets/a-trainer"
 POD = "/api/v1/namespaces/ns/pods/a-orchestrator-1"
+PROGRESS = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/a-progress"
 KEY: Key = ("ns", "a")
 
 
@@ -177,6 +179,31 @@ async def test_runs_that_share_a_trainer_are_woken_by_a_status_that_no_watch_wil
         assert bench.woken == [("ns", "guest")]
         await bench.go()
         assert bench.woken == [("ns", "guest")], "nothing is written, so nobody is woken"
+
+
+@pytest.mark.parametrize(
+    ("phase", "silent", "reads"),
+    [("Running", HEARTBEAT_SECONDS, 1), ("Running", HEARTBEAT_SECONDS - 1.0, 0), ("Complete", HEARTBEAT_SECONDS, 0)],
+)
+async def test_a_lease_of_which_the_watch_brings_nothing_is_read_before_it_counts_as_silent(
+    phase: str, silent: float, reads: int
+) -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": phase}))
+        document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {}, "spec": {"renewTime": "1"}}
+        bench.store.put(api.seed(PROGRESS, document), bench.time)
+        await bench.go()
+        api.seed(PROGRESS, {**document, "spec": {"renewTime": "2"}})
+        before = bench.time
+        for _ in range(2):
+            bench.time = before + silent
+            await bench.go()
+        assert api.requests.count(("get", PROGRESS)) == reads
+        assert bench.seen[-1].lease_changed_at == (bench.time if reads else before)
+        bench.time += HEARTBEAT_SECONDS
+        await bench.go()
+        assert api.requests.count(("get", PROGRESS)) == (0 if phase == "Complete" else reads + 1)
 
 
 async def test_an_unchanged_status_is_not_written_and_removed_fields_go() -> None:
