@@ -18,6 +18,7 @@ CNI_BIN = "/usr/lib/cni"
 REPOSITORY = Path(__file__).resolve().parents[3]
 FAILURE_TOLERATION_S = 5  # how long a pod stays bound to a node that is down; Kubernetes' default is 300
 NODE_GRACE_S = 16  # without a heartbeat for that long a node is down; the default is 50
+FAKE_NODE_GRACE_S = 120  # where no node is real, none dies: kwok renews every 10 s, and later where the machine is busy
 NODE_STATUS_PERIOD_S = 4
 NODE_LEASE_S = 8
 FAKE_NODE_LEASE_S = 40
@@ -165,7 +166,7 @@ def _controllers(plan: Plan, state: State, bins: Mapping[str, Path]) -> tuple[Da
         f"--service-cluster-ip-range={plan.service_range}",
         "--enable-hostpath-provisioner=true",
         "--node-monitor-period=2s",
-        f"--node-monitor-grace-period={NODE_GRACE_S}s",
+        f"--node-monitor-grace-period={NODE_GRACE_S if plan.nodes else FAKE_NODE_GRACE_S}s",
         "--node-startup-grace-period=60s",
     )
     scheduler = (str(bins["kube-scheduler"]), *common("scheduler"))

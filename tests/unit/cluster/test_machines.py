@@ -40,6 +40,17 @@ def test_what_talks_to_the_api_server_waits_for_it() -> None:
     assert {daemon.name for daemon in daemons if not daemon.after} == {"etcd", "kube-apiserver", "containerd"}
 
 
+def test_a_busy_machine_kills_no_node_that_kwok_plays() -> None:
+    """A node without a heartbeat for its grace period loses its pods, and kwok renews every quarter of its Lease's duration."""
+    for plan in (PLAN, BARE):
+        daemons = components.control_plane(plan, State(plan.name), BINS, kwok=True)
+        (manager,) = [daemon.argv for daemon in daemons if daemon.name == "kube-controller-manager"]
+        (grace,) = [int(word.partition("=")[2][:-1]) for word in manager if word.startswith("--node-monitor-grace")]
+        assert (grace > 2 * components.FAKE_NODE_LEASE_S) == (plan is BARE), (
+            "real nodes are killed by tests, and missed soon"
+        )
+
+
 def test_a_node_routes_to_the_pods_of_the_others_alone() -> None:
     made = spec.machine(PLAN, State("demo"), "n0", keep=(), files={}, daemons=())
     assert [line for line in made.ip_linked if "10.77.12" in line] == ["route add 10.77.129.0/24 via 10.77.0.11"]
