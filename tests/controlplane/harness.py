@@ -29,7 +29,7 @@ Json = dict[str, Any]
 T = TypeVar("T")
 START_SECONDS = 60.0
 MAIN = "from rlrun_operator.main import main; main()"
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 STOP_SECONDS = 20.0
 """Less than the 30 s after which Kubernetes kills a pod."""
 _STATE = "rlrun_operator_(leader|watch_age_seconds|queue)"
@@ -236,7 +236,7 @@ class OperatorProcess:
     def http(self, path: str) -> tuple[int, str]:
         """Status and text; 0 where nobody listens."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=15) as answer:
                 return int(answer.status), answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
