@@ -161,13 +161,13 @@ class Cluster:
             lines = self.kubectl("get", "nodes", "-o", f"jsonpath={path}").splitlines()
             return sorted(set(names) - {line.split()[0] for line in lines if line.endswith(" True")})
 
-        wait_until(lambda: not not_ready(), "nodes to be Ready", timeout=60, state=lambda: f"not Ready: {not_ready()}")
+        wait_until(lambda: not not_ready(), "nodes to be Ready", timeout=180, state=lambda: f"not Ready: {not_ready()}")
 
     def fake_gpus(self, node: str, count: int) -> None:
         """Let a real node advertise `count` `nvidia.com/gpu`; pods that ask for them run without any.
 
         Raises:
-            ClusterError: the node does not show them within 30 s.
+            ClusterError: the node does not show them within 120 s.
         """
         patch = json.dumps({"status": {"capacity": {"nvidia.com/gpu": str(count)}}})
         self.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
@@ -175,7 +175,7 @@ class Cluster:
         wait_until(
             lambda: self.kubectl("get", "node", node, "-o", path) == str(count),
             f"node {node} to offer {count} nvidia.com/gpu",
-            timeout=30,
+            timeout=120,
             interval=0.5,
         )
 

@@ -74,7 +74,7 @@ class ApiClient:
     def ready(self) -> bool:
         """Whether the server says that it is ready."""
         try:
-            return self.request("GET", "/readyz", timeout=1.0) == b"ok"
+            return self.request("GET", "/readyz", timeout=5.0) == b"ok"
         except ApiError:
             return False
 

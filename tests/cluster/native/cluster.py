@@ -54,7 +54,7 @@ class NativeApiServer:
     def stop(self) -> None:
         """End it: connections are refused until `start`."""
         (self._control / "stopped").write_text("kube-apiserver\n")
-        wait_until(lambda: not self._pid_file.exists(), "the API server to end", timeout=60)
+        wait_until(lambda: not self._pid_file.exists(), "the API server to end", timeout=120)
 
     def start(self) -> None:
         """Start it again and wait until it is ready."""
@@ -87,7 +87,7 @@ class NativeApiServer:
         wait_until(
             client.ready,
             "the API server to be ready",
-            timeout=60,
+            timeout=180,
             state=lambda: log_tail(state, CONTROL_PLANE, "kube-apiserver"),
         )
 
@@ -170,7 +170,7 @@ class NativeCluster(Cluster):
         wait_until(
             lambda: not cgroups.processes(cgroup),
             f"the processes of {node} to end",
-            timeout=20,
+            timeout=60,
             state=lambda: str(cgroups.processes(cgroup)),
         )
 

@@ -157,7 +157,7 @@ def _start(plan: Plan, commands: Mapping[str, Path], kwok: bool, tie: bool, prog
     wait_until(
         lambda: _exists(client, "/api/v1/namespaces/default/serviceaccounts/default"),
         "the default service account",
-        timeout=30,
+        timeout=120,
         state=lambda: log_tail(state, CONTROL_PLANE, "kube-controller-manager"),
     )
 
@@ -260,7 +260,7 @@ def _exists(client: ApiClient, path: str) -> bool:
 def _wait_for_namespace(client: ApiClient, namespace: str | None) -> None:
     """The server makes its namespaces after it says that it is ready."""
     if namespace:
-        wait_until(lambda: _exists(client, f"/api/v1/namespaces/{namespace}"), f"namespace {namespace}", timeout=30)
+        wait_until(lambda: _exists(client, f"/api/v1/namespaces/{namespace}"), f"namespace {namespace}", timeout=120)
 
 
 def _wait_for_nodes(plan: Plan, state: State, client: ApiClient) -> None:

@@ -140,7 +140,7 @@ def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRu
     run.delete()
     kinds = "sts,deploy,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,networkpolicies,pdb"
     label = "rlrun.io/run=short-lived"
-    run.wait("children gone", lambda: not run.kubectl("get", kinds, "-l", label, "-o", "name").split(), 60)
+    run.wait("children gone", lambda: not run.kubectl("get", kinds, "-l", label, "-o", "name").split(), 180)
     assert "short-lived-data" in run.kubectl("get", "pvc")
 
 
@@ -154,18 +154,18 @@ def test_only_the_run_reaches_its_engine_and_it_reaches_no_other(new_run: NewRun
     other.wait_step(1)
     script = (
         "import sys, urllib.request\n"
-        "try: print(urllib.request.urlopen(sys.argv[1], timeout=5).status)\n"
+        "try: print(urllib.request.urlopen(sys.argv[1], timeout=float(sys.argv[2])).status)\n"
         "except Exception as error: print(type(error).__name__, getattr(error, 'code', ''), error)\n"
     )
 
-    def ask(asking: KubeRun, asked: KubeRun) -> str:
+    def ask(asking: KubeRun, asked: KubeRun, seconds: int) -> str:
         url = f"http://{asked.pods('inference')[0]['status']['podIP']}:8000/health"
-        return run.kubectl("exec", f"{asking.name}-orchestrator-1", "--", "python3", "-c", script, url)
+        return run.kubectl("exec", f"{asking.name}-orchestrator-1", "--", "python3", "-c", script, url, str(seconds))
 
-    assert ask(run, run).startswith("200")
-    assert ask(other, other).startswith("200")
-    assert "timed out" in ask(other, run), "what comes in"
-    assert "timed out" in ask(run, other), "what goes out"
+    assert ask(run, run, 60).startswith("200")
+    assert ask(other, other, 60).startswith("200")
+    assert "timed out" in ask(other, run, 5), "what comes in"
+    assert "timed out" in ask(run, other, 5), "what goes out"
 
 
 def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
@@ -176,7 +176,7 @@ def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
     run.wait_phase("Complete")
     before = run.rests()
     cluster.kubectl("rollout", "restart", "-n", "rlrun-system", "deploy/rlrun-operator")
-    cluster.kubectl("rollout", "status", "-n", "rlrun-system", "deploy/rlrun-operator", "--timeout=60s", timeout=70)
+    cluster.kubectl("rollout", "status", "-n", "rlrun-system", "deploy/rlrun-operator", "--timeout=180s", timeout=190)
     second = new_run(stub_manifest("after", steps=5))
     second.apply()
     second.wait_phase("Complete")

@@ -38,7 +38,7 @@ for key, url, body in json.loads(sys.argv[1]):
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": "Bearer " + keys[key], "Content-Type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=data, headers=headers), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data=data, headers=headers), timeout=60) as answer:
             found.append(answer.status)
     except urllib.error.HTTPError as error:
         found.append(error.code)

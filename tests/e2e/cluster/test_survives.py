@@ -117,8 +117,8 @@ def test_api_server_away_for_a_minute(new_run: NewRun, stub_manifest: Manifest, 
         time.sleep(OUTAGE_SECONDS)  # the outage itself is what is tested
     finally:
         cluster.api_server.start()
-    run.wait("the run went on meanwhile", lambda: run.step() >= step + OUTAGE_SECONDS * 0.8, 60)
+    run.wait("the run went on meanwhile", lambda: run.step() >= step + OUTAGE_SECONDS * 0.8, 180)
     assert run.identities() == before
-    run.wait("the operator follows again", lambda: run.status()["progress"]["step"] > step + OUTAGE_SECONDS * 0.8, 60)
+    run.wait("the operator follows again", lambda: run.status()["progress"]["step"] > step + OUTAGE_SECONDS * 0.8, 180)
     status = run.status()
     assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 1, 0), status.get("lastFailure")

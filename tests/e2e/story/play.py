@@ -62,7 +62,7 @@ def installed(cluster: NativeCluster, references: Mapping[str, str]) -> Iterator
     finally:
         for kind in ("rlr", "pods", "pvc"):
             cluster.kubectl("delete", kind, "--all", "-n", NAMESPACE, timeout=120)
-        cluster.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", timeout=60)
+        cluster.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", timeout=180)
         cluster.kubectl("delete", "namespace", NAMESPACE, SYSTEM, "--wait=false")
         set_gpus(cluster, *NODES, count=0)
 
@@ -161,7 +161,7 @@ class Story:
         assert status["checkpoint"]["resumedFromStep"] == saved, status
         assert (status["restarts"], status["checkpoint"]["stepsLostTotal"]) == (0, 0), status
         self._queued(self.third, 1, 1, f"{NEED}0 qualify")
-        self.third.kubectl("delete", "rlr", "third", "--wait", timeout=60)
+        self.third.kubectl("delete", "rlr", "third", "--wait", timeout=180)
         assert not self.third.pods()
 
     def _queued(self, run: ChaosRun, position: int, waiting: int, words: str) -> None:
