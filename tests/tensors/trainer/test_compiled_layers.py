@@ -135,6 +135,32 @@ def test_with_adapters_the_first_layer_has_its_own(
     assert graphs_of_rows(model, make_sample, counted) == 2
 
 
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """One product."""
+        found: Tensor = self.proj(hidden)
+        return found
+
+
+def test_runs_with_scales_of_their_own_share_a_graph(counted: Callable[[], tuple[int, int]]) -> None:
+    """A trainer holds up to 64 runs; torch gives up on a layer after 8 graphs, and computes it as it is written from then on."""
+    layer = _Layer()
+    adapter = lora.LoRALinear.convert(layer.proj, LoRAConfig(rank=4))
+    for half in (adapter.lora_A, adapter.lora_B):
+        nn.init.normal_(half)
+    plain = layer.forward
+    fallback.compile_layer(layer, asked=True)
+    for tokens, alpha in ((3, 4), (5, 6), (7, 9)):
+        adapter.configure(LoRAConfig(rank=4, alpha=alpha))
+        hidden = torch.randn(tokens, 8)
+        torch.testing.assert_close(layer(hidden), plain(hidden))
+        assert counted() == (1, 0)
+
+
 def test_layers_with_and_without_a_window_are_two_kinds(
     make_sample: Callable[..., Sample], solo: Group, counted: Callable[[], tuple[int, int]]
 ) -> None:

@@ -46,6 +46,8 @@ class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
     rank: int
     scaling: float
     dropout: float
+    _scale: Tensor
+    """`scaling`, [] fp32: compiled code takes it as an input, and is the same for runs of all scales that take turns."""
 
     @classmethod
     def convert(cls, layer: nn.Linear, config: LoRAConfig) -> LoRALinear:
@@ -65,11 +67,21 @@ class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
     def configure(self, config: LoRAConfig) -> None:
         """Compute with the numbers of a run, whose rank is at most the one that the layer was converted with."""
         self.rank, self.scaling, self.dropout = config.rank, config.alpha / config.rank, config.dropout
+        self.place()
+
+    def place(self) -> None:
+        """Have the scale where the parameters are now."""
+        self._scale = torch.full((), self.scaling, device=self.lora_A.device)
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
         update = linear(linear(dropout(input, self.dropout, self.training), self.lora_A), self.lora_B)
-        return linear(input, self.weight, self.bias) + update * self.scaling
+        return linear(input, self.weight, self.bias) + self._scaled(update)
+
+    def _scaled(self, update: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # in float32, as a product with a number is computed
+            return (update.float() * self._scale).to(update.dtype)
+        return update * self.scaling
 
 
 @dataclass(frozen=True)
@@ -186,6 +198,7 @@ def initialise(model: nn.Module, seed: int) -> None:
         start[: layer.rank] = torch.empty(layer.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
         fill(layer.lora_A, start)
         fill(layer.lora_B, torch.zeros(layer.lora_B.shape))
+        layer.place()
 
 
 def fill(parameter: Tensor, whole: Tensor) -> None:
