@@ -253,6 +253,7 @@ def test_residuals_take_what_is_free_but_a_sixth_of_a_gpu(monkeypatch: pytest.Mo
     for allocated, kept in ((40, 17), (49, 8), (50, 7)):
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device, own=allocated: own * gib)
         assert lm_head._kept_bytes(torch.device("cuda", 0)) == kept * gib
+        assert lm_head._kept_bytes(torch.device("cuda", 0), waits=True) == 0
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * gib, 78 * gib))
     assert lm_head._kept_bytes(torch.device("cuda", 0)) == 0
     assert lm_head._kept_bytes(torch.device("cpu")) == KEPT_BYTES["cpu"]

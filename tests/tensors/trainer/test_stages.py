@@ -19,8 +19,11 @@ from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig, PipelineSchedule
 from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning.critic import check_layout
+from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.parallel.stage_check import fault_of_stages
 from rlrun.trainer.modeling.parallel.stages import keep_stage, second_copy, stage_of
@@ -98,6 +101,21 @@ def test_ranks_with_several_stages_have_every_name_once(schedule: PipelineSchedu
         assert (copied is not None) == (tied and schedule == "Interleaved1F1B" and index == 1)
     assert sorted(found) == sorted(name for name, _ in whole.named_parameters())
     assert numbers == ([[0, 2], [1, 3]] if schedule == "Interleaved1F1B" else [[0, 3], [1, 2]])
+
+
+def test_rows_wait_for_others_in_a_pipeline_alone(
+    make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
+) -> None:
+    """What the head keeps of a row is counted with: GPUs have no memory for it that the next row's activations do not need."""
+    whole: Any = make_model("qwen3")
+    stage = copy.deepcopy(whole)
+    keep_stage(stage, decoder_layers(stage), 1, 2)
+    row = micro_batch([make_sample(9)], torch.device("cpu"))
+    hidden = whole.model.embed_tokens(row.input_ids).detach()
+    token_statistics(whole, row)
+    token_statistics(stage, row, received=hidden)
+    assert not whole._head.waits
+    assert stage._head.waits
 
 
 def test_adapters_have_to_be_in_every_stage(make_model: Callable[..., nn.Module]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -131,6 +132,8 @@ def _prepare(model: PreTrainedModel) -> None:
     model._head = find_head(model)
     if model._head is None:
         logger.warning(f"{type(model).__name__} treats its logits in a way that is not known: its LM head is not fused")
+    elif stage is not None:
+        model._head = replace(model._head, waits=True)
     model.row_statistics = MethodType(_row_statistics, model)
     register_fsdp_forward_method(model, "row_statistics")
 

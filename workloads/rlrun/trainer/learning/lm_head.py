@@ -44,6 +44,7 @@ def head_statistics(
     softcap: float | None = None,
     chunk_tokens: int | None = None,
     entropy: Entropy = "value",
+    waits: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Statistics of `softmax((hidden @ weight.T + bias) / temperatures)` without its logits.
 
@@ -56,13 +57,14 @@ def head_statistics(
         softcap: logits become `softcap * tanh(logits / softcap)` before the temperature (Gemma 2, arXiv:2408.00118, 2.2).
         chunk_tokens: tokens per chunk; default: as many as `CHUNK_BYTES` of logits hold.
         entropy: how much of it is wanted.
+        waits: whether other rows go forward before the gradient of this one is pulled back: on a GPU nothing is kept for it then.
 
     Returns:
         Log-probability of each target and entropy in nats, `[K]` fp32; gradients reach `hidden`, `weight` and `bias`, and those of the
         entropy only where `entropy` says so.
     """
     if bias is None and softcap is None and entropy != "gradient":
-        plan = _plan(hidden, weight, chunk_tokens, entropy=entropy != "none")
+        plan = _plan(hidden, weight, chunk_tokens, entropy=entropy != "none", waits=waits)
         if plan is not None:
             logprobs, found, _ = FusedHead.apply(hidden, weight, targets, temperatures, None, plan)
             return logprobs, found
@@ -97,7 +99,9 @@ def weighted_logprobs(
     return total, logprobs, entropy
 
 
-def _plan(hidden: Tensor, weight: Tensor, chunk_tokens: int | None, *, entropy: bool) -> Plan | None:
+def _plan(
+    hidden: Tensor, weight: Tensor, chunk_tokens: int | None, *, entropy: bool, waits: bool = False
+) -> Plan | None:
     kernel = fused_kernel(hidden)
     if kernel is None or weight.dtype != hidden.dtype:
         return None
@@ -106,16 +110,19 @@ def _plan(hidden: Tensor, weight: Tensor, chunk_tokens: int | None, *, entropy: 
     # path's three, and the weight's gradient is added to half as often.
     larger = 2 if device == "cuda" and hidden.dtype != torch.float32 else 1
     tokens = chunk_tokens or larger * _chunk_tokens(hidden, weight)
-    return Plan(kernel, tokens, _kept_bytes(hidden.device), entropy, reuses_memory=device == "cpu")
+    return Plan(kernel, tokens, _kept_bytes(hidden.device, waits=waits), entropy, reuses_memory=device == "cpu")
 
 
-def _kept_bytes(device: torch.device) -> int:
+def _kept_bytes(device: torch.device, *, waits: bool = False) -> int:
     """Bytes for residuals that wait for the backward pass.
 
     On a GPU what is free now, when all activations are there: the more tokens a row has, the less it is, and nothing runs out for it.
+    Of a row that waits for others (in a pipeline) nothing: the activations of these are not there yet.
     """
     if device.type != "cuda":
         return KEPT_BYTES.get(device.type, 0)
+    if waits:
+        return 0
     free, total = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return max(int(free + unused - total // LEFT_SHARE), 0)
@@ -243,6 +250,8 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
     """Without one the cap is the identity; with one the scale is 1."""
+    waits: bool = False
+    """See `head_statistics`."""
 
     def statistics(
         self, hidden: Tensor, targets: Tensor, temperatures: Tensor, *, entropy: Entropy = "value"
@@ -262,6 +271,7 @@ class Head:
             bias=self.linear.bias,
             softcap=self.softcap,
             entropy=entropy,
+            waits=self.waits,
         )
 
     def weighted(
