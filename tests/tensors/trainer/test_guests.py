@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.guests import requests as module
 from rlrun.trainer.guests.isolation import tell_all, to_blame
 from rlrun.trainer.guests.requests import Change, Guests
+from rlrun.trainer.loop import Loop
 
 
 def config(name: str, root: Path = Path("/runs"), **options: Any) -> TrainerConfig:
@@ -221,3 +224,15 @@ def test_who_asks_anew_or_not_at_all_gives_up_the_slot(bench: Bench) -> None:
         Change("a", at_once=True, reason="its attempt 2 has asked for a slot"),
         Change("c", at_once=False, reason="it has asked to leave"),
     ]
+
+
+@pytest.mark.parametrize(("do", "collects"), [("drop", True), ("join", True), ("wait", False)])
+def test_what_a_run_had_is_collected_when_it_has_gone(do: str, collects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a refused one had loaded: sharded models are cycles."""
+    calls: list[int] = []
+    monkeypatch.setattr("rlrun.trainer.loop.Garbage.after_run", lambda self: calls.append(1))
+    runs: Any = SimpleNamespace(runs=["host", "guest"])
+    runs.change = lambda order: runs.runs.pop() if order["do"] == "drop" else None
+    nothing: Any = None
+    Loop(runs, nothing, nothing, threading.Event())._carry_out({"do": do})
+    assert bool(calls) == collects

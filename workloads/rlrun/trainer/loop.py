@@ -230,6 +230,12 @@ class Loop:
     # ---- all ranks carry it out
 
     def _carry_out(self, order: Order) -> None:
+        before = len(self._runs.runs)
+        self._act(order)
+        if len(self._runs.runs) < before or order["do"] == "join":  # a refused guest has loaded something, too
+            self._garbage.after_run()
+
+    def _act(self, order: Order) -> None:
         match order["do"]:
             case "step":
                 self._last = order["run"]
