@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
-from rlrun.trainer.modeling.attention import blocks, flash, flex
+from rlrun.trainer.modeling.attention import blocks, flash, flex, operation_fa3, operation_fa4
 from rlrun.trainer.modeling.attention.compute import FUNCTIONS, attend
 from rlrun.trainer.modeling.attention.layout import Segments, layout
 from rlrun.trainer.modeling.attention.scores import Scores, dense
@@ -167,6 +167,20 @@ def test_torch_is_told_of_grouped_heads_only_where_it_asks(kernels: None, monkey
     monkeypatch.setattr(flash, "_NAMES_GROUPED_HEADS", False)
     attend("varlen", q, k, v, ROW, PLAIN)
     assert stand_ins.SEEN["varlen"]["enable_gqa"] is False
+
+
+@pytest.mark.parametrize(("operation", "options"), [(operation_fa3, (0.3, -1, 0.0)), (operation_fa4, (0.3, -1))])
+def test_compiled_code_is_told_the_strides_that_come(operation: Any, options: tuple[float, ...], kernels: None) -> None:
+    """Whatever the inputs have: heads may come before tokens in their memory."""
+    q, k, v = (torch.randn(heads, 7, SIZE).transpose(0, 1) for heads in (HEADS, KEY_VALUE_HEADS, KEY_VALUE_HEADS))
+    both = (ends((3, 4)), ends((3, 4)))
+    torch.library.opcheck(operation.forward, (q, k, v, *both, 4, 4, *options), test_utils="test_faketensor")
+    output, lse = operation.forward(q, k, v, *both, 4, 4, *options)
+    if operation is operation_fa3:
+        options = (4, 4, *options)
+    given = (torch.randn_like(q), q, k, v, output, lse, *both, *options)
+    torch.library.opcheck(operation.backward, given, test_utils="test_faketensor")
+    assert all(gradient.is_contiguous() for gradient in operation.backward(*given))
 
 
 def test_sinks_lower_every_weight() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 
-
 AGAIN = 64
 """Step from which on a collection looks through what was set aside, too."""
 

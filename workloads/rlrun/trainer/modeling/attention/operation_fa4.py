@@ -59,7 +59,7 @@ def forward(
         return_lse=True,
         **_fa4_options(scale, left),
     )
-    return output, lse.contiguous()
+    return output.contiguous(), lse.contiguous()
 
 
 @torch.library.custom_op("rlrun::flash_attention_4_backward", mutates_args=())  # type: ignore[untyped-decorator]
@@ -88,17 +88,21 @@ def backward(
         cu_seqlens_k=key_ends,
         **_fa4_options(scale, left),
     )
-    return dq, dk, dv
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
 
 @forward.register_fake  # type: ignore[untyped-decorator]
 def _(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+    return (
+        torch.empty_like(query, memory_format=torch.contiguous_format),
+        query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32),
+    )
 
 
 @backward.register_fake  # type: ignore[untyped-decorator]
-def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, ...]:
+    found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (query, key, value)]
+    return found[0], found[1], found[2]
 
 
 def _save(
