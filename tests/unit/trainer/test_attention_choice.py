@@ -55,6 +55,9 @@ def needs(*features: Feature, head_dim: int = 128) -> Needs:
         # Gemma 3 has windows and heads of 256; Gemma 4 heads of 512.
         (gpu(9, packages={}), needs("window", head_dim=256), "varlen"),
         (gpu(9), needs("window", head_dim=512), "sdpa"),
+        # Open LLaMA 3B has heads of 100: torch's FlashAttention 2 refuses them, the package pads them.
+        (gpu(8), needs(head_dim=100), "flash2"),
+        (gpu(9, packages={}), needs(head_dim=100), "flex"),
         # Values of another size (DeepSeek), float32, rows that ranks share.
         (gpu(9), needs("value heads", head_dim=192), "flex"),
         (gpu(9), needs("float32"), "flex"),
@@ -120,6 +123,12 @@ def test_the_choice_says_what_was_passed_over_and_why() -> None:
             gpu(10),
             needs(head_dim=256),
             "fa4): the model's heads have 256 elements, and fa4 computes up to 128; set",
+        ),
+        (
+            "varlen",
+            gpu(8),
+            needs(head_dim=100),
+            "varlen): the model's heads have 100 elements, and varlen computes multiples of 8; set attention: auto, or one of flash2, ",
         ),
         (
             "flash2",

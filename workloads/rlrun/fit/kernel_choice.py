@@ -112,6 +112,11 @@ def _unfit(kernel: Kernel, backend: Backend, needs: Needs, machine: Machine) -> 
             f"the model's heads have {needs.head_dim} elements, and {kernel} computes up to {backend.head_dims}; "
             f"set attention: auto{_able(needs, machine)}"
         )
+    if needs.head_dim % backend.head_step:
+        return (
+            f"the model's heads have {needs.head_dim} elements, and {kernel} computes multiples of {backend.head_step}; "
+            f"set attention: auto{_able(needs, machine)}"
+        )
     return None
 
 
@@ -130,6 +135,7 @@ def _able(needs: Needs, machine: Machine) -> str:
         if (backend.capabilities is None or _supports(backend.capabilities, machine))
         and needs.features <= backend.features
         and (backend.head_dims is None or needs.head_dim <= backend.head_dims)
+        and not needs.head_dim % backend.head_step
         and (backend.package is None or kernel in machine.versions)
     ]
     return f", or one of {', '.join(able)}"

@@ -46,6 +46,8 @@ class Backend:
     capabilities: tuple[int, int] | None
     """First and last major compute capability of CUDA; None: any device."""
     package: Package | None = None
+    head_step: int = 1
+    """Sizes of heads are multiples of this. A package's kernel is tried with the model's size besides."""
 
 
 _VARLEN_FUNCTION = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal")
@@ -81,11 +83,11 @@ FA4 = Package(
 backward pass over packed rows refuses soft caps."""
 
 BACKENDS: Mapping[Kernel, Backend] = {
-    "fa3": Backend(frozenset({"window", "softcap", "sinks", "context"}), 256, (9, 9), FA3),
-    "fa4": Backend(frozenset({"window", "sinks", "context"}), 128, (9, 11), FA4),
+    "fa3": Backend(frozenset({"window", "softcap", "sinks", "context"}), 256, (9, 9), FA3, 8),
+    "fa4": Backend(frozenset({"window", "sinks", "context"}), 128, (9, 11), FA4, 8),
     "flash2": Backend(frozenset({"window", "softcap", "context"}), 256, (8, 12), FLASH2),
-    "cudnn": Backend(frozenset(), 128, (8, 12)),
-    "varlen": Backend(frozenset({"window", "sinks", "context"}), 256, (8, 12)),
+    "cudnn": Backend(frozenset(), 128, (8, 12), head_step=8),
+    "varlen": Backend(frozenset({"window", "sinks", "context"}), 256, (8, 12), head_step=8),
     "flex": Backend(frozenset({"window", "softcap", "sinks", "value heads", "float32", "context"}), 256, (8, 12)),
     "sdpa": Backend(frozenset({"window", "softcap", "sinks", "value heads", "float32", "context"}), None, None),
 }
