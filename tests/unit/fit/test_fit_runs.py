@@ -106,6 +106,14 @@ def test_attention_takes_the_time_that_was_measured() -> None:
     assert "about 0.18 s with varlen" in told(16_384, gpusPerReplica=2, parallelism={"cp": 2})
 
 
+def test_no_time_is_told_for_heads_that_were_not_measured() -> None:
+    """The table is of heads of 128; kernels are slower where they have 64."""
+    other = dataclasses.replace(KNOWN[SMALL], head_dim=64)
+    surroundings = dataclasses.replace(around(product="NVIDIA-H100-80GB-HBM3"), model=other)
+    (found,) = needs_of(spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 16_384}), surroundings)
+    assert not any("one sequence" in remark for remark in found.remarks)
+
+
 def test_what_the_trainer_would_refuse_is_not_advised() -> None:
     """A stretched row fits by rows that ranks share, which models of this type are not divided by."""
     surroundings = Surroundings(

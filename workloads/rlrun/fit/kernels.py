@@ -24,7 +24,7 @@ _RATES: Mapping[Kernel, tuple[float, float]] = {
 }
 """FLOP/s on Hopper, forward and backward, causal, heads of 128: measured for rows of 16,384 tokens (benchmarks/results/gpu/kernels.md);
 torch's FlashAttention 2 stands for both of that version. At 65,536 tokens they are between 6 % less and 18 % more."""
-_HOPPER = 9
+_HOPPER, _MEASURED_HEAD = 9, 128
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ def attention_seconds(
         again: whether the forward pass is repeated in the backward pass.
     """
     rates, capability = _RATES.get(kernel), capability_of(product) if product else None
-    if rates is None or capability is None or capability[0] != _HOPPER or "window" in model.attention:
+    if rates is None or capability is None or capability[0] != _HOPPER or model.head_dim != _MEASURED_HEAD:
+        return None
+    if "window" in model.attention:
         return None
     layout = trainer.parallelism
     squares = model.queries * model.layers * tokens**2 / (layout.tp * layout.cp * layout.pp)
