@@ -2,8 +2,9 @@
 
     python -m benchmarks.against_commit COMMIT [--cases gae] [--write NAME]
 
-The commit is checked out into a folder beside. Both versions run `benchmarks/cpu_cases.py` of this one, each time in a process of its own,
-in turns, so that what else the machine does meets both alike; times are CPU seconds of one thread. Both have to compute the same numbers.
+The commit is checked out into a folder beside. Both versions run `benchmarks/cpu_cases.py` of this one, each in a process of its own, in
+turns, case by case, so that what else the machine does meets both alike; times are CPU seconds of one thread. Both have to compute the same
+numbers.
 A ratio is this version's time over the other's, with an interval over the pairs. `--write` keeps the table in
 benchmarks/results/NAME.md.
 """
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from benchmarks import cpu_cases
@@ -33,7 +34,6 @@ SAME = 1e-4
 """Largest relative difference of two digests: sums in another order."""
 SLOWER = 1.03
 """Ratio above which a version counts as slower; below it are differences of the machine."""
-Found = dict[str, dict[str, float]]
 
 
 @contextmanager
@@ -48,31 +48,48 @@ def checked_out(commit: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", str(folder)], check=True, cwd=ROOT)
 
 
-def run(root: Path, cases: Sequence[str]) -> Found:
-    """Seconds and digests of the cases with the product in `root`."""
-    path = os.pathsep.join(str(root / part) for part in ("operator", "workloads"))
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, str(ROOT / "benchmarks" / "cpu_cases.py"), str(free_port()), *cases]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=root)
-    if done.returncode:
-        raise RuntimeError(f"{root}: {done.stderr[-2000:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+class Cases:
+    """A process that runs cases with the product in `root`, where its imports are paid for once."""
+
+    def __init__(self, root: Path) -> None:
+        path = os.pathsep.join(str(root / part) for part in ("operator", "workloads"))
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, str(ROOT / "benchmarks" / "cpu_cases.py"), str(free_port())]
+        self._root = root
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=root
+        )
+
+    def run(self, case: str) -> dict[str, float]:
+        """Seconds and digest of a case."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{case}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{self._root}: {case} failed with exit code {self._process.wait()}")
+        return dict(json.loads(answer))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
 
 
 def compare(other: Path, cases: Sequence[str], pairs: int) -> dict[str, list[tuple[float, float]]]:
     """Seconds of both versions by case, this one's first, pair by pair."""
     seconds: dict[str, list[tuple[float, float]]] = {case: [] for case in cases}
     order = turns(pairs)
-    for pair in range(pairs):
-        found: dict[bool, Found] = {}
-        for own in order[2 * pair : 2 * pair + 2]:
-            found[own] = run(ROOT if own else other, cases)
-        for case in cases:
-            ours, theirs = found[True][case], found[False][case]
-            if not math.isclose(ours["digest"], theirs["digest"], rel_tol=SAME):
-                raise RuntimeError(f"{case} computes {ours['digest']}, but {theirs['digest']} at the other commit")
-            seconds[case].append((ours["seconds"], theirs["seconds"]))
-        print(f"pair {pair + 1} of {pairs}", file=sys.stderr, flush=True)
+    with closing(Cases(ROOT)) as own, closing(Cases(other)) as others:
+        for pair in range(pairs):
+            for case in cases:
+                found = {mine: (own if mine else others).run(case) for mine in order[2 * pair : 2 * pair + 2]}
+                ours, theirs = found[True], found[False]
+                if not math.isclose(ours["digest"], theirs["digest"], rel_tol=SAME):
+                    raise RuntimeError(f"{case} computes {ours['digest']}, but {theirs['digest']} at the other commit")
+                seconds[case].append((ours["seconds"], theirs["seconds"]))
+            print(f"pair {pair + 1} of {pairs}", file=sys.stderr, flush=True)
     return seconds
 
 
@@ -98,7 +115,7 @@ def table(commit: str, seconds: dict[str, list[tuple[float, float]]]) -> str:
             f"# {here.stdout.strip()} against {named}",
             "",
             f"`python -m benchmarks.against_commit {commit} --cases {' '.join(seconds)} --pairs {pairs}`; one core ({platform.machine()}),",
-            f"float32, no GPU; medians of CPU time over {pairs} pairs of processes in turns. The ratio is the time of this version over",
+            f"float32, no GPU; medians of CPU time over {pairs} pairs of runs in turns. The ratio is the time of this version over",
             f"the other's, with the interval that holds it with 95 %; slower is what lies above {SLOWER} with the whole interval. Both",
             f"versions computed the same numbers, within {SAME}.",
             "",

@@ -1,9 +1,10 @@
 """Pieces of the trainer's work on a CPU, timed with whatever version of the product is on the path.
 
-    python benchmarks/cpu_cases.py PORT CASE...
+    python benchmarks/cpu_cases.py PORT <<< CASE
 
-Prints one line of JSON: seconds of CPU of one thread for each case (median of its repeats), and a digest of what it computed, which has to
-be that of the other version. The file imports nothing beside the product, so that it runs against commits that do not have it.
+Reads names of cases, one a line, and answers each with a line of JSON: seconds of CPU of one thread (median of its repeats), and a digest
+of what it computed, which has to be that of the other version. The file imports nothing beside the product, so that it runs against commits
+that do not have it.
 """
 
 from __future__ import annotations
@@ -206,7 +207,8 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = sys.argv[1]
-    print(json.dumps({case: measure(case) for case in sys.argv[2:]}))
+    for line in sys.stdin:
+        print(json.dumps(measure(line.strip())), flush=True)
 
 
 if __name__ == "__main__":
