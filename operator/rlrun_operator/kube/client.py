@@ -16,6 +16,8 @@ from rlrun_operator.state import Json, Manifest
 
 REQUEST_SECONDS = 10.0
 """Deadline of one request."""
+WRITE_SECONDS = 35.0
+"""Deadline of one write. The API server waits for webhooks 34 s at most, and then says which one it has waited for."""
 PAGE = 250
 """Objects per page of a list."""
 
@@ -38,6 +40,8 @@ _DENIED = re.compile(r"admission webhook \"|ValidatingAdmissionPolicy '")
 """Webhooks and policies refuse with any status."""
 _NOT_ASKED = "failed calling webhook"
 """A webhook that is not there, and without which nothing is let in: status 500, until it is put right."""
+_TIMED_OUT = (504, "Timeout")
+"""Webhooks have taken all the time that a write may: each of them answers, or is waited for in vain."""
 _WRONG_SHAPE = "failed to create typed patch object"
 """Server-side apply says so, with status 500, of a field that does not exist or has another type."""
 
@@ -81,7 +85,7 @@ class ApiError(Exception):
         """Admission says no, or cannot be asked: a quota, Pod Security, a missing PriorityClass, a webhook or policy. That may change."""
         if self.status == 403:
             return not (self.lacks_permission or _PASSING.search(self.message))
-        return (400 <= self.status < 500 and bool(_DENIED.search(self.message))) or _NOT_ASKED in self.message
+        return _is_of_admission(self.status, self.reason, self.message)
 
     @property
     def withheld(self) -> bool:
@@ -202,7 +206,7 @@ class Client:
         try:
             return await self.apply({**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}})
         except ApiError as error:
-            if error.status == 409:
+            if error.status == 409 and not error.kept_out:
                 return None
             raise
 
@@ -220,7 +224,7 @@ class Client:
                 write=not dry_run,
             )
         except ApiError as error:
-            if error.status == 409 and error.reason == "AlreadyExists":
+            if error.status == 409 and error.reason == "AlreadyExists" and not error.kept_out:
                 return None
             raise
 
@@ -232,7 +236,7 @@ class Client:
         patch: Mapping[str, object],
         *,
         subresource: str | None = None,
-        seconds: float = REQUEST_SECONDS,
+        seconds: float | None = None,
     ) -> Json:
         """JSON merge patch; `metadata.resourceVersion` (409) and `metadata.uid` (422) in it are preconditions."""
         return await self.request(
@@ -279,7 +283,7 @@ class Client:
         try:
             return await self.request("DELETE", "delete", resource.plural, path, body=options, write=True)
         except ApiError as error:
-            if error.status in (404, 409):
+            if error.status in (404, 409) and not error.kept_out:
                 return None
             raise
 
@@ -295,7 +299,7 @@ class Client:
         content: str = _JSON,
         accept: str = _JSON,
         write: bool = False,
-        seconds: float = REQUEST_SECONDS,
+        seconds: float | None = None,
     ) -> Json:
         """One request.
 
@@ -303,16 +307,17 @@ class Client:
             verb: for the metrics.
             resource: likewise.
             write: asks `may_write` first.
-            seconds: deadline.
+            seconds: deadline; None: of a write, and of its dry run, that of admission, and of a read a short one.
 
         Raises:
             ApiError: refused.
-            UnavailableError: no answer, or 429 or 5xx.
+            UnavailableError: no answer, or 429 or 5xx that is no verdict of admission.
         """
         if write:
             self.may_write()
         what = f"{verb} {path}"
-        code = "error"
+        code, answering = "error", False
+        seconds = seconds or (WRITE_SECONDS if write or "dryRun" in (query or {}) else REQUEST_SECONDS)
         try:
             async with self._session.request(
                 method,
@@ -320,22 +325,26 @@ class Client:
                 params=query,
                 data=None if body is None else to_json(body),
                 headers={"Accept": accept} | ({"Content-Type": content} if body is not None else {}),
-                timeout=aiohttp.ClientTimeout(total=seconds),
+                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=REQUEST_SECONDS),
             ) as response:
                 code = str(response.status)
                 raw = await response.read()
+            answering = response.status < 500
+            return _answer(response.status, raw, what, reads=method == "GET")
+        except ApiError:
+            answering = True  # whatever the status is: a webhook may refuse with any
+            raise
         except TimeoutError as error:
-            code = "timeout"
+            code = "timeout" if code == "error" else code
             raise UnavailableError(f"{what}: no answer within {seconds:g} s") from error
         except aiohttp.ClientError as error:
             raise UnavailableError(f"{what}: {error}") from error
         finally:
             self._count(verb, resource, code)
-            if not code.isdecimal() or int(code) >= 500:
+            if not answering:
                 self._answering_since = None
             elif self._answering_since is None:
                 self._answering_since = self._clock()
-        return _answer(response.status, raw, what)
 
 
 def address(manifest: Manifest) -> tuple[Resource, str, str]:
@@ -343,7 +352,7 @@ def address(manifest: Manifest) -> tuple[Resource, str, str]:
     return BY_KIND[manifest["kind"]], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 
-def _answer(status: int, raw: bytes, what: str) -> Json:
+def _answer(status: int, raw: bytes, what: str, *, reads: bool) -> Json:
     try:
         document = parsed(raw)
         if not isinstance(document, dict):
@@ -355,9 +364,15 @@ def _answer(status: int, raw: bytes, what: str) -> Json:
     if status < 400:
         return document
     message = str(document.get("message") or raw[:200].decode(errors="replace") or "no reason given")
-    if status == 429 or (status >= 500 and _WRONG_SHAPE not in message and _NOT_ASKED not in message):
+    reason = str(document.get("reason", ""))
+    verdict = _WRONG_SHAPE in message or (not reads and _is_of_admission(status, reason, message))
+    if (status == 429 or status >= 500) and not verdict:
         raise UnavailableError(f"{what}: {status} {message}")
     details = document.get("details")
-    raise ApiError(
-        status, str(document.get("reason", "")), message, what, details if isinstance(details, dict) else None
-    )
+    raise ApiError(status, reason, message, what, details if isinstance(details, dict) else None)
+
+
+def _is_of_admission(status: int, reason: str, message: str) -> bool:
+    """True if webhooks or policies, which refuse with any status, have answered a write, or cannot be asked."""
+    asked = bool(_DENIED.search(message)) or _NOT_ASKED in message or (status, reason) == _TIMED_OUT
+    return status >= 400 and asked

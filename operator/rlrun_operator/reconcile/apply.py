@@ -14,7 +14,7 @@ from rlrun_operator.names import MANAGER, RUN_LABEL, Ref, is_made_for
 from rlrun_operator.render.origin import Cause, causes
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import MADE, Annotate, Apply, Decision, Delete, Grow, Manifest, Refusal, Scale
-from rlrun_operator.status.admission_limits import limit_was_filled_in
+from rlrun_operator.status.admission_limits import is_fixed, limit_was_filled_in
 
 _KEPT = {resource.kind for resource in WATCHED}
 _WORKS_WITH = {
@@ -298,7 +298,7 @@ class Applier:
         try:
             return await call
         except ApiError as error:
-            if error.withheld or limit_was_filled_in(error.message, manifest):
+            if error.withheld or limit_was_filled_in(error.message, manifest) or _is_fixed(error, manifest):
                 raise _kept_out(Ref(manifest["kind"], manifest["metadata"]["name"]), error) from error
             if error.refused:
                 raise RejectedError(error.message, manifest, causes(error.message, error.details)) from error
@@ -317,6 +317,11 @@ async def _let_in(work: Awaitable[None], refused: list[Refusal]) -> bool:
         refused += error.refused
         return False
     return True
+
+
+def _is_fixed(error: ApiError, manifest: Manifest) -> bool:
+    """True if an object that exists cannot be changed to this one, whatever the specification says. Pods are never changed."""
+    return error.refused and manifest["kind"] != POD.kind and is_fixed(error.message)
 
 
 def _kept_out(ref: Ref, error: ApiError, doing: str = MADE) -> KeptOutError:

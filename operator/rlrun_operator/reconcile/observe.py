@@ -11,7 +11,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from rlrun.defaults.team import applied
-from rlrun_operator.kube.client import ApiError, Client
+from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import (
     CLAIM,
     DEPLOYMENT,
@@ -172,6 +172,9 @@ class LookUps:
         except ApiError as error:
             log.warning("events of namespace %s cannot be read; messages explain less: %s", namespace, error)
             return [], FORBIDDEN_SECONDS
+        except UnavailableError as error:  # clusters keep them in an etcd of their own: a run waits for none
+            log.info("events of namespace %s were not read; those of before count: %s", namespace, error)
+            return self._warnings[namespace].last or [], LOOK_UP_SECONDS
         return found, LOOK_UP_SECONDS
 
     async def _all_quotas(self, namespace: str) -> tuple[list[Manifest], float]:
@@ -226,6 +229,11 @@ class _Shared(Generic[T]):
         self._clock = clock
         self._lock = asyncio.Lock()
         self._kept: tuple[T, float] | None = None
+
+    @property
+    def last(self) -> T | None:
+        """The last answer, however old."""
+        return self._kept[0] if self._kept is not None else None
 
     def is_current(self) -> bool:
         """True if nothing has to be asked."""

@@ -157,7 +157,7 @@ class QueueObjects:
                 await client.delete(self._resource, namespace, name, uid=str(version["uid"]))
                 self._after_deletion(namespace, name, known, await client.get(self._resource, namespace, name))
         except ApiError as error:
-            if error.status not in (404, 409):
+            if error.kept_out or error.status not in (404, 409):
                 raise
             found = await client.get(self._resource, namespace, name)
             self._after_deletion(namespace, name, known, found)

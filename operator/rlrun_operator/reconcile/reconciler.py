@@ -199,11 +199,10 @@ class Reconciler:
             if decision.grow is not None and not await self._grown(key, decision.grow, memory):
                 return None
             mark = self._settings.network.mark
+            repaired_before = memory.repaired_at
             memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
             await self._applier.act(key[0], decision)
-            access = Names(key[1]).orchestrator_access
-            if any(apply.manifest["metadata"]["name"] == access for apply in decision.apply):
-                memory.access = mark
+            memory.access = mark if _lets_out(key, decision) else memory.access
         except RejectedError as error:
             metadata = observed.run["metadata"]
             problems = told(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
@@ -216,8 +215,10 @@ class Reconciler:
             memory.taken = Taken(wanted_of(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
             return None
         except KeptOutError as error:
+            memory.access = mark if error.made and _lets_out(key, decision) else memory.access
             return self._kept_out(key, observed.run, decision, error, memory, last=last)
         except StaleViewError as error:
+            memory.repaired_at = repaired_before  # what is there now may need another one at once
             log.debug("run %s/%s: %s; deciding again", *key, error)
             return None
         if memory.kept_out:
@@ -334,6 +335,8 @@ class Reconciler:
         try:
             written = await self._client.merge(RLRUN, *key, patch, subresource="status")
         except ApiError as error:
+            if error.kept_out:  # with any status
+                raise
             if error.status == 404:
                 self._wake_others(key, self._store.remove(RLRUN.kind, *key, run["metadata"]["uid"]))
             elif error.status == 409:
@@ -369,6 +372,12 @@ class Reconciler:
     async def _post(self, run: Manifest, events: tuple[EventRecord, ...]) -> None:
         for event in events:
             await self._poster.post(run, event)
+
+
+def _lets_out(key: Key, decision: Decision) -> bool:
+    """True if the policy of the way to the API server is applied."""
+    access = Names(key[1]).orchestrator_access
+    return any(apply.manifest["metadata"]["name"] == access for apply in decision.apply)
 
 
 def merge_patch(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, object]:

@@ -12,6 +12,11 @@ _RANGE = re.compile(
     r"(minimum|maximum) \S+ usage per \w+ is|max limit to request ratio per \w+ is|must be less than or equal to \S+ limit of"
 )
 _RIGHT = re.compile(r'User "[^"]*" cannot \w+ resource')
+_FREE = "free some of the namespace's quota, or have it raised"
+_UNASKED = re.compile(r"failed calling webhook|did not complete within requested timeout")
+_FIXED = re.compile(
+    r"field is immutable|cannot change roleRef|may not change once set|updates to \S+ spec for fields other than"
+)
 _FILLED_IN = re.compile(
     r"(containers|initContainers)\[(\d+)\]\.resources\.requests: .*?must be less than or equal to (\S+) limit"
 )
@@ -27,23 +32,41 @@ def refused(what: str, text: str, place: str, *, noun: str = "it") -> Say | None
         noun: what is not allowed.
     """
     if "exceeded quota" in text:
-        fix = "free some of the namespace's quota, or have it raised"
-        return Say("False", reasons.QUOTA_EXCEEDED, f"{what}: the quota does not allow {noun}: {text}; {fix}")
+        return Say("False", reasons.QUOTA_EXCEEDED, f"{what}: the quota does not allow {noun}: {text}; {_FREE}")
     if "failed quota" in text:
-        fix = f"set what it names in {place}, or have a LimitRange with defaults made for the namespace"
-        return Say("False", reasons.QUOTA_EXCEEDED, f"{what}: a quota counts what is not set: {text}; {fix}")
-    if _RANGE.search(text):
-        fix = f"change {place}, or have the namespace's LimitRange changed"
-        return Say("False", reasons.PODS_REFUSED, f"{what}: a LimitRange does not allow {noun}: {text}; {fix}")
+        name = f"set what it names in {place}, or have a LimitRange with defaults made for the namespace"
+        return Say("False", reasons.QUOTA_EXCEEDED, f"{what}: a quota counts what is not set: {text}; {name}")
+    if (of_range := range_fix(text, place)) is not None:
+        return Say("False", reasons.PODS_REFUSED, f"{what}: a LimitRange does not allow {noun}: {text}; {of_range}")
     return None
+
+
+def range_fix(text: str, place: str) -> str | None:
+    """What helps against a LimitRange; None: it is none. `place`: as of `refused`."""
+    return f"change {place}, or have the namespace's LimitRange changed" if _RANGE.search(text) else None
 
 
 def kept_out(what: str, text: str, place: str) -> Say:
     """A refusal by any admission of what the operator itself makes; arguments as of `refused`."""
-    whose = "it is tried again until whoever refuses it allows it"
+    return refused(what, text, place) or Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {fix(text)}")
+
+
+def fix(text: str) -> str:
+    """What helps where a write is refused; of quotas and LimitRanges `refused` says more."""
+    if "exceeded quota" in text:
+        return f"{_FREE}; it is tried again"
     if _RIGHT.search(text):
-        whose = "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again"
-    return refused(what, text, place) or Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {whose}")
+        return "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again"
+    if _UNASKED.search(text):
+        return "have that webhook answer, or its configuration removed; it is tried again"
+    if _FIXED.search(text):
+        return "somebody else has made or locked it: delete it, and it is made again as the run needs it"
+    return "it is tried again until whoever refuses it allows it"
+
+
+def is_fixed(text: str) -> bool:
+    """True if what exists can only be deleted: Kubernetes lets nobody change these fields of it."""
+    return bool(_FIXED.search(text))
 
 
 def limit_was_filled_in(message: str, pod: Manifest) -> bool:

@@ -14,7 +14,7 @@ from rlrun.defaults.words import shorten
 from rlrun_operator.decide.reading.children import is_ending, uid_of
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.state import Grow, Manifest
-from rlrun_operator.status import reasons
+from rlrun_operator.status import admission_limits, reasons
 from rlrun_operator.status.conditions import Say, find
 
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 60.0, 600.0
@@ -96,9 +96,7 @@ def _fix(claim: Manifest, text: str) -> str:
     if "storageclass" in text.lower():
         of_class = (claim.get("spec") or {}).get("storageClassName") or "of the claim"
         return f"have allowVolumeExpansion set in StorageClass {of_class}, or set the size back; it is tried again"
-    if "exceeded quota" in text:
-        return "free some of the namespace's quota, or have it raised; it is tried again"
-    return "it is tried again until whoever refuses it allows it"
+    return admission_limits.range_fix(text, "storage.claimTemplate.size") or admission_limits.fix(text)
 
 
 def _stage(claim: Manifest) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from rlrun.defaults.words import shorten
 from rlrun_operator import render
 from rlrun_operator.decide.objects.refused import ALSO
 from rlrun_operator.decide.reading.children import is_ending
@@ -12,9 +13,10 @@ from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.managed_fields import unheld
 from rlrun_operator.names import CONFIG_ANNOTATION, Ref, is_made_for
-from rlrun_operator.state import Apply, Manifest
-from rlrun_operator.status import reasons
+from rlrun_operator.state import MADE, Apply, Manifest
+from rlrun_operator.status import admission_limits, reasons
 from rlrun_operator.status.conditions import Say, find
+from rlrun_operator.status.scene import TEXT_MAX
 
 REPAIR_SECONDS = 5.0
 """Pause between two repairs of a run: a user, or a controller, may go on deleting."""
@@ -162,13 +164,10 @@ def _shown(damaged: Mapping[Ref, str]) -> str:
 
 
 def _refused(case: Case, damaged: Iterable[Ref]) -> str:
-    """Words of the admission that does not let a repair in."""
-    about = {(ref.kind, ref.name) for ref in damaged}
-    for event in case.observed.events:
-        subject = event.get("involvedObject") or {}
-        if (subject.get("kind"), subject.get("name")) in about:
-            return str(event.get("message", ""))
-    return ""
+    """Words of the admission that does not let a repair in, with the fix. Events of others about a part say nothing of that."""
+    about = set(damaged)
+    text = next((each.text for each in case.observed.refused if each.doing == MADE and each.ref in about), "")
+    return f"{shorten(text, TEXT_MAX)}; {admission_limits.fix(text)}" if text else ""
 
 
 def _happened(message: str) -> str:

@@ -37,10 +37,13 @@ def noted(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None
 
 
 def _undone(case: Case, said: Mapping[str, Say | None]) -> list[Refusal]:
-    """Refused writes that no condition of an attempt reports: of a run that stays for its guests, all."""
-    complete = said.get(reasons.COMPLETE)
-    stays = complete is not None and complete.reason == reasons.GUESTS_JOINED
-    return [each for each in case.observed.refused if each.doing != MADE or stays]
+    """Refused writes that no condition reports: an object is waited for by one, or, as spot engines are, by none."""
+    told = [one.message for one in said.values() if one is not None]
+
+    def waited_for(each: Refusal) -> bool:
+        return each.doing == MADE and any(shorten(each.text, TEXT_MAX) in message for message in told)
+
+    return [each for each in case.observed.refused if not waited_for(each)]
 
 
 def _let_in(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None]:

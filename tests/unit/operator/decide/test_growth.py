@@ -137,6 +137,11 @@ def test_a_refusal_is_told_once_and_harms_nothing() -> None:
     [
         ("exceeded quota: disk, requested: requests.storage=100Gi", "free some of the namespace's quota"),
         ('admission webhook "x" denied the request: no', "until whoever refuses it allows it"),
+        ('User "sa" cannot patch resource "persistentvolumeclaims"', "a helm upgrade of its chart grants it"),
+        (
+            "maximum storage usage per PersistentVolumeClaim is 150Gi, but request is 200Gi",
+            "change storage.claimTemplate.size, or have the namespace's LimitRange changed",
+        ),
     ],
 )
 def test_a_refusal_comes_with_its_fix(text: str, fix: str) -> None:

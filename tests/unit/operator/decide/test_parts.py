@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from rlrun_operator.names import Ref
+from rlrun_operator.state import Refusal
 from tests.unit.operator.decide.kube import Kube
 
 PARTS = [
@@ -74,17 +75,24 @@ def test_an_update_that_is_refused_is_told() -> None:
     """An edit of `inference` moves the budget within the attempt."""
     kube, words = Kube(ENGINES).start(), 'admission webhook "guard" denied the request'
     kube.edit(inference={"replicas": 3})
-    target = {"kind": "PodDisruptionBudget", "name": "run-inference"}
-    kube.events = [{"type": "Warning", "reason": "FailedCreate", "message": words, "involvedObject": target}]
+    kube.refused = (Refusal(Ref("PodDisruptionBudget", "run-inference"), words),)
     found = next(c for c in kube.decide().status["conditions"] if c["type"] == "ChildrenIntact")
     assert (found["status"], found["reason"]) == ("False", "Drifted")
     assert found["message"] == (
         "PodDisruptionBudget run-inference is not yet as the run needs it now; it is being put right, and refused: "
-        + words
+        f"{words}; it is tried again until whoever refuses it allows it"
     )
-    kube.events = []
+    kube.refused = ()
     kube.settle()
     assert kube.condition("ChildrenIntact") == {}, "it was never on record"
+
+
+def test_an_event_of_another_controller_about_a_part_is_no_refusal_of_its_repair() -> None:
+    kube = Kube(ENGINES).start()
+    kube.edit(inference={"replicas": 3})
+    target = {"kind": "PodDisruptionBudget", "name": "run-inference"}
+    kube.events = [{"type": "Warning", "reason": "NoPods", "message": "no matching pods", "involvedObject": target}]
+    assert "no matching pods" not in str(kube.decide().status)
 
 
 def test_what_is_deleted_again_and_again_is_made_again_every_five_seconds() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.names import Ref
-from rlrun_operator.reconcile.kept_out import request_refused
+from rlrun_operator.reconcile.kept_out import events_of, request_refused
 from rlrun_operator.state import MADE, Refusal
 from tests.unit.operator.decide.kube import Kube
 
@@ -29,6 +29,10 @@ def said(kube: Kube, kind: str = "ChildrenIntact") -> tuple[str, str, str]:
     [
         (POLICY, "it is tried again until whoever refuses it allows it"),
         (RIGHT, "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again"),
+        (
+            'Internal error occurred: failed calling webhook "guard": context deadline exceeded',
+            "have that webhook answer, or its configuration removed; it is tried again",
+        ),
     ],
 )
 def test_it_is_told_with_object_cause_and_fix_and_so_is_its_end(text: str, fix: str) -> None:
@@ -89,9 +93,27 @@ def test_a_suspension_says_what_it_waits_for() -> None:
 
 def test_what_cannot_be_made_is_left_to_the_conditions_that_wait_for_it() -> None:
     kube = Kube().start()
+    for ref in [ref for ref in kube.objects if ref == ENGINES or (ref.kind == "Pod" and "inference" in ref.name)]:
+        del kube.objects[ref]
+    kube.do(kube.decide())
+    kube.now += 10
     kube.refused = (Refusal(ENGINES, POLICY, MADE),)
-    kube.tick()
+    kube.events = events_of(kube.refused, "ns")
+    kube.do(kube.decide())
+    assert POLICY in kube.condition("Scheduled")["message"]
     assert kube.condition("ChildrenIntact") == {}
+
+
+def test_what_cannot_be_made_and_nothing_waits_for_is_told_all_the_same() -> None:
+    kube, spot = Kube().start(), Ref("Deployment", "run-inference-spot")
+    kube.refused = (Refusal(spot, POLICY, MADE),)
+    kube.events = events_of(kube.refused, "ns")
+    kube.tick()
+    assert said(kube)[:2] == ("False", "AdmissionRefused")
+    assert said(kube)[2].startswith(f"Deployment run-inference-spot cannot be made: {POLICY}; it is tried again")
+    kube.refused, kube.events = (), []
+    kube.tick()
+    assert said(kube)[:2] == ("True", "Repaired")
 
 
 @pytest.mark.parametrize(

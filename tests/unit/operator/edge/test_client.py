@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import aiohttp
 import pytest
 from aiohttp import web
 
-from rlrun_operator.kube.client import ApiError, UnavailableError
+from rlrun_operator.kube.client import REQUEST_SECONDS, WRITE_SECONDS, ApiError, UnavailableError
 from rlrun_operator.kube.resources import POD, RLRUN, STATEFUL_SET
 from rlrun_operator.runtime.leader_election import NotLeadingError
 from tests.unit.operator.edge.fake_api import FakeApi, serving
@@ -34,6 +35,11 @@ def pod(name: str = "p") -> dict[str, object]:
             "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'team' with binding 'team' denied request: no",
             "kept_out",
         ),
+        *[
+            (status, 'admission webhook "guard.example.com" denied the request: its database is away', "kept_out")
+            for status in (404, 409, 413, 429, 500, 503, 504)
+        ],
+        (504, "Timeout: request did not complete within requested timeout - context deadline exceeded", "kept_out"),
         (422, "spec.containers[0].image: Required value", "refused"),
         (400, "json: unknown field", "refused"),
         (500, "failed to create typed patch object (ns/p): .spec.nodeSelectr: field not declared in schema", "refused"),
@@ -45,10 +51,11 @@ def pod(name: str = "p") -> dict[str, object]:
 )
 async def test_what_a_refusal_means(status: int, message: str, verdict: str) -> None:
     api = FakeApi()
-    api.hook = lambda verb, path, body: (status, "Reason", message)
+    api.hook = lambda verb, path, body: (status, "Timeout" if message.startswith("Timeout") else "Reason", message)
     async with serving(api) as client:
         with pytest.raises(ApiError) as caught:
             await client.apply(pod())
+        assert client._answering_since is not None, "a verdict is an answer"
     error = caught.value
     assert [n for n in ("lacks_permission", "kept_out", "refused") if getattr(error, n)] == (
         [verdict] if verdict else []
@@ -64,6 +71,54 @@ async def test_a_busy_or_broken_api_server_is_no_verdict_on_the_object(status: i
     async with serving(api) as client:
         with pytest.raises(UnavailableError, match=f"{status} etcd is away"):
             await client.apply(pod())
+
+
+@pytest.mark.parametrize("status", [404, 409])
+async def test_a_webhook_that_refuses_with_the_status_of_a_precondition_refuses_all_the_same(status: int) -> None:
+    """Else a pod would be taken for gone, and a state for another one: both would be asked for in every pass."""
+    api = FakeApi()
+    api.hook = lambda verb, path, body: (
+        status,
+        "AlreadyExists",
+        'admission webhook "guard" denied the request: frozen',
+    )
+    async with serving(api) as client:
+        for attempt in (
+            client.create(pod()),
+            client.apply_over(pod(), "7"),
+            client.delete(POD, "ns", "p", uid="uid"),
+        ):
+            with pytest.raises(ApiError, match="frozen") as caught:
+                await attempt
+            assert caught.value.withheld
+
+
+async def test_a_read_that_takes_too_long_is_no_verdict() -> None:
+    api = FakeApi()
+    api.hook = lambda verb, path, body: (504, "Timeout", "request did not complete within requested timeout")
+    async with serving(api) as client:
+        with pytest.raises(UnavailableError):
+            await client.get(POD, "ns", "p")
+
+
+async def test_a_write_is_waited_for_as_long_as_the_api_server_waits_for_webhooks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kubernetes gives a webhook 10 s unless it says otherwise, and the API server names it after that."""
+    waits: list[float] = []
+    timeout = aiohttp.ClientTimeout
+
+    def noted(*, total: float, sock_connect: float) -> aiohttp.ClientTimeout:
+        waits.append(total)
+        return timeout(total=total, sock_connect=sock_connect)
+
+    async with serving(FakeApi()) as client:
+        monkeypatch.setattr(aiohttp, "ClientTimeout", noted)
+        await client.apply(pod(), dry_run=True)
+        await client.apply(pod())
+        await client.get(POD, "ns", "p")
+        assert waits == [WRITE_SECONDS, WRITE_SECONDS, REQUEST_SECONDS]
+    assert WRITE_SECONDS > 34
 
 
 async def test_no_answer_in_time_and_no_connection_are_unavailable() -> None:
