@@ -6,9 +6,9 @@ The answers go into the store at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-from rlrun_operator.kube.client import ABSENT, ApiError, Client, address
+from rlrun_operator.kube.client import ABSENT, ApiError, Client, UnavailableError, address
 from rlrun_operator.kube.resources import BY_KIND, CLAIM, DEPLOYMENT, POD, SECRET, STATEFUL_SET, WATCHED
 from rlrun_operator.names import MANAGER, RUN_LABEL, Ref, is_made_for
 from rlrun_operator.render.origin import Cause, causes
@@ -23,6 +23,8 @@ _WORKS_WITH = {
     POD.kind: frozenset({STATEFUL_SET.kind, DEPLOYMENT.kind}),
 }
 """Workloads, each with those that are made before it. An attempt is made in this order, so that no GPU waits for what is refused."""
+ACT_SECONDS = 30.0
+"""Time in which the writes of a decision begin. Where webhooks let each take seconds, those of an attempt's beginning take minutes."""
 ASKED = "be looked for"
 """A write that changes nothing: the question whether a Secret is there."""
 log = logging.getLogger(__name__)
@@ -76,17 +78,52 @@ class StaleViewError(Exception):
     """The cluster is not as observed: the decision was made on a state that is too old. Decide again."""
 
 
+class _LateError(Exception):
+    """The time of a decision is over; what is left of it is left to the next one."""
+
+
+class _Gate:
+    """Writes of one decision, one after the other.
+
+    Args:
+        until: no write begins later (`clock`): each may wait for a webhook, and the operator for none of them too long.
+    """
+
+    def __init__(self, clock: Callable[[], float], until: float) -> None:
+        self.refused: list[Refusal] = []
+        self._clock = clock
+        self._until = until
+
+    async def let_in(self, work: Coroutine[object, object, None]) -> bool:
+        """Do some work; False, and one more refusal: admission does not let it in.
+
+        Raises:
+            _LateError: nothing was begun.
+        """
+        if self._clock() >= self._until:
+            work.close()
+            raise _LateError
+        try:
+            await work
+        except KeptOutError as error:
+            self.refused += error.refused
+            return False
+        return True
+
+
 class Applier:
     """Writes to the cluster.
 
     Args:
         now: seconds since the epoch.
+        clock: steady seconds.
     """
 
-    def __init__(self, client: Client, store: Store, now: Callable[[], float]) -> None:
+    def __init__(self, client: Client, store: Store, now: Callable[[], float], clock: Callable[[], float]) -> None:
         self._client = client
         self._store = store
         self._now = now
+        self._clock = clock
 
     async def act(self, namespace: str, decision: Decision) -> None:
         """Do everything of a decision but its status and events. One refused object keeps back only what depends on it.
@@ -97,41 +134,50 @@ class Applier:
             StaleViewError: something exists that was taken to be absent; nothing after it was done.
             KeyLostError: the Secret that the decision counts on is gone; nothing was done.
             NameTakenError: a foreign object exists where a child belongs; it is left alone, and nothing after it was done.
-            ApiError, UnavailableError: to be retried.
+            ApiError, UnavailableError: to be retried; also where the writes take too long.
         """
-        refused: list[Refusal] = []
-        if decision.ask is not None:
-            await _let_in(self._ask(decision.ask), refused)
-        made = await self._make(decision, refused)
-        for annotate in decision.annotate:
-            await _let_in(self._annotate(namespace, annotate), refused)
-        for scale in decision.scale:
-            await _let_in(self._scale(namespace, scale), refused)
-        for delete in decision.delete:
-            await _let_in(self._delete(namespace, delete), refused)
-        for item in decision.repair:
-            await _let_in(self._apply(item), refused)
-        if refused:
-            raise KeptOutError(refused, made=made)
+        gate, made = _Gate(self._clock, self._clock() + ACT_SECONDS), False
+        try:
+            if decision.ask is not None:
+                await gate.let_in(self._ask(decision.ask))
+            made = await self._make(decision, gate)
+            await self._change(namespace, decision, gate)
+        except _LateError:
+            if not gate.refused:
+                raise UnavailableError(f"writes take more than {ACT_SECONDS:g} s; the next pass goes on") from None
+            made = False
+        if gate.refused:
+            raise KeptOutError(gate.refused, made=made)
 
-    async def _make(self, decision: Decision, refused: list[Refusal]) -> bool:
+    async def _change(self, namespace: str, decision: Decision, gate: _Gate) -> None:
+        """Change what exists."""
+        for annotate in decision.annotate:
+            await gate.let_in(self._annotate(namespace, annotate))
+        for scale in decision.scale:
+            await gate.let_in(self._scale(namespace, scale))
+        for delete in decision.delete:
+            await gate.let_in(self._delete(namespace, delete))
+        for item in decision.repair:
+            await gate.let_in(self._apply(item))
+
+    async def _make(self, decision: Decision, gate: _Gate) -> bool:
         """Dry-run, create and apply; False: something else than a pod is not let in.
 
         Pods mount, read and are guarded by what is made before them: a workload waits for all of that, and for the workloads that it
         works with.
         """
         for manifest in decision.dry_run:
-            if not await _let_in(self._try(manifest), refused):
+            if not await gate.let_in(self._try(manifest)):
                 return False
         ready = True
         for manifest in decision.create:
-            ready &= await _let_in(self._create(manifest), refused)
+            ready &= await gate.let_in(self._create(manifest))
         lacking: set[str] = set()
         for item in decision.apply:
             kind = item.manifest["kind"]
             if kind in _WORKS_WITH and (not ready or lacking & _WORKS_WITH[kind]):
                 continue
-            if not await _let_in(self._apply(item), refused):
+            if not await gate.let_in(self._apply(item)):
                 lacking.add(kind)
                 ready &= kind in _WORKS_WITH
         return ready and lacking <= {POD.kind}
@@ -307,16 +353,6 @@ class Applier:
     def _learn(self, manifest: Manifest | None, *, applied: bool = False) -> None:
         if manifest is not None and manifest.get("kind") in _KEPT:
             self._store.put(manifest, self._now(), applied=applied)
-
-
-async def _let_in(work: Awaitable[None], refused: list[Refusal]) -> bool:
-    """Do some work; False, and one more refusal: admission does not let it in."""
-    try:
-        await work
-    except KeptOutError as error:
-        refused += error.refused
-        return False
-    return True
 
 
 def _is_fixed(error: ApiError, manifest: Manifest) -> bool:

@@ -20,6 +20,7 @@ from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import LEASE, RLRUN
 from rlrun_operator.names import Names
 from rlrun_operator.reconcile.apply import (
+    ACT_SECONDS,
     Applier,
     KeptOutError,
     KeyLostError,
@@ -122,7 +123,7 @@ class Reconciler:
         self._now = now
         self._clock = clock
         self._random = random or Random()
-        self._applier = Applier(outside.client, outside.store, now)
+        self._applier = Applier(outside.client, outside.store, now, clock)
         self._memories: dict[Key, Memory] = {}
 
     def settle_network(self, network: NetworkSettings) -> None:
@@ -147,6 +148,7 @@ class Reconciler:
         memory = self._memories.setdefault(key, Memory())
         await self._look_at_taken(key, memory)
         await self._look_at_silent(key, memory)
+        until = self._clock() + ACT_SECONDS
         for left in reversed(range(ROUNDS)):
             observed = self._observe(key, memory)
             if observed is None:
@@ -163,7 +165,10 @@ class Reconciler:
                 refused = (*observed.refused, *answer.refused) if answer is not None else observed.refused
                 observed = replace(observed, admission=answer, refused=refused)
             decided = await self._decided(observed, memory)
-            decision = await self._acted(key, observed, decided, memory, last=left == 0)
+            last = left == 0 or self._clock() >= until
+            decision = await self._acted(key, observed, decided, memory, last=last)
+            if decision is None and last:
+                break
             if decision is None:
                 continue
             await self._report(key, observed.run, decision, memory)

@@ -66,6 +66,8 @@ SORTS: dict[str, Sort] = {
 }
 """By name. All but the last one are waited for."""
 FOR_GOOD = "invalid"
+OF_WEBHOOKS = ((400, "BadRequest"), (500, "InternalError"), (409, "Conflict"), (404, "NotFound"))
+"""Status and reason of a webhook's refusal: it may have any."""
 
 
 class Refusal(NamedTuple):
@@ -91,4 +93,7 @@ class Refusal(NamedTuple):
         if kind != self.kind or (dry_run and not how.tries) or (exists and not how.edits and not dry_run):
             return
         said = how.text.format(plural=BY_KIND[kind].plural, kind=kind, name=name, mark=self.mark)
-        raise RefusedError(how.status, how.reason, said)
+        status, reason = how.status, how.reason
+        if self.sort == "webhook":
+            status, reason = OF_WEBHOOKS[sum(map(ord, self.mark)) % len(OF_WEBHOOKS)]
+        raise RefusedError(status, reason, said)

@@ -210,7 +210,7 @@ class Process:
             return self._api.answer(*asked[:5])
         except RefusedError as refused:
             document = {"reason": refused.reason, "message": refused.message}
-            return transport._answer(refused.status, to_json(document), asked.what)
+            return transport._answer(refused.status, to_json(document), asked.what, reads=asked.method == "GET")
 
     def _go_on(self, answer: Json | None, error: Exception | None) -> None:
         assert self._work is not None

@@ -64,6 +64,25 @@ async def test_many_that_ask_at_once_share_one_request_and_a_slow_one_is_believe
     assert await shared.get() == 3
 
 
+async def test_events_that_cannot_be_read_keep_nothing_waiting_and_those_of_before_count() -> None:
+    """Large clusters keep them in an etcd of their own."""
+    api = FakeApi()
+    old = {"type": "Warning", "reason": "FailedCreate", "message": "no room", "involvedObject": {"name": "a"}}
+    api.seed("/api/v1/namespaces/ns/events/one", {**old, "metadata": {}})
+
+    def brain(observed: Observed) -> Decision:
+        return Decision(status={"told": [e["message"] for e in observed.events]}, look_up=frozenset({"events"}))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+        api.hook = lambda verb, path, body: (500, "", "etcdserver: request timed out") if verb == "list" else None
+        bench.time += 10
+        await bench.go()
+        assert bench.seen[-1].events == bench.seen[1].events != ()
+    assert bench.status == {"told": ["no room"]}
+
+
 async def test_facts_that_may_not_be_read_are_done_without() -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: (403, "Forbidden", 'User "sa" cannot list resource') if verb == "list" else None

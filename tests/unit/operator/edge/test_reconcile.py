@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from rlrun.api.status import UNSERVED
 from rlrun_operator import validate_spec as judging
 from rlrun_operator.decide.running import TAKEN_SECONDS
-from rlrun_operator.kube.client import Client, UnavailableError
-from rlrun_operator.names import Ref
+from rlrun_operator.kube.client import ApiError, Client, UnavailableError
+from rlrun_operator.names import Names, Ref
+from rlrun_operator.reconcile.apply import ACT_SECONDS
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.reconciler import Outside, Reconciler, merge_patch
 from rlrun_operator.runtime.cache import Key, Store
@@ -644,6 +646,135 @@ async def test_a_refused_write_to_what_exists_is_known_to_the_next_decision_and_
         await bench.go()
         await bench.go()
     assert bench.status["told"] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'RoleBinding.rbac.authorization.k8s.io "a-rlrun" is invalid: roleRef: Invalid value: {}: cannot change roleRef',
+        'Service "a-rlrun" is invalid: spec.clusterIPs[0]: Invalid value: ["None"]: may not change once set',
+        'ConfigMap "a-rlrun" is invalid: data: Forbidden: field is immutable when `immutable` is set',
+    ],
+)
+@pytest.mark.parametrize("how", ["apply", "repair"])
+async def test_what_somebody_has_made_with_other_fixed_fields_is_no_mistake_of_the_specification(
+    how: str, text: str
+) -> None:
+    """Nobody but whoever deletes it can help, and trying again finds that: a rejection would stand until the next edit."""
+    api, part = FakeApi(), "/api/v1/namespaces/ns/services/a-rlrun"
+    api.seed(part, child("Service", "a-rlrun"))
+    api.hook = lambda verb, path, body: (422, "Invalid", text) if verb == "patch" and path == part else None
+
+    def brain(observed: Observed) -> Decision:
+        given = (Apply(child("Service", "a-rlrun")),)
+        told = [f"{one.ref.name} {one.text}" for one in observed.refused]
+        return Decision(
+            status={"told": told, "rejection": str(observed.rejection)},
+            apply=given if how == "apply" else (),
+            repair=given if how == "repair" else (),
+            scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
+        )
+
+    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+        assert bench.seen[-1].rejection is None
+        assert [one.text for one in bench.seen[-1].refused] == [text]
+        assert api.objects["/apis/apps/v1/namespaces/ns/deployments/a-inference"]["spec"] == {"replicas": 3}
+        assert bench.again == [10.0]
+        del api.objects[part]
+        api.hook = lambda verb, path, body: None
+        await bench.go()
+    assert part in api.objects
+
+
+async def test_a_repair_that_met_another_state_is_made_in_the_next_pass_and_not_after_a_pause() -> None:
+    """A pause is between two repairs, and this one was none."""
+    api = FakeApi()
+    found = api.seed(SERVICE, child("Service", "a-trainer"))
+    async with serving(api) as client:
+
+        def brain(observed: Observed) -> Decision:
+            again = (Apply(child("Service", "a-trainer"), replaces=found["metadata"]["resourceVersion"]),)
+            return Decision(status={}, repair=again if len(bench.seen) < 3 else ())
+
+        bench = Bench(api, client, brain)
+        api._store(SERVICE, api.objects[SERVICE] | {"spec": {"other": True}})
+        await bench.go()
+        found = api.objects[SERVICE]
+        assert bench.seen[-1].repaired_ago == float("inf")
+        bench.seen.clear()
+        await bench.go()
+        await bench.go()
+    assert bench.seen[-1].repaired_ago == 0.0
+
+
+async def test_a_policy_that_is_applied_is_known_although_another_write_is_refused() -> None:
+    """Else it is applied again in every pass until that is let in."""
+    api = FakeApi()
+    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
+    api.hook = lambda verb, path, body: (422, "Invalid", DENIED) if path.endswith("a-inference") else None
+    policy = child("NetworkPolicy", Names("a").orchestrator_access)
+
+    def brain(observed: Observed) -> Decision:
+        return Decision(
+            status={},
+            apply=() if observed.access else (Apply(policy),),
+            scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
+        )
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        for _ in range(3):
+            await bench.go()
+    assert len([path for verb, path in api.writes() if "networkpolicies" in path]) == 1
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_slow_webhooks_hold_a_pass_up_for_a_bounded_time_and_it_goes_on_where_it_ended(refuses: bool) -> None:
+    """A pass of three minutes is taken for one that hangs, and the operator is started anew."""
+    api = FakeApi()
+    async with serving(api) as client:
+
+        def hook(verb: str, path: str, body: Any) -> tuple[int, str, str] | None:
+            if "configmaps" not in path:
+                return None
+            bench.time += 10
+            return (500, "InternalError", 'failed calling webhook "slow": deadline exceeded') if refuses else None
+
+        def brain(observed: Observed) -> Decision:
+            there = {ref.name for ref in observed.parts}
+            made = [child("ConfigMap", f"a-{i}", owner=bench.uid, apiVersion="v1") for i in range(12)]
+            missing = tuple(Apply(one) for one in made if one["metadata"]["name"] not in there)
+            return Decision(
+                status={"phase": "Starting", "message": " ".join(one.text for one in observed.refused)}, apply=missing
+            )
+
+        bench = Bench(api, client, brain)
+        api.hook = hook
+        passes, longest = 0, 0.0
+        while passes < 12 and len(api.objects) < 13:
+            began = bench.time
+            with contextlib.suppress(UnavailableError):
+                await bench.go()
+            passes, longest = passes + 1, max(longest, bench.time - began)
+        assert longest <= 2 * ACT_SECONDS
+        assert len(api.objects) == (1 if refuses else 13)
+        assert refuses == ("failed calling webhook" in str(bench.status))
+
+
+@pytest.mark.parametrize("status", [404, 409, 422, 500])
+async def test_a_status_that_a_webhook_refuses_is_retried_with_pauses_and_the_run_is_not_forgotten(status: int) -> None:
+    api = FakeApi()
+    denied = 'admission webhook "guard" denied the request: frozen'
+    api.hook = lambda verb, path, body: (status, "Reason", denied) if path.endswith("/status") else None
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}))
+        with pytest.raises(ApiError, match="frozen"):
+            await bench.go()
+        assert bench.again == [], "the work queue's pauses hold"
+        assert bench.store.runs() != []
 
 
 async def test_what_a_queue_may_not_write_is_among_the_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
