@@ -78,6 +78,12 @@ class Pod:
         return self.ref.name
 
     @property
+    def argument(self) -> str:
+        """Words that name it on kubectl's command line, whatever the namespace of the context is."""
+        namespace = self.manifest["metadata"].get("namespace")
+        return self.ref.name + (f" -n {namespace}" if namespace else "")
+
+    @property
     def main(self) -> Container | None:
         """The role's own container; it is called after the role."""
         return next((c for c in self.containers if c.name == self.role and not c.init), None)

@@ -272,7 +272,8 @@ def _heartbeat_lost(case: Case, *, never: bool) -> str:
     network, names = case.settings.network, case.names
     what = "in this attempt" if never else f"for {progress.HEARTBEAT_SECONDS:g} s"
     message = f"Lease {names.progress} has not been renewed {what}; the run goes on, and its progress cannot be seen"
-    fix = f"kubectl logs {names.orchestrator(case.past.attempt)} says why; RoleBinding {names.account} lets it"
+    pod = f"{names.orchestrator(case.past.attempt)} -n {case.metadata['namespace']}"
+    fix = f"kubectl logs {pod} says why; RoleBinding {names.account} lets it"
     if case.spec is None or case.spec.network_policy.mode == "None":
         return f"{message}; {fix}; no NetworkPolicy of the run stands in its way"
     policy = f"NetworkPolicy {names.orchestrator_access} opens {network.ways} to it"

@@ -101,5 +101,5 @@ def _told(pod: Pod, answer: Answer, why: str, due: float, now: float) -> str:
         return f"pod {pod.name} is on node {pod.node}, {why}; {when}"
     if answer == "answers":
         return f"pod {pod.name} takes its time to end on node {pod.node}, which answers"
-    fix = f"if it is gone: kubectl delete pod {pod.name} --force --grace-period=0"
+    fix = f"if it is gone: kubectl delete pod {pod.argument} --force --grace-period=0"
     return f"pod {pod.name} does not end; whether node {pod.node} answers is not known (readNodes of the chart is false); {fix}"

@@ -92,7 +92,7 @@ def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mappi
         told = (
             f": {shorten(end.message, TEXT_MAX)}"
             if end.message
-            else f"; see kubectl logs {pod.name} -c {container.name} --previous"
+            else f"; see kubectl logs {pod.argument} -c {container.name} --previous"
         )
         return Say(
             "False", reasons.CONTAINER_FAILING, f"{role}: container {container.name} {why} (exit code {end.code}){told}"

@@ -93,7 +93,11 @@ def _tainted(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> str:
     """Taints for which none of these nodes takes the pod; those of a node's conditions only where there are no others."""
     taints = sorted({taint for node in nodes for taint in untolerated(node, spec)})
     own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
-    fix = f"add a toleration to {role}.tolerations" if own else "see kubectl describe node"
+    fix = (
+        f"add a toleration to {role}.tolerations"
+        if own
+        else f"see kubectl describe node {nodes[0]['metadata']['name']}"
+    )
     return f"{_nodes(len(nodes))}, but for the taint {' and '.join(own or taints)}; {fix}"
 
 

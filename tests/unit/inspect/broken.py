@@ -152,7 +152,12 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
             "orchestrator: exit code 65",
             failure("DataError", "rewards were NaN in 9 of 16", role="orchestrator", code=65),
         ),
-        ("PermanentFailure", "rewards were NaN", "The data, or code that reads it, is wrong", "rlrun restart a"),
+        (
+            "PermanentFailure",
+            "rewards were NaN",
+            "The data, or code that reads it, is wrong",
+            "rlrun restart a -n team",
+        ),
     ),
     "lost node": (
         restarting(failure("NodeLost", "node-7 is gone", code=None, counted=False), restarts=1),
@@ -171,7 +176,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
     ),
     "an unreachable API server": (
         run("Running", condition("Progressing", "Unknown", "HeartbeatLost", "the Lease is not renewed for 95 s")),
-        ("HeartbeatLost", "not renewed for 95 s", "rlrun logs a --role orchestrator"),
+        ("HeartbeatLost", "not renewed for 95 s", "rlrun logs a -n team --role orchestrator"),
     ),
     "a webhook": (
         run(
@@ -186,7 +191,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
     ),
     "suspended": (
         run("Suspended", condition("Suspended", "True", "Suspended", "it goes on from step 7")),
-        ("Suspended", "it goes on from step 7", "rlrun resume a"),
+        ("Suspended", "it goes on from step 7", "rlrun resume a -n team"),
     ),
 }
 """Run -> what has to be told: the cause, the evidence and what to do."""

@@ -235,7 +235,10 @@ def test_a_restart_writes_a_time_and_a_complete_run_needs_more_steps(
     assert made["metadata"]["annotations"][key].endswith("Z")
     complete = use(of_run(run("Complete")))
     assert main(["restart", "a"]) == exit_codes.USAGE
-    assert "rlrun set a maxSteps=N" in capsys.readouterr().err
+    assert main(["restart", "a", "-n", "b team"]) == exit_codes.USAGE
+    told = capsys.readouterr().err
+    assert told.splitlines()[0].endswith("rlrun set a maxSteps=N")
+    assert told.splitlines()[1].endswith("rlrun set a maxSteps=N -n 'b team'")
     assert patched(complete) == []
 
 
@@ -311,7 +314,10 @@ def test_rollouts_come_through_the_orchestrators_pod(use: Use, capsys: pytest.Ca
     use(of_run(run("Complete", **STORAGE)))
     assert main(["rollouts", "a", "--step", "3"]) == exit_codes.USAGE
     told = capsys.readouterr().err
-    assert "pod: a has no orchestrator's pod now: it is Complete (Training): step 7 of 100; `rlrun why a` says" in told
+    assert (
+        "pod: a has no orchestrator's pod now: it is Complete (Training): step 7 of 100; `rlrun why a -n team` says"
+        in told
+    )
     assert "mount the claim a-data 2Ti" in told
 
 
@@ -412,7 +418,7 @@ def test_the_plugin_has_the_commands_on_runs_alone(
 QUEUED = condition("Scheduled", "False", "WaitingForQuota", "position 3 of 5 in the queue: 8 GPUs wanted, 2 free")
 NOT_STARTED = (
     "a has not started: it is Pending (WaitingForQuota): position 3 of 5 in the queue: 8 GPUs wanted, 2 free; "
-    "`rlrun why a` says more, and what to do"
+    "`rlrun why a -n team` says more, and what to do"
 )
 
 
@@ -436,7 +442,10 @@ def test_a_suspended_run_and_an_attempt_that_is_not_yet(use: Use, capsys: pytest
     assert main(["logs", "a"]) == exit_codes.USAGE
     told = capsys.readouterr().err
     assert "attempt 2 has no pods now, and its logs on the volume, logs/attempt_0002, cannot be read" in told
-    assert "a has no orchestrator's pod now: it is Suspended (Suspended): spec.suspend is true; `rlrun why a`" in told
+    assert (
+        "a has no orchestrator's pod now: it is Suspended (Suspended): spec.suspend is true; `rlrun why a -n team`"
+        in told
+    )
     assert main(["logs", "a", "--attempt", "5"]) == exit_codes.USAGE
     assert "--attempt: there is no attempt 5 of a yet; it has attempts 1 to 2" in capsys.readouterr().err
     starting = pod("a-orchestrator-2", "orchestrator", attempt=2, ready=False)
@@ -451,13 +460,13 @@ def test_a_role_without_logs_on_the_volume_is_named(
     cluster = use(of_run(run("Running", **STORAGE), pods=[pod("a-orchestrator-1", "orchestrator")]))
     monkeypatch.setattr(cluster, "show", lambda command: 3)
     assert main(["logs", "a", "--role", "inference"]) == exit_codes.USAGE
-    assert "attempt 1 has no logs of inference on its volume; `rlrun status a` shows" in capsys.readouterr().err
+    assert "attempt 1 has no logs of inference on its volume; `rlrun status a -n team` shows" in capsys.readouterr().err
 
 
 def test_runs_without_a_step_are_compared_by_what_differs(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     gone = Answer(1, "", "cat: /data/a/metrics.jsonl: No such file or directory")
     use(of_run(run("Running", **STORAGE), ("metrics.jsonl", gone), pods=[pod("a-orchestrator-1", "orchestrator")]))
     assert main(["compare", "a", "a"]) == 0
-    assert "no step that all of them have trained: none of a, a; `rlrun status a`" in capsys.readouterr().out
+    assert "no step that all of them have trained: none of a, a; `rlrun status a -n team`" in capsys.readouterr().out
     assert main(["plot", "a"]) == exit_codes.USAGE
-    assert "a has no trained step yet, so there is no curve; `rlrun status a` shows" in capsys.readouterr().err
+    assert "a has no trained step yet, so there is no curve; `rlrun status a -n team` shows" in capsys.readouterr().err

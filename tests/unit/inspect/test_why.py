@@ -54,7 +54,7 @@ def test_a_step_that_waits_for_long_is_looked_into() -> None:
     }
     text = told(run("Running"), lease=lease(**since))
     assert "(since 30m00s)" in text
-    assert "`rlrun logs a --role orchestrator` shows what it does." in text
+    assert "`rlrun logs a -n team --role orchestrator` shows what it does." in text
 
 
 def test_what_the_lease_of_an_older_attempt_says_is_not_told() -> None:

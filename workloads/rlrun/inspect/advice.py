@@ -1,7 +1,8 @@
 """Advice on every reason of a condition, a failure or an event. One line each, for a terminal.
 
 The reasons and their meanings are the operator's (`reasons` and `failure_reasons` of `rlrun_operator.status`); a test holds this table
-to them. In a text NAME, NAMESPACE, POD and NODE stand for those of the run and of the failure. docs/troubleshooting.md says more.
+to them. In a text NAME, HOST, NAMESPACE, POD and NODE stand for those of the run and of the failure; behind
+`rlrun`, NAME and HOST bear their namespace. docs/troubleshooting.md says more.
 """
 
 from __future__ import annotations
@@ -72,11 +73,11 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
     "HostSlotsTaken": Advice(
         "problem", "Wait until another guest is over, or delete one: status.guests of the host names them."
     ),
-    "HostNotReady": Advice("waits", "Nothing, unless it lasts: `rlrun why` of the host says what that waits for."),
-    "HostRestarting": Advice("waits", "Nothing, unless it lasts: `rlrun why` of the host says why."),
-    "HostSuspended": Advice("waits", "`rlrun resume` of the host."),
+    "HostNotReady": Advice("waits", "Nothing, unless it lasts: `rlrun why HOST` says what that waits for."),
+    "HostRestarting": Advice("waits", "Nothing, unless it lasts: `rlrun why HOST` says why."),
+    "HostSuspended": Advice("waits", "`rlrun resume HOST`"),
     "HostComplete": Advice("problem", "Raise maxSteps of the host, or run without trainer.sharedWith."),
-    "HostFailed": Advice("problem", "See `rlrun why` of the host, and restart it."),
+    "HostFailed": Advice("problem", "`rlrun why HOST` says why; then `rlrun restart HOST`."),
     "ClaimPending": Advice(
         "problem",
         "`kubectl describe pvc NAME-data -n NAMESPACE`; name a StorageClass that exists and makes ReadWriteMany volumes in "
@@ -233,7 +234,9 @@ _OF_FAILURES: Mapping[str, Advice] = {
     "CudaError": Advice(
         "problem", "`dmesg` on the node tells of Xid errors; otherwise it is code that runs on the GPU."
     ),
-    "NcclError": Advice("problem", "A peer died or the network did: `rlrun logs` of the other ranks of that attempt."),
+    "NcclError": Advice(
+        "problem", "A peer died or the network did: `rlrun logs NAME --role ROLE --attempt N` shows the other ranks."
+    ),
     "ExitCode": Advice(
         "problem", "The message has the last call of the traceback; `rlrun logs NAME --attempt N` has all of it."
     ),
@@ -251,7 +254,7 @@ _OF_FAILURES: Mapping[str, Advice] = {
     "PodEvicted": Advice("waits", "Nothing; a drain or a preemption. A priorityClassName makes it rarer."),
     "NodeLost": Advice("waits", "Nothing; `kubectl describe node NODE` says what became of it."),
     "SpecChanged": Advice("waits", _RESUMES),
-    "HostRestarted": Advice("waits", "Nothing; `rlrun why` of the host says why that restarted."),
+    "HostRestarted": Advice("waits", "Nothing; `rlrun why HOST` says why that restarted."),
     "HostGone": Advice("waits", "Create the host again, or restart it."),
     "NodeAllowedAgain": Advice("waits", _RESUMES),
     "ExcludedNodeNeeded": Advice("waits", "Nothing, or more nodes."),

@@ -33,6 +33,8 @@ class Curve:
     lines: Lines
     """Its metrics."""
     config: Mapping[str, object]
+    argument: str = ""
+    """Words that name it on a command line, if other ones than its label."""
 
 
 def last_step(lines: Lines) -> int:
@@ -67,8 +69,9 @@ def curves_table(curves: Sequence[Curve]) -> str:
     """Each metric at the steps that all runs have, ten spans of them: a row a span, a column a run."""
     common = min(last_step(curve.lines) for curve in curves)
     if common == 0:
-        without = [curve.label for curve in curves if not last_step(curve.lines)]
-        return f"no step that all of them have trained: none of {', '.join(without)}; `rlrun status {without[0]}` shows how far it is"
+        without = [curve for curve in curves if not last_step(curve.lines)]
+        names, argument = ", ".join(one.label for one in without), without[0].argument or without[0].label
+        return f"no step that all of them have trained: none of {names}; `rlrun status {argument}` shows how far it is"
     size = -(-common // _POINTS)
     parts = []
     for metric in metrics(curves):

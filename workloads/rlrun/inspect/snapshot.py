@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -216,6 +217,11 @@ class Snapshot:
     def title(self) -> str:
         """Name and place for people."""
         return f"{self.name} ({self.where})" if self.place == "folder" else f"{self.name} (namespace {self.where})"
+
+    @property
+    def argument(self) -> str:
+        """Words that name the run on a command line, whatever the namespace of the context is."""
+        return shlex.quote(self.where) if self.place == "folder" else f"{self.name} -n {self.where}"
 
     @property
     def gpu_hours(self) -> float:

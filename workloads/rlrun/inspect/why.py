@@ -14,6 +14,7 @@ _OVER = ("Complete", "Failed")
 _EVENTS = 5
 _OF_THE_FAILURE = ("RoleFailed", "BackOff", "PermanentFailure", "MaxRestartsExceeded", "FailedByRule")
 """Reasons that only say that an attempt has ended."""
+_PLACES = re.compile(r"\b(NAME|WHERE|NAMESPACE|HOST|GO_ON|POD|NODE|ROLE|N|attempt_N)\b")
 STALE_SECONDS = 60.0
 """An orchestrator renews its Lease every 20 s; after so long without it, numbers are old."""
 
@@ -77,7 +78,7 @@ def not_there(run: Snapshot, lacks: str) -> str:
     told = (run.message or "").partition("\n")[0].rstrip(".")
     place = run.where if run.place == "folder" else run.name
     said = f": {told}" if told else ""
-    return f"{place} {state}: it is {run.phase}{reason}{said}; `rlrun why {place}` says more, and what to do"
+    return f"{place} {state}: it is {run.phase}{reason}{said}; `rlrun why {run.argument}` says more, and what to do"
 
 
 def _headline(run: Snapshot, now: float) -> str:
@@ -140,9 +141,8 @@ def _waits(run: Snapshot, now: float, explained: bool) -> Iterator[Finding]:
     if run.wait.phase:
         who += f" ({run.wait.phase})"
     long = waited is not None and waited > 300
-    place = run.where if run.place == "folder" else run.name
     look = (
-        f"`rlrun logs {place} --role {run.wait.role or 'orchestrator'}` shows what it does."
+        f"`rlrun logs {run.argument} --role {run.wait.role or 'orchestrator'}` shows what it does."
         if long
         else "Nothing: steps wait for each other all the time."
     )
@@ -181,10 +181,8 @@ def _besides(run: Snapshot, now: float) -> Iterator[str]:
 
 def _fill(text: str, run: Snapshot, failure: Failure | None = None) -> str:
     """The names of this run and failure in the place of the words that stand for them."""
-    place = run.where if run.place == "folder" else run.name
     words = {
-        "NAME": place,
-        "WHERE": place,
+        "NAME": run.where if run.place == "folder" else run.name,
         "NAMESPACE": run.where,
         "GO_ON": run.go_on or "the command that started it, with --resume",
     }
@@ -196,6 +194,13 @@ def _fill(text: str, run: Snapshot, failure: Failure | None = None) -> str:
             "N": str(failure.attempt),
             "attempt_N": f"attempt_{failure.attempt:04d}",
         }
-    return re.sub(
-        r"\b(NAME|WHERE|NAMESPACE|GO_ON|POD|NODE|ROLE|N|attempt_N)\b", lambda found: words.get(found[0], found[0]), text
-    )
+    else:
+        text = text.replace(" --role ROLE", "")  # the logs of all roles
+    host = f"{run.host} -n {run.where}" if run.host else "HOST"
+    own = words | {"NAME": run.argument, "WHERE": run.argument, "HOST": host}
+
+    def filled(span: re.Match[str]) -> str:
+        given = own if span[0].startswith("`rlrun ") else words
+        return _PLACES.sub(lambda found: given.get(found[0], found[0]), span[0])
+
+    return re.sub(r"`[^`]*`|[^`]+", filled, text)

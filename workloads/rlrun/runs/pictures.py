@@ -24,10 +24,9 @@ def lines_of(runs: Sequence[Curve], metric: str | None, smooth: int, what: str) 
     Raises:
         NotFoundError: a run has no such metric; says which there are.
     """
-    if (empty := next((run.label for run in runs if not run.lines), None)) is not None:
-        raise NotFoundError(
-            f"{empty} has no trained step yet, so there is no curve; `rlrun status {empty}` shows how far it is"
-        )
+    if (empty := next((run for run in runs if not run.lines), None)) is not None:
+        status = f"`rlrun status {empty.argument or empty.label}` shows how far it is"
+        raise NotFoundError(f"{empty.label} has no trained step yet, so there is no curve; {status}")
     metric = metric or next((name for name in DEFAULTS if all(name in names(run.lines) for run in runs)), DEFAULTS[0])
     found = [curve(run.label, run.lines, metric, smooth) for run in runs]
     if not all(line.steps for line in found):

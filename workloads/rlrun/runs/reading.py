@@ -64,7 +64,9 @@ def curve(run: Run, api: Api, label: str) -> Curve:
     if isinstance(run, FolderRun):
         paths = RunPaths(run.root)
         return Curve(label, lines, read_config(paths, paths.attempts_on_disk()))
-    return Curve(label, lines, ask_json(api, ["get", RUNS, run.name]).get("spec") or {})
+    found = ask_json(api, ["get", RUNS, run.name])
+    namespace = (found.get("metadata") or {}).get("namespace")
+    return Curve(label, lines, found.get("spec") or {}, f"{run.name} -n {namespace}" if namespace else run.name)
 
 
 def trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = None) -> Trace:

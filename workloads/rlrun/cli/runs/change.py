@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
+from rlrun.cli.runs.common import RUN_HELP, answered, api, argument, runs_parser, the_run
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.inspect.change import WordError, patch_of
 from rlrun.inspect.kubectl import RUNS, ask_json
@@ -93,7 +93,10 @@ def run_suspend(argv: Sequence[str]) -> int:
         _stop(run, options)
         return exit_codes.OK
     _patch(run, {"spec": {"suspend": True}}, options)
-    _say(f"{run.name} saves its last trained step and frees its pods; `rlrun watch {run.name}` follows it", options)
+    _say(
+        f"{run.name} saves its last trained step and frees its pods; `rlrun watch {argument(run, options)}` follows it",
+        options,
+    )
     return exit_codes.OK
 
 
@@ -127,7 +130,9 @@ def run_restart(argv: Sequence[str]) -> int:
     cluster = api(options)
     phase = ask_json(cluster, ["get", RUNS, run.name]).get("status", {}).get("phase")
     if phase == "Complete":
-        raise NotFoundError(f"{run.name} is Complete; with more steps it goes on: rlrun set {run.name} maxSteps=N")
+        raise NotFoundError(
+            f"{run.name} is Complete; with more steps it goes on: rlrun set {argument(run, options, 'maxSteps=N')}"
+        )
     _patch(run, {"metadata": {"annotations": {_RESTART: rfc3339(time.time())}}}, options)
     _say(f"{run.name} begins its next attempt from the last complete checkpoint; it does not count", options)
     return exit_codes.OK
@@ -156,7 +161,7 @@ def run_set(argv: Sequence[str]) -> int:
     except WordError as error:
         raise NotFoundError(str(error)) from None
     _patch(run, patch, options)
-    _say(f"{run.name} is changed; `rlrun why {run.name}` says when it takes effect", options)
+    _say(f"{run.name} is changed; `rlrun why {argument(run, options)}` says when it takes effect", options)
     return exit_codes.OK
 
 
@@ -178,4 +183,7 @@ def _say(text: str, options: argparse.Namespace) -> None:
 
 def _stop(run: FolderRun, options: argparse.Namespace) -> None:
     pid = acts.ask_to_stop(run, dry_run=options.dry_run)
-    print(f"asked process {pid} to save and stop; `rlrun status {run.root}` shows when it has", file=sys.stderr)
+    print(
+        f"asked process {pid} to save and stop; `rlrun status {argument(run, options)}` shows when it has",
+        file=sys.stderr,
+    )

@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from pathlib import Path
 from rlrun.config.loading.parser import Parser
 from rlrun.inspect.kubectl import ClusterError, Kubectl
 from rlrun.inspect.snapshot import Snapshot
-from rlrun.inspect.source import NotFoundError, Run, find
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, find
 from rlrun.inspect.why import Explanation
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
@@ -69,6 +70,16 @@ def the_run(options: argparse.Namespace) -> Run:
         NotFoundError: it is a path without a run.
     """
     return find(options.run, cluster_only=is_plugin())
+
+
+def argument(run: Run, options: argparse.Namespace, *more: str) -> str:
+    """Words that name a run in a hint, and `more` behind it; in a cluster with the flags that were given, which lead to the same one."""
+    if isinstance(run, FolderRun):
+        return " ".join([shlex.quote(str(run.root)), *more])
+    given = {"-n": options.namespace, "--context": options.context, "--kubeconfig": options.kubeconfig}
+    return " ".join(
+        [run.name, *more, *(f"{flag} {shlex.quote(value)}" for flag, value in given.items() if value is not None)]
+    )
 
 
 def answered(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:

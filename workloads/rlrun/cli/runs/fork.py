@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.cli.runs.common import answered, runs_parser, the_run
+from rlrun.cli.runs.common import answered, argument, runs_parser, the_run
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.config.loading.problems import ConfigError
 from rlrun.inspect.source import ClusterRun
@@ -41,7 +41,7 @@ def run_fork(argv: Sequence[str]) -> int:
     options = fork_parser().parse_args(list(argv))
     run = the_run(options)
     if isinstance(run, ClusterRun):
-        print(f"rlrun fork: {in_cluster(run.name, options.step)}", file=sys.stderr)
+        print(f"rlrun fork: {in_cluster(run.name, argument(run, options, 'run'), options.step)}", file=sys.stderr)
         return exit_codes.USAGE
     from rlrun.replay.fork import fork
 
@@ -76,12 +76,12 @@ def run_fork(argv: Sequence[str]) -> int:
     return main(words)
 
 
-def in_cluster(name: str, step: int | None) -> str:
+def in_cluster(name: str, pulled: str, step: int | None) -> str:
     """Words on a run in a cluster, where the resource has no field for a state with its data order."""
     at = f", fromStep: {step}" if step is not None else ""
     return (
         f"{name} is a run in a cluster, and an RLRun cannot begin in another run's whole state. Either "
-        f"`rlrun pull {name} run --to DIR` and `rlrun fork DIR` on this machine; or apply a manifest on the same claim "
+        f"`rlrun pull {pulled} --to DIR` and `rlrun fork DIR` on this machine; or apply a manifest on the same claim "
         f"(storage.claimName) with checkpoint.resume {{fromRun: {name}{at}}}, which takes weights and optimizer, and counts "
         "steps and tasks from 0"
     )

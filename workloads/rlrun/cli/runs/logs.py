@@ -143,6 +143,6 @@ def _of_volume(cluster: Api, seen: Snapshot, wanted: logs.Wanted) -> int:
         codes.append(cluster.show([*words, folder, str(wanted.lines)]))
     if all(code == _NO_LOGS for code in codes):
         raise NotFoundError(
-            f"attempt {attempt} has no logs of {' or '.join(wanted.roles)} on its volume; `rlrun status {seen.name}` shows its roles"
+            f"attempt {attempt} has no logs of {' or '.join(wanted.roles)} on its volume; `rlrun status {seen.argument}` shows its roles"
         )
     return max(codes)

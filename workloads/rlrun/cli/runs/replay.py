@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.cli.runs.common import answered, runs_parser, the_run, write
+from rlrun.cli.runs.common import answered, argument, runs_parser, the_run, write
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.inspect.source import FolderRun
 from rlrun.protocol.files.failures import RoleError
@@ -37,7 +37,7 @@ def run_replay(argv: Sequence[str]) -> int:
     run = the_run(options)
     if not isinstance(run, FolderRun):
         print(
-            f"rlrun replay: {run.name} is a run in a cluster; `rlrun pull {run.name} run --to DIR` copies its folder, "
+            f"rlrun replay: {run.name} is a run in a cluster; `rlrun pull {argument(run, options, 'run')} --to DIR` copies its folder, "
             "then `rlrun replay DIR --step N`",
             file=sys.stderr,
         )

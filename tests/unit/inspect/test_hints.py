@@ -1,0 +1,83 @@
+"""Commands in messages work when they are copied: they name the run's namespace, and no placeholder is left that is known."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlrun.inspect.advice import ADVICE
+from rlrun.inspect.cluster import snapshot
+from rlrun.inspect.why import explain
+from tests.unit.inspect.broken import NOW, condition, run
+
+ROOT = Path(__file__).parents[3]
+OF_RUNS = r"rlrun (?:why|logs|status|watch|resume|restart|suspend|set|scale|pull|rollouts|cost|compare|plot) (\S+)"
+"""Commands on runs, and what they name."""
+NAMESPACED = (
+    r"kubectl (?:logs|exec|delete pod|describe pod|describe pvc|describe quota|get events|get localqueues)\b[^`;,]*"
+)
+HERE = ("{self.folder}", "{root}", "{pulled}", "DIR", "...", "{folder}", "says")
+"""Runs on this machine, which have no namespace, and words that are no names."""
+
+
+def words() -> Iterator[tuple[str, str]]:
+    """Texts of the operator and of the commands, with the expressions in them in braces; documentation is none."""
+    for folder in ("operator/rlrun_operator", "workloads/rlrun"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            documentation = {
+                id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and _is_text(node.value)
+            }
+            inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+            for node in ast.walk(tree):
+                if id(node) in documentation | inner or not isinstance(node, ast.Constant | ast.JoinedStr):
+                    continue
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", _text(node)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return "{" + re.sub(r"\s", "", ast.unparse(node.value)) + "}"
+    return str(node.value) if isinstance(node, ast.Constant) else ""
+
+
+def test_hints_of_the_commands_name_the_run_with_its_namespace() -> None:
+    lacking = [
+        f"{where}: {hint[0]}"
+        for where, text in words()
+        for hint in re.finditer(OF_RUNS, text)
+        if not ("argument" in hint[1] or hint[1].startswith(HERE) or "-n " in text[hint.end() :])
+        and not re.match(r"(NAME|HOST|WHERE|RUN|RUN_FOLDER)\b", hint[1])
+    ]
+    assert lacking == []
+
+
+def test_hints_for_kubectl_name_the_namespace() -> None:
+    found = [(where, hint[0]) for where, text in words() for hint in re.finditer(NAMESPACED, text)]
+    assert len(found) > 8
+    assert [one for one in found if "-n " not in one[1] and "argument" not in one[1] and "{pod}" not in one[1]] == []
+
+
+@pytest.mark.parametrize("reason", sorted(ADVICE))
+def test_advice_is_filled_with_the_run_its_namespace_and_its_host(reason: str) -> None:
+    seen = snapshot(run("Running", condition("Progressing", "False", reason, "it waits")), now=NOW)
+    told = explain(replace(seen, host="big"), NOW)
+    hints = [hint for one in told.now for hint in re.findall(r"`([^`]*)`", one.do)]
+    assert [hint for hint in hints if re.search(r"\b(NAME|HOST|WHERE|NAMESPACE|ROLE)\b", hint)] == []
+    assert [hint for hint in hints if re.match(OF_RUNS, hint) and " -n team" not in hint] == []
+
+
+def test_a_folder_with_a_space_is_quoted() -> None:
+    seen = replace(snapshot(run("Running"), now=NOW), place="folder", where="runs/my run")
+    assert seen.argument == "'runs/my run'"
