@@ -90,12 +90,18 @@ class Day:
         return "\n".join([head, *rows])
 
 
+WARM_ROUNDS = 6
+"""Rounds of another run before anything is measured: they fill what a process keeps of schemas, whatever has run in it before."""
+
+
 def live_through(hours: int = 24, seed: int = 1, *, kinds: tuple[str, ...] = FAULTS) -> Day:
     """One run and its operator through a day.
 
     Raises:
         ViolationError: an invariant broke on the way, or the run did not live: a day of a dead run measures nothing.
     """
+    World(NO_END, seed).calm(WARM_ROUNDS)
+    gc.collect()
     random, day = Random(seed), Day()
     world = World(NO_END, seed)
     faults = passes = longest = steps_before = writes_before = 0

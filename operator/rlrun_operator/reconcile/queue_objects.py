@@ -22,6 +22,7 @@ from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.runtime.watch_health import Stream
 from rlrun_operator.state import Admission, Manifest, Refusal
 from rlrun_operator.status import reasons
+from rlrun_operator.status.admission_limits import fix
 
 LOOK_SECONDS = 2.0
 """They are listed this often."""
@@ -124,7 +125,8 @@ class QueueObjects:
         """The answer while a write does not succeed: a run that has no object waits, and one that has what it needs keeps it."""
         kind = self._resource.kind
         if isinstance(write, Create) and not made.answer.admitted:
-            return refused(reasons.QUEUE_UNAVAILABLE, f"the run's {kind} is not taken: {error}")
+            helps = f"; {fix(error.message)}" if isinstance(error, ApiError) else ""
+            return refused(reasons.QUEUE_UNAVAILABLE, f"the run's {kind} is not taken: {error}{helps}")
         if isinstance(error, UnavailableError):
             return made.answer
         doing = {Create: "be made again", Remove: "be deleted"}.get(type(write), "be changed")

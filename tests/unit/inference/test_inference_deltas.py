@@ -12,7 +12,7 @@ import pytest
 
 from rlrun.inference.weights import staging as staging_module
 from rlrun.inference.weights.delta_folders import Rebuilder
-from rlrun.inference.weights.preflight import INDEX
+from rlrun.inference.weights.preflight import INDEX, FolderError
 from rlrun.inference.weights.receive import RefusedError
 from rlrun.inference.weights.staging import NoRoomError, Staging
 from rlrun.inference.weights.stored import StoredTensors
@@ -124,6 +124,12 @@ def holds(engine: Rebuilder, published: Path, wanted: list[Bytes]) -> bool:
         found.append(np.zeros(bucket.size, np.uint8))
         stored.fill(bucket, found[-1])
     return all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_stored_file_whose_header_was_overwritten_is_damaged_and_asks_for_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(FolderError, match=r"model\.safetensors is not a safetensors file"):
+        StoredTensors(tmp_path)
 
 
 def run_of(trainer: Trainer, steps: int, whole: frozenset[int] = frozenset()) -> tuple[list[list[Bytes]], list[Path]]:

@@ -179,11 +179,28 @@ async def test_a_missing_right_is_told(bench: Bench) -> None:
     )
 
 
-async def test_a_webhook_that_refuses_the_group_is_told_and_asked_again(bench: Bench) -> None:
-    words = 'admission webhook "validatepodgroup.volcano.sh" denied the request: unable to find queue'
-    bench.api.hook = lambda verb, path, body: (400, "BadRequest", words) if verb == "create" else None
+@pytest.mark.parametrize(
+    ("status", "words", "fix"),
+    [
+        (
+            500,
+            'admission webhook "validatepodgroup.volcano.sh" denied the request: unable to find queue',
+            "it is tried again until whoever refuses it allows it",
+        ),
+        (
+            403,
+            'User "sa" cannot create resource "podgroups"',
+            "a helm upgrade of its chart grants it; it is tried again",
+        ),
+    ],
+)
+async def test_what_refuses_the_group_is_told_with_the_fix_and_asked_again(
+    bench: Bench, status: int, words: str, fix: str
+) -> None:
+    bench.api.hook = lambda verb, path, body: (status, "Reason", words) if verb == "create" else None
     answer = await bench.ask(bench.run())
     assert (answer.reason, words in answer.message) == ("QueueUnavailable", True)
+    assert answer.message.endswith(fix)
     assert ("team-a", "a") in bench.woken
     bench.api.hook = lambda verb, path, body: None
     await bench.ask(bench.run())

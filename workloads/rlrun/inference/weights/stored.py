@@ -50,6 +50,8 @@ class StoredTensors:
 def _tensors(path: Path) -> dict[str, Bytes]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError("its header is longer than the file")
         header: dict[str, Any] = json.loads(file.read(length))
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     content = np.frombuffer(memory, np.uint8)[8 + length :]
