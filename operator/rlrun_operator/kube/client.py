@@ -358,8 +358,10 @@ def _answer(status: int, raw: bytes, what: str, *, reads: bool) -> Json:
         if not isinstance(document, dict):
             raise UnreadableError(f"no object: {raw[:80].decode(errors='replace')!r}")
     except UnreadableError as error:
-        if status < 400:  # never an empty object instead: it would say that something has no fields
-            raise UnavailableError(f"{what}: the answer cannot be read: {error}") from error
+        # Never an empty object instead: it would say that something has no fields. And what stands before an API server, and answers for
+        # it, knows of no object: what it refuses is neither gone nor refused. A read of what is not served has a plain 404, though.
+        if status < 400 or not reads:
+            raise UnavailableError(f"{what}: {status}, and the answer cannot be read: {error}") from error
         document = {}
     if status < 400:
         return document

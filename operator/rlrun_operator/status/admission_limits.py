@@ -11,7 +11,7 @@ from rlrun_operator.status.conditions import Say
 _RANGE = re.compile(
     r"(minimum|maximum) \S+ usage per \w+ is|max limit to request ratio per \w+ is|must be less than or equal to \S+ limit of"
 )
-_RIGHT = re.compile(r'User "[^"]*" cannot \w+ resource')
+_RIGHT = re.compile(r'User "[^"]*" cannot \w+ resource|is attempting to grant RBAC permissions not currently held')
 _FREE = "free some of the namespace's quota, or have it raised"
 _UNASKED = re.compile(r"failed calling webhook|did not complete within requested timeout")
 _FIXED = re.compile(

@@ -30,6 +30,10 @@ def said(kube: Kube, kind: str = "ChildrenIntact") -> tuple[str, str, str]:
         (POLICY, "it is tried again until whoever refuses it allows it"),
         (RIGHT, "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again"),
         (
+            'user "sa" (groups=["all"]) is attempting to grant RBAC permissions not currently held: {APIGroups:[""]}',
+            "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again",
+        ),
+        (
             'Internal error occurred: failed calling webhook "guard": context deadline exceeded',
             "have that webhook answer, or its configuration removed; it is tried again",
         ),

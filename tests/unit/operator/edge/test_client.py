@@ -93,6 +93,27 @@ async def test_a_webhook_that_refuses_with_the_status_of_a_precondition_refuses_
             assert caught.value.withheld
 
 
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 413, 422, 500, 504])
+async def test_what_is_no_word_of_the_api_server_is_no_verdict_on_a_write(status: int) -> None:
+    """A load balancer's page: a run whose status met its 404 was taken for deleted, and nobody looked after it any more."""
+
+    class Balancer(FakeApi):
+        async def handle(self, request: web.Request) -> web.Response:
+            return web.Response(status=status, text="<html><h1>default backend</h1></html>", content_type="text/html")
+
+    async with serving(Balancer()) as client:
+        for attempt in (
+            client.create(pod()),
+            client.apply(pod()),
+            client.apply_over(pod(), "7"),
+            client.scale(STATEFUL_SET, "ns", "p", 0, uid="uid"),
+            client.merge(RLRUN, "ns", "p", {}, subresource="status"),
+            client.delete(POD, "ns", "p", uid="uid"),
+        ):
+            with pytest.raises(UnavailableError, match=rf"{status}.*default backend"):
+                await attempt
+
+
 async def test_a_read_that_takes_too_long_is_no_verdict() -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: (504, "Timeout", "request did not complete within requested timeout")
