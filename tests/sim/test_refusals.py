@@ -47,6 +47,39 @@ def test_a_trainer_that_may_not_be_scaled_down_is_told_and_suspends_once_it_may(
     assert _said(world, "ChildrenIntact")[:2] == ("True", "Repaired")
 
 
+@pytest.mark.parametrize("mark", ["rule-900", "rule-901", "rule-902", "rule-903"])
+def test_a_webhook_may_refuse_with_any_status(mark: str) -> None:
+    """Each mark has another: 409 and 404 are no conflict and no missing object then, and 500 no outage."""
+    world = _trains()
+    for kind in ("StatefulSet", "Deployment", "Pod"):
+        world.api.refusals.append(Refusal(mark, "webhook", kind))
+    world.edit(suspend=True)
+    world.stand()
+    assert world.status["phase"] == "Suspending"
+    message, denied = _said(world, "ChildrenIntact")[2], f'admission webhook "{mark}.example.com" denied'
+    assert f"StatefulSet run-trainer cannot be scaled to 0: {denied}" in message
+    assert f"Pod run-orchestrator-1 cannot be deleted: {denied}" in message
+    assert world.cluster.pod("orchestrator", -1) is not None, "what may not be deleted is not taken for gone"
+    world.lift(world.api.refusals)
+    world.stand()
+    assert world.status["phase"] == "Suspended"
+    assert mark not in str(world.status)
+
+
+def test_a_lost_deployment_of_spot_engines_that_is_refused_is_told_although_nothing_waits_for_it() -> None:
+    world = World(seed=1, engines=True)
+    world.calm(12)
+    assert world.status["phase"] == "Running"
+    _refuse(world, "Deployment", "policy")
+    world.api.drop("Deployment", "run-inference-spot")
+    world.stand()
+    assert world.status["phase"] == "Running"
+    assert MARK in " ".join(condition["message"] for condition in world.status["conditions"])
+    world.lift(world.api.refusals)
+    world.stand()
+    assert MARK not in str(world.status)
+
+
 def test_engines_that_may_not_be_removed_are_told() -> None:
     world = _trains()
     _refuse(world, "Deployment", "webhook")
