@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
+from rlrun.local import preflight
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port
 from rlrun.protocol.files.failures import RoleError
@@ -161,3 +165,19 @@ def test_ports_are_distinct_and_none_that_an_outgoing_connection_is_given() -> N
         assert not [port for port in ports if first <= port <= last]
     with socket.create_server(("127.0.0.1", ports[0])):
         pass
+
+
+def test_a_port_that_one_process_was_given_is_not_given_in_another_as_long_as_it_lives() -> None:
+    port = free_port()
+    code = (
+        f"from rlrun.local import preflight; preflight._PORTS = range({port}, {port} + 1); print(preflight.free_port())"
+    )
+
+    def other() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+    refused = other()
+    assert "no free port among" in refused.stderr
+    assert refused.stdout == ""
+    os.close(preflight._claims.pop())
+    assert (other().stdout, other().stdout) == (f"{port}\n", f"{port}\n"), "each has ended before the next"

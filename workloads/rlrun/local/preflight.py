@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import secrets
 import socket
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,6 +29,9 @@ _PORTS = range(15_000, 29_000)
 _TRIES = 1000
 _given: deque[int] = deque(maxlen=_TRIES)
 """Ports given lately: nobody may listen there yet."""
+_CLAIMS = 64
+_claims: deque[int] = deque()
+"""Descriptors of sockets whose names tell other processes that a port is given, though nobody listens there yet."""
 
 
 class PreflightError(RoleError):
@@ -37,7 +42,10 @@ class PreflightError(RoleError):
 
 
 def free_port() -> int:
-    """A port that is free at the moment; each call gives another one.
+    """A port that is free at the moment; each call gives another one, in whatever process of this machine.
+
+    What another process was given lately is not given here: between this answer and the start of the one that is to listen there may be
+    seconds, in which both would find it free.
 
     Raises:
         PreflightError: none is to be found.
@@ -51,11 +59,29 @@ def free_port() -> int:
                 sock.bind(("127.0.0.1", port))
             except OSError:
                 continue
+        if not _claim(port):
+            continue
         _given.append(port)
         return port
     raise PreflightError(
         f"no free port among {_TRIES} of {_PORTS[0]} to {_PORTS[-1]}; name ports that are free", exit_codes.UNAVAILABLE
     )
+
+
+def _claim(port: int) -> bool:
+    """Whether the port is this process's from now on, until it ends or has been given many others; always where there is no Linux."""
+    if sys.platform != "linux":
+        return True
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0rlrun-port-{port}")  # an abstract name: no file, and gone with the process
+    except OSError:
+        claim.close()
+        return False
+    if len(_claims) >= _CLAIMS:
+        os.close(_claims.popleft())
+    _claims.append(claim.detach())
+    return True
 
 
 def check_trackers(tracking: TrackingConfig | None, environ: Mapping[str, str]) -> None:
