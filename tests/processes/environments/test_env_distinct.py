@@ -148,7 +148,7 @@ async def test_ids_of_a_lazy_sequence_are_compared_as_they_are_played() -> None:
 
     async def play(split: Split, index: int) -> str:
         ref = TaskRef(split, index)
-        return (await stage.play(ref, Model(), timeout_seconds=9, reward_seconds=9)).task_id
+        return (await stage.play(ref, Model(), timeout_seconds=60, reward_seconds=60)).task_id
 
     assert [await play("train", 0), await play("train", 1), await play("train", 0)] == ["a", "b", "a"]
     for split, index, other in (("train", 2, "train[0]"), ("eval", 0, "train[1]")):

@@ -44,11 +44,11 @@ async def test_the_pages_example_plays_and_scores(scripted: Any) -> None:
     assert task.answer is not None
     ideal = env.demonstration(task)
     episode, score = await run_episode(
-        env, task, scripted([m["content"] for m in ideal if m["role"] == "assistant"]), timeout_seconds=5
+        env, task, scripted([m["content"] for m in ideal if m["role"] == "assistant"]), timeout_seconds=60
     )
     assert episode.messages == [*task.prompt, *ideal]
     assert score.reward == 1.0
-    episode, score = await run_episode(env, task, scripted(lambda _: "z"), timeout_seconds=5)
+    episode, score = await run_episode(env, task, scripted(lambda _: "z"), timeout_seconds=60)
     assert (episode.replies, score.reward) == (8, 0.0)
 
 
@@ -84,7 +84,7 @@ async def test_the_pages_verifiers_taskset_runs(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(tmp_path))
     env = load("verifiers:my-taskset", {})
     task = env.tasks("train")[0]
-    _, score = await run_episode(env, task, scripted([task.answer]), timeout_seconds=20)
+    _, score = await run_episode(env, task, scripted([task.answer]), timeout_seconds=60)
     assert score.reward == 1.0
 
 

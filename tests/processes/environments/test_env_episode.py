@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +67,7 @@ async def swallows_the_models_error(task: Task, model: Any) -> Any:
 
 
 async def test_a_good_episode_comes_back_with_plain_floats(scripted: Any) -> None:
-    episode, score = await run_episode(Probe(score=1, metrics={"n": 2}), TASK, scripted(["hi"]), timeout_seconds=5)
+    episode, score = await run_episode(Probe(score=1, metrics={"n": 2}), TASK, scripted(["hi"]), timeout_seconds=60)
     assert episode.messages == [{"role": "user", "content": "?"}, {"role": "assistant", "content": "hi"}]
     assert episode.info == {"finish_reason": "stop", "truncated": False}
     assert (score, type(score.reward), type(score.metrics["n"])) == (Score(1.0, {"n": 2.0}), float, float)
@@ -89,11 +88,9 @@ async def test_a_good_episode_comes_back_with_plain_floats(scripted: Any) -> Non
     ],
 )
 async def test_failures_are_sorted_by_fault(env: Probe, kind: str, says: str, scripted: Any) -> None:
-    started = time.monotonic()
     script = ["hi"] if env._score is forever else [ConnectionError("engine gone")]
     with pytest.raises(EpisodeError, match=says) as caught:
-        await run_episode(env, TASK, scripted(script), timeout_seconds=0.1)
-    assert time.monotonic() - started < 20
+        await run_episode(env, TASK, scripted(script), timeout_seconds=0.1 if kind == "timeout" else 60)
     error = caught.value
     assert (error.kind, error.env_id, error.task_id) == (kind, "probe", "train-7")
     assert str(error).startswith("environment 'probe', task 'train-7': ")
@@ -113,7 +110,7 @@ async def test_failures_are_sorted_by_fault(env: Probe, kind: str, says: str, sc
 )
 async def test_unusable_scores_name_the_environment(env: Probe, says: str, scripted: Any) -> None:
     with pytest.raises(EpisodeError, match=says) as caught:
-        await run_episode(env, TASK, scripted(["hi"]), timeout_seconds=5)
+        await run_episode(env, TASK, scripted(["hi"]), timeout_seconds=60)
     assert caught.value.kind == "reward"
     assert "'probe'" in str(caught.value)
 

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,9 +29,11 @@ from rlrun.runtime.processes import processes_with
 from tests.support.python_path import before
 
 sys.path.insert(0, FOLDER := str(Path(__file__).parent / "misbehaving"))
-from hostile import NAMES, SLEEP
+from hostile import NAMES
 
-LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=3.0, look_seconds=0.1)
+LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=60, look_seconds=0.1)
+MARK = f"hostile-child-of-{os.getpid()}"
+"""An argument of all processes that deeds let go: those of another run of these tests, beside this one, are not looked at."""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENV, REWARD = "environment", "reward"
@@ -185,10 +188,12 @@ class Model:
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", before(FOLDER))
+        patch.setenv("TESTS_MARK", MARK)
         patch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
         patch.setattr(supervised, "MAX_BACKOFF_SECONDS", 0.01)
         patch.setattr(life, "CLOSE_SECONDS", 1.0)
         patch.setattr(life, "MAX_PROCESSES", 20)
+        patch.setattr(life, "STACK_SECONDS", 60.0)
         patch.setattr(talk, "GRACE_SECONDS", 0.5)
         yield
 
@@ -196,7 +201,7 @@ def _quick() -> Iterator[None]:
 @asynccontextmanager
 async def running(workers: int = 1, limits: Limits = LIMITS) -> AsyncIterator[IsolatedEnvironment]:
     logs = [Log(None) for _ in range(workers)]
-    environment = IsolatedEnvironment("bad", Command("hostile:hostile", {}), limits, logs)
+    environment = IsolatedEnvironment("bad", Command("hostile:hostile", {}, variables=("TESTS_MARK",)), limits, logs)
     await environment.start()
     supervising = asyncio.create_task(environment.run())
     yield environment
@@ -224,7 +229,7 @@ def play(environment: IsolatedEnvironment, name: str, model: Model | None = None
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
+    for _ in range(12_000):
         if condition():
             return
         await asyncio.sleep(0.01)
@@ -236,7 +241,7 @@ def children() -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and SLEEP[-1].encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+            if entry.name.isdigit() and MARK.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -286,8 +291,11 @@ async def test_a_deed_costs_nothing(hostile: IsolatedEnvironment, name: str) -> 
 async def test_a_deed_that_ends_its_process_costs_its_own_rollout_once_the_others_are_played_again(
     hostile: IsolatedEnvironment, name: str
 ) -> None:
-    error, neighbour = await beside(hostile, name, 60)
     kind, message = WHOLE_PROCESS[name]
+    if kind == "hang":  # all others answer, however late a busy machine lets them
+        await until(lambda: hostile.workers[0].up)
+        life_of(hostile).limits = replace(LIMITS, hang_seconds=2.0)
+    error, neighbour = await beside(hostile, name, 60)
     assert isinstance(error, EpisodeError)
     assert (error.kind, error.task_id) == (kind, f"train[{NAMES.index(name)}]"), error
     assert re.search(message, error.message), error.message
@@ -301,13 +309,13 @@ async def test_a_deed_that_ends_its_process_costs_its_own_rollout_once_the_other
 
 async def test_an_environment_with_much_to_do_is_not_taken_for_one_that_hangs() -> None:
     """Two hundred scores of 20 ms each wait for one another: the event loop is late, but each of its calls is short."""
-    async with running(limits=replace(LIMITS, hang_seconds=3.0)) as environment:
-        model = Model()
+    async with running() as environment:
+        model, began = Model(), time.monotonic()
         playing = [asyncio.ensure_future(play(environment, "scores_slowly", model)) for _ in range(200)]
         found = await asyncio.gather(*playing, return_exceptions=True)
         assert [one for one in found if not isinstance(one, Played)] == []
         assert environment.metrics()["restarts"] == 0
-        assert environment.metrics()["stall_seconds"] < 3.0
+        assert environment.metrics()["stall_seconds"] < (time.monotonic() - began) / 2
 
 
 async def test_what_one_rollout_has_broken_for_all_is_gone_with_its_process(hostile: IsolatedEnvironment) -> None:
@@ -329,7 +337,7 @@ async def test_what_one_rollout_has_broken_for_all_is_gone_with_its_process(host
 
 async def test_the_orchestrator_judges_a_score_itself() -> None:
     """An environment can have changed the code that did so in its process."""
-    living = Life(Command("hostile:hostile", {}), LIMITS, Log(None))
+    living = Life(Command("hostile:hostile", {}, variables=("TESTS_MARK",)), LIMITS, Log(None))
     told = {"task_id": "x", "messages": [], "replies": 1, "info": {}, "metrics": {}}
     for number, reward in enumerate((1e300, float("nan"), "1")):
         result: asyncio.Future[Played] = asyncio.get_running_loop().create_future()
@@ -389,7 +397,7 @@ from rlrun.environments.process.log import Log
 from rlrun.environments.stage import TaskRef
 
 async def main():
-    life = Life(Command("hostile:hostile", {{}}), Limits(), Log(None))
+    life = Life(Command("hostile:hostile", {{}}, variables=("TESTS_MARK",)), Limits(), Log(None))
     await life.start()
     await life.play(TaskRef("train", {index}), None, timeout_seconds=60, reward_seconds=60)
 

@@ -31,13 +31,13 @@ import slow_functions
 
 
 async def test_a_function_that_never_returns_is_killed_and_the_next_one_runs() -> None:
-    calls = BoundedCalls(processes=2, timeout_seconds=2)
+    calls = BoundedCalls(processes=2, timeout_seconds=5)
     try:
         found = await asyncio.gather(
             calls.call(slow_functions.compute_for_ever), calls.call(slow_functions.add, 3, 4), return_exceptions=True
         )
         assert isinstance(found[0], BoundedCallError)
-        assert "slow_functions.compute_for_ever did not finish within 2 seconds" in str(found[0])
+        assert "slow_functions.compute_for_ever did not finish within 5 seconds" in str(found[0])
         assert found[1] == 7
         with pytest.raises(BoundedCallError, match=r"slow_functions.fail raised ValueError: no such row"):
             await calls.call(slow_functions.fail)
@@ -72,9 +72,23 @@ async def test_a_comparison_that_takes_too_long_is_an_error_and_not_a_0() -> Non
     score._calls.close()  # type: ignore[attr-defined]
 
 
-async def test_a_comparison_has_all_of_its_time_in_a_new_process() -> None:
-    """Importing math-verify and building its parsers takes longer than this comparison may."""
-    score = scorer("math", {"timeout_seconds": 0.4, "processes": 1})
+SLOW_IMPORT = """
+import time
+time.sleep(4)
+def parse(text, **_):
+    return text
+def verify(gold, answer, **_):
+    return gold == answer
+"""
+
+
+async def test_a_comparison_has_all_of_its_time_in_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of math-verify: it takes longer to import than this comparison may, and a moment for the comparison."""
+    (tmp_path / "math_verify.py").write_text(SLOW_IMPORT)
+    monkeypatch.syspath_prepend(tmp_path)
+    score = scorer("math", {"timeout_seconds": 3, "processes": 1})
     assert await score(Task(id="1", prompt=[], answer="72"), "\\boxed{72}") == 1.0
     score._calls.close()  # type: ignore[attr-defined]
 
@@ -263,7 +277,7 @@ async def test_a_parquet_data_set_with_its_columns(tmp_path: Path, scripted: Any
     assert any({"u3", "again"} <= set(found) for found in ids.values())  # the same problem is never in both
     task = environment.tasks("train")[0]
     assert task.prompt == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{task.answer}?"}]
-    _, score = await run_episode(environment, task, scripted([f" {task.answer}\n"]), timeout_seconds=10)
+    _, score = await run_episode(environment, task, scripted([f" {task.answer}\n"]), timeout_seconds=60)
     assert score.reward == 1.0
 
 

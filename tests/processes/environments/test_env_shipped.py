@@ -100,13 +100,13 @@ async def test_a_model_that_says_the_demonstration_gets_the_full_reward(id: str,
     for task in islice(env.tasks("eval"), 20):
         ideal = env.demonstration(task)
         model = scripted([m["content"] for m in ideal if m["role"] == "assistant"])
-        episode, score = await run_episode(env, task, model, timeout_seconds=5)
+        episode, score = await run_episode(env, task, model, timeout_seconds=60)
         assert score.reward == 1.0
         assert episode.messages == [*task.prompt, *ideal]
 
 
 async def reward_of(env: Environment, task: Task, said: str, scripted: Any) -> float:
-    _, score = await run_episode(env, task, scripted([said]), timeout_seconds=5)
+    _, score = await run_episode(env, task, scripted([said]), timeout_seconds=60)
     return score.reward
 
 
@@ -196,7 +196,7 @@ async def test_calculator_conversations(
     script: list[Any], reward: float, heard: list[str] | None, scripted: Any
 ) -> None:
     model = scripted(script)
-    episode, score = await run_episode(load("calculator", {}), CALC, model, timeout_seconds=5)
+    episode, score = await run_episode(load("calculator", {}), CALC, model, timeout_seconds=60)
     assert score.reward == reward
     assert episode.replies == len(model.seen) == len(script)
     answers = [m["content"] for m in episode.messages[1:] if m["role"] == "user"]
@@ -210,9 +210,9 @@ async def test_calculator_conversations(
 
 async def test_calculator_turns_and_credit_are_arguments(scripted: Any) -> None:
     env = load("calculator", {"max_turns": 2, "call_credit": 0.25, "instructions": False})
-    episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "calc(403)", "403"]), timeout_seconds=5)
+    episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "calc(403)", "403"]), timeout_seconds=60)
     assert (episode.replies, score.reward) == (2, 0.25)
-    _, wrong = await run_episode(env, CALC, scripted(["calc(12*34)", "408"]), timeout_seconds=5)
+    _, wrong = await run_episode(env, CALC, scripted(["calc(12*34)", "408"]), timeout_seconds=60)
     assert wrong.reward == 0.0
     assert [m["role"] for m in env.tasks("train")[0].prompt] == ["user"]
     assert [m["role"] for m in load("calculator", {}).tasks("train")[0].prompt] == ["system", "user"]
@@ -220,7 +220,7 @@ async def test_calculator_turns_and_credit_are_arguments(scripted: Any) -> None:
 
 async def test_scoring_again_from_the_stored_episode_gives_the_same(scripted: Any) -> None:
     env = load("calculator", {})
-    episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "403"]), timeout_seconds=5)
+    episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "403"]), timeout_seconds=60)
     assert await env.score(CALC, Episode(**vars(episode))) == score
 
 

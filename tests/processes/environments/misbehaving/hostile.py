@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from deadly_deeds import SLEEP
+import deadly_deeds  # noqa: F401
 from deeds import EPISODES, IN_RUN, SCORES, OwnBaseException, deed
 
 from rlrun.environments import Episode, Score, SingleTurnEnvironment, Split, Task
@@ -179,4 +179,4 @@ def nameless() -> Hostile:
     return _Lying()
 
 
-__all__ = ["NAMES", "SLEEP", "exits_at_start", "hostile", "nameless"]
+__all__ = ["NAMES", "exits_at_start", "hostile", "nameless"]

@@ -110,9 +110,10 @@ class Misbehaving(SingleTurnEnvironment):
         if task.id in ("waits", *ENDED):
             await asyncio.Event().wait()
         elif task.id == "leaks":
-            while True:
+            for _ in range(60):  # more than it may have, and less than what an allocation fails at
                 self.hoard.append(bytearray(b"x" * 4_000_000))
                 await asyncio.sleep(0.005)
+            await asyncio.Event().wait()
         elif task.id == "ignores":
             while True:
                 with contextlib.suppress(asyncio.CancelledError):

@@ -36,6 +36,8 @@ MAX_PROCESSES = 256
 """Most processes; more are taken for a fork bomb."""
 CLOSE_SECONDS = 5.0
 """Longest time between the end of the connection and that of the process."""
+STACK_SECONDS = 10.0
+"""Longest wait for a process that hangs to write where it is; on a busy machine it has its turn late."""
 _HUNG_UP = "closed its connection, which only it itself can have done"
 
 
@@ -233,8 +235,8 @@ class Life(Talk):
         if is_stopped(self._page.read().pid):
             return ""
         self._signal(STACKS)
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
+        deadline = time.monotonic() + STACK_SECONDS
+        while time.monotonic() < deadline and self._burying is None:  # else the question has ended it
             time.sleep(0.05)
             if at := self._current_frame(whole=True):  # the handler writes a line piece by piece
                 return f"; it is at {at}"
