@@ -115,15 +115,13 @@ def test_a_signal_ends_a_check_that_hangs(tmp_path: Path, command: str, number: 
         [sys.executable, "-c", code, command, file], env=environ(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not note.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     loading = children(process.pid)
     assert loading
-    began = time.monotonic()
     process.send_signal(number)
-    assert process.wait(30) == 130
-    assert time.monotonic() - began < 20
+    assert process.wait(120) == 130, "long before the check's own 300 seconds are over"
     assert "Traceback" not in process.stderr.read()
     assert [pid for pid in loading if Path("/proc", str(pid)).exists()] == []
 
