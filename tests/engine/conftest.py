@@ -90,7 +90,7 @@ class Server:
 
     def get(self, path: str) -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as response:
+            with urllib.request.urlopen(self.url + path, timeout=30) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -101,7 +101,7 @@ class Server:
         assert self.process.poll() is None, f"the server exited: {self.log.read_text()[-3000:]}"
         return self.get("/health")[0] == 200
 
-    def stop(self, signum: int, seconds: float = 30.0) -> int:
+    def stop(self, signum: int, seconds: float = 120.0) -> int:
         """Signal the server alone, as a supervisor would; its exit code."""
         self.process.send_signal(signum)
         return self.process.wait(seconds)
@@ -183,4 +183,4 @@ def server(launch: Callable[..., Server]) -> Iterator[Server]:
     yield running
     group = running.process.pid
     assert running.stop(signal.SIGTERM) == 0
-    wait_for(lambda: not group_members(group), 10, "all processes of the server are gone")
+    wait_for(lambda: not group_members(group), 60, "all processes of the server are gone")

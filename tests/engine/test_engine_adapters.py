@@ -35,7 +35,7 @@ def adapter_server(launch: Callable[..., Server]) -> Iterator[Server]:
     group = running.process.pid
     assert any("VLLM" in name for name in group_members(group))
     assert running.stop(signal.SIGKILL) == -signal.SIGKILL
-    wait_for(lambda: not group_members(group), 5, "all processes of the server are gone")
+    wait_for(lambda: not group_members(group), 60, "all processes of the server are gone")
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_sigterm_during_the_start_leaves_nobody(launch: Callable[..., Server]) -
     group = server.process.pid
     wait_for(lambda: any("VLLM" in name for name in group_members(group)), START_SECONDS, "the engine's process exists")
     assert server.stop(signal.SIGTERM) == 143
-    wait_for(lambda: not group_members(group), 10, "all processes of the server are gone")
+    wait_for(lambda: not group_members(group), 60, "all processes of the server are gone")
 
 
 async def test_a_server_whose_reload_broke_half_way_says_so_and_stops(launch: Callable[..., Server]) -> None:
@@ -70,8 +70,8 @@ async def test_a_server_whose_reload_broke_half_way_says_so_and_stops(launch: Ca
         readiness = await client.ready()
         assert (readiness.ready, readiness.weight_version) == (False, None)
         assert "weights are unknown" in str(readiness.reason)
-    assert server.process.wait(30) == 1
-    wait_for(lambda: not group_members(group), 10, "all processes of the server are gone")
+    assert server.process.wait(120) == 1
+    wait_for(lambda: not group_members(group), 60, "all processes of the server are gone")
 
 
 def make_uncopyable(file: Path, name: str) -> None:

@@ -56,8 +56,8 @@ def test_it_is_complete_only_with_both_parts(tmp_path: Path) -> None:
     run.part(4, "orchestrator")
     run.completer.agreed(4)  # may come before the shards' checksums are known
     run.saved(4, other)
-    assert run.told.get(timeout=10) == 4
-    assert run.completer.close(10)
+    assert run.told.get(timeout=60) == 4
+    assert run.completer.close(60)
     assert run.steps() == [4]
     manifest = read_manifest(other)
     verify(other, manifest)
@@ -70,7 +70,7 @@ def test_old_ones_are_deleted_after_the_new_one_is_complete(tmp_path: Path) -> N
     run = Run(tmp_path, with_orchestrator=False, keep_last=2)
     for step in (2, 4, 6):
         run.saved(step, run.part(step, "trainer"))
-    assert run.completer.close(10)
+    assert run.completer.close(60)
     assert run.steps() == [4, 6]
     assert [artifact.step for artifact in run.paths.checkpoints_on_disk()] == [4, 6]
 
@@ -83,7 +83,7 @@ def test_a_late_word_on_a_deleted_one_is_ignored(tmp_path: Path) -> None:
     run.saved(4, path)
     run.completer.agreed(4)
     run.completer.agreed(2)
-    assert run.completer.close(10)
+    assert run.completer.close(60)
     assert run.steps() == [4]
     assert run.completer.failure is None
 
@@ -93,7 +93,7 @@ def test_a_failure_is_kept_for_the_loop(tmp_path: Path) -> None:
     path = run.part(2, "trainer")
     run.saved(2, path)
     run.completer.agreed(2)  # but there is no part of the orchestrator
-    assert run.completer.close(10)
+    assert run.completer.close(60)
     assert run.completer.failure is not None
     assert "orchestrator holds no files" in str(run.completer.failure)
     assert run.steps() == []
@@ -154,11 +154,11 @@ def test_what_the_orchestrator_is_writing_at_that_moment_is_left_to_it(tmp_path:
     renamed.symlink_to("gone")  # listed, and not there when it is opened
     run.saved(2, path)
     run.completer.agreed(2)
-    assert run.told.get(timeout=10) == 2
+    assert run.told.get(timeout=60) == 2
     renamed.unlink()
     renamed.write_text("of a later look")
     assert [entry.path for entry in describe(path, path / "orchestrator")] == ["orchestrator/data"]
-    assert run.completer.close(10)
+    assert run.completer.close(60)
     assert run.completer.failure is None
 
 
@@ -211,6 +211,6 @@ def test_shards_that_are_not_what_the_ranks_wrote_are_not_made_complete(tmp_path
         (path / "trainer" / "data").write_text("trainer")
     (path / "trainer" / "other").write_text("there is another one")
     run.completer.saved(2, path, files)
-    assert run.completer.close(10)
+    assert run.completer.close(60)
     assert run.steps() == []
     assert said in str(run.completer.failure)

@@ -174,11 +174,10 @@ def test_several_parts_come_back_each_as_it_was(tmp_path: Path, solo: Group, mak
     saver = Saver(parts, solo, background=True)
     began = time.perf_counter()
     saver.save(Progress(1, 7), tmp_path / "one")
-    stall = time.perf_counter() - began
     saver.wait()
     written = saver.finished()
     assert written is not None
-    assert 0 < written.seconds < time.perf_counter() - began - stall + 1
+    assert 0 < written.seconds < time.perf_counter() - began
     again = {POLICY: make_part(), "critic": make_part()}
     assert checkpoint.load(again, tmp_path / "one") == Progress(1, 7)
     assert {name: (parameter_checksum(part.module), moments(part)) for name, part in again.items()} == sums

@@ -19,7 +19,7 @@ def open_store() -> TCPStore:
 
 def eventually(condition: Callable[[], bool]) -> bool:
     """Whether it comes true: a store takes what is set in its own time, and its client does not wait for that."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (true := condition()) and time.monotonic() < deadline:
         time.sleep(0.001)
     return true
