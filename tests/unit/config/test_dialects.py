@@ -403,6 +403,23 @@ def test_variables_of_a_container_are_still_ours(toml: Any) -> None:
     own = BASE.replace("[[orchestrator.env]]", "[[environments]]").replace("owner/words@1.2", "x")
     run = spec("@", toml(own + '[[orchestrator.env]]\nname = "A"\nvalue = "1"\n'))
     assert [one.name for one in run.orchestrator.env] == ["A"]
+    run = spec("@", toml(own + '[[orchestrator.env]]\nname = "A"\n[[orchestrator.env]]\nname = "B"\nvalue = "1"\n'))
+    assert [(one.name, one.value) for one in run.orchestrator.env] == [("A", None), ("B", "1")]
+
+
+def test_what_may_be_an_environment_or_a_variable_says_what_each_needs(toml: Any) -> None:
+    needs = "an environment needs id or taskset, and a variable of the process needs value or valueFrom"
+    above = BASE[: BASE.index("[[orchestrator.env]]")]
+    line = above.count("\n") + 1
+    assert refused("@", toml(above + '[[orchestrator.env]]\nname = "math"\n')) == [
+        f"f.toml:{line}: orchestrator.env[0]: got only name = 'math': {needs}"
+    ]
+    assert refused("@", toml(above + "[[orchestrator.env]]\n")) == [
+        f"f.toml:{line}: orchestrator.env[0]: got an empty table: {needs}"
+    ]
+    assert refused("@", toml(above), "--orchestrator.env", '[{"name": "math"}]') == [
+        f"command line: --orchestrator.env[0]: got only name = 'math': {needs}"
+    ]
 
 
 def test_later_files_win_and_roles_of_one_level_agree(toml: Any) -> None:

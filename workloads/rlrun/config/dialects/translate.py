@@ -26,6 +26,8 @@ ENVIRONMENTS = "environments"
 PARALLEL = "parallel"
 """Hint: the parallelism of the engines was, which there are always on GPUs."""
 ROLES = ("trainer", "orchestrator", "inference")
+_UNCLEAR = "an environment needs id or taskset, and a variable of the process needs value or valueFrom"
+"""What `orchestrator.env` lacks where its items may be both: the one list that both sides have, which is read by its items' keys."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,11 @@ class Translator:
             model = below
         else:
             if find_field(model, words[-1]) is not None and self._is_ours(value, [model], words[-1]):
-                return None
+                if not self._is_unclear(value, path):
+                    return None
+                result = Translation()
+                self._refuse_unclear(value, _Place(path, (), shown, (), ()).item(0), result)
+                return result
         result = Translation()
         self._items(value, _Place(path, (), shown, (), ()), result)
         whole = Layer()
@@ -177,6 +183,9 @@ class Translator:
         if row is None and self._has_below(f"{inner.path}[]") and not self._is_ours(value, ours, name):
             self._items(value, inner, result)
             return _TAKEN
+        if row is None and ours and self._is_unclear(value, inner.path):
+            self._refuse_unclear(value, inner.item(0), result)
+            return _TAKEN
         result.reads.append(self._read(inner, value, row))
         if row is not None and row.fate != "same":
             self._apply(row, value, inner, result)
@@ -216,6 +225,18 @@ class Translator:
             ):
                 return True
         return False
+
+    def _is_unclear(self, items: Any, path: str) -> bool:
+        """True for a list of ours whose items have no other keys than those of the dialect's list at this place."""
+        names = self.dialect.names_below(f"{path}[]")
+        return bool(items) and bool(names) and all(snake(key) in names for one in items for key in one)
+
+    def _refuse_unclear(self, items: Sequence[Mapping[str, object]], place: _Place, result: Translation) -> None:
+        given = " and ".join(f"{key} = {shown(value)}" for key, value in items[0].items())
+        self._refuse(place, f"got {f'only {given}' if given else 'an empty table'}: {_UNCLEAR}", result)
+        # Refused it is; with an environment in its place nobody says beside it that there is none.
+        origin = Origin(self.source, place.shown, self.lines.get(place.raw), self.style)
+        self._take(Set("environments[].id", "reverse-text"), place.indices, origin, result)
 
     def _inside(self, inner: _Place, place: _Place, ours: Sequence[type[BaseModel]], name: str) -> _Place:
         models = [found for model in ours if (found := self._below(model, name)) is not None]
