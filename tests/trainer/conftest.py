@@ -28,6 +28,7 @@ from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, Train
 from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
+from rlrun.orchestrator.progress.metrics_file import read_lines
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART
 from rlrun.protocol.files.paths import RunPaths
@@ -274,7 +275,7 @@ class Run:
         return self.metrics()
 
     def metrics(self) -> list[dict[str, float]]:
-        return [json.loads(line) for line in self.paths.metrics.read_text().splitlines()]
+        return read_lines(self.paths.metrics)
 
 
 @pytest.fixture

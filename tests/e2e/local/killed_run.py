@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rlrun.orchestrator.checkpoint.state import is_lost, newest_complete
 from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
+from rlrun.orchestrator.progress.metrics_file import read_lines
 from rlrun.orchestrator.staleness import too_old
 from rlrun.protocol.files.attempts import Attempt, read_attempt
 from rlrun.protocol.files.batch import Batch, Sample, read_batch
@@ -169,8 +168,3 @@ def journal(paths: RunPaths) -> list[tuple[Attempt, RolloutEntry]]:
 
 def _place(sample: Sample) -> tuple[int, int]:
     return sample.group, sample.rollout
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

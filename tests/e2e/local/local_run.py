@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rlrun.orchestrator.progress.metrics_file import read_lines
 from tests.support.python_path import before
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,8 +100,8 @@ class LocalRun:
         return "\n".join(f"--- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]) for log in logs)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        """The lines of metrics.jsonl that are whole: the run may be writing the last one."""
+        return read_lines(self.folder / "metrics.jsonl")
 
     def steps(self) -> list[dict[str, Any]]:
         """The lines of trained steps."""

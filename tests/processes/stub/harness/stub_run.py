@@ -18,6 +18,7 @@ import rlrun
 from rlrun.config.models.roles import micro_batch_tokens
 from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
+from rlrun.orchestrator.progress.metrics_file import read_lines
 from rlrun.protocol.files.paths import RunPaths
 
 ROOT = Path(__file__).parents[4]
@@ -131,8 +132,8 @@ class StubRun:
         return "\n".join([*logs, str(sorted(p.name for p in self.paths.root.iterdir()))])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`."""
-        return [json.loads(line) for line in self.paths.metrics.read_text().splitlines()]
+        """The lines of `metrics.jsonl` that are whole: another process may be writing the last one."""
+        return read_lines(self.paths.metrics)
 
     def trained(self, attempt: int) -> list[int]:
         """Steps that the trainer's log tells of."""
