@@ -20,7 +20,7 @@ from tests.cluster.packages import install
 from tests.support.made_runs import Folder, trained_long
 from tools.ui_bundle import BundleError, modules
 
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=60_000)
 
 
 def cannot(why: str) -> None:
@@ -97,7 +97,7 @@ def page(browser: Browser) -> Iterator[Page]:
     """A window; whatever it reports as an error, or loads from another host, fails the test."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(60_000)
     complaints: list[str] = []
     page.on(
         "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None

@@ -58,8 +58,9 @@ def busy(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("number", [stacks.SIGNAL, keeper.STACKS])
 def test_a_process_lives_on_however_often_it_is_asked(
-    busy: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+    busy: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stacks, "ANSWER_SECONDS", 60.0)
     for _ in range(QUESTIONS):
         os.kill(busy.pid, number)
         time.sleep(0.001)

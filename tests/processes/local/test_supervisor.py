@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.diagnostics import stacks
 from rlrun.local.plan import RoleProcess
 from rlrun.local.supervisor import Supervisor, last_lines, marked_processes, stacks_file
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -127,7 +128,10 @@ LISTENS = """
 """
 
 
-def test_a_role_that_does_not_end_tells_what_it_does(tmp_path: Path, launch_id: str) -> None:
+def test_a_role_that_does_not_end_tells_what_it_does(
+    tmp_path: Path, launch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "ANSWER_SECONDS", 60.0)
     supervisor = Supervisor(launch_id)
     stuck, other = (
         role(tmp_path, launch_id, LISTENS),

@@ -202,7 +202,7 @@ async def test_without_any_address_the_run_waits_and_then_says_so(
 ) -> None:
     from rlrun.orchestrator.engines import weight_sync
 
-    monkeypatch.setattr(weight_sync, "STARTUP_SECONDS", 0.3)
+    monkeypatch.setattr(weight_sync, "STARTUP_SECONDS", 2.0)
     monkeypatch.setattr(weight_sync, "_CHECK_SECONDS", 0.05)
 
     async def world(trainer: FakeTrainer) -> None:

@@ -117,7 +117,7 @@ def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokeniz
             if "waiting for the trainer" in line:
                 break
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=20)
+        _, rest = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
@@ -366,7 +366,7 @@ async def test_without_any_engine_the_run_fails_and_says_why(
 ) -> None:
     from rlrun.orchestrator.engines import weight_sync
 
-    monkeypatch.setattr(weight_sync, "STARTUP_SECONDS", 0.3)
+    monkeypatch.setattr(weight_sync, "STARTUP_SECONDS", 2.0)
     monkeypatch.setattr(weight_sync, "_CHECK_SECONDS", 0.05)
     with pytest.raises(ExceptionGroup) as caught:
         await simulate(make_config(tmp_path, tokenizer_folder), engines=[FakeEngine(down=True)])

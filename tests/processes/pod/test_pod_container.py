@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pod_harness import Pod, run_config, wait_until
+from pod_harness import PATIENT, Pod, run_config, wait_until
 
 from rlrun.pod.role.termination_message import MAX_BYTES
 from rlrun.protocol.files.failures import RoleError, read_error, write_error
@@ -57,7 +57,7 @@ def test_a_failed_trainer_is_told_once_and_never_started_again(pods: Callable[..
     assert "has ended" in reason
     assert again.poll() is None
     again.send_signal(signal.SIGTERM)
-    out, err = again.communicate(timeout=20)
+    out, err = again.communicate(timeout=60)
     assert again.returncode == 0
     assert out == ""
     assert err.count("\n") == 1
@@ -70,7 +70,7 @@ def test_a_signal_reaches_the_role_and_its_exit_code_comes_back(pods: Callable[.
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 7
+    assert process.wait(60) == 7
     assert pod.message == "", "it was asked to stop: nothing failed"
 
 
@@ -146,9 +146,9 @@ def test_a_pod_that_lost_a_rank_of_another_pod_tells_that_ranks_last_word(pods: 
         write_error(Path({str(folder)!r}), "trainer", RoleError("RuntimeError: Connection closed by peer", follows=True))
         os._exit(1)
     """
-    process = pod.start("trainer", loses)
+    process = pod.start("trainer", loses, **{PATIENT: "1"})
     wait_until(lambda: read_error(folder), "the rank of this pod has told")
-    time.sleep(0.5)
+    time.sleep(0.5)  # longer than it takes to end without waiting for the peer
     write_error(folder, "trainer", RoleError("rank 3 was ended by SIGSEGV; its last lines:\nin publish", 139))
     process.communicate()
     assert process.returncode == 1
@@ -194,10 +194,8 @@ def test_nothing_that_the_role_started_outlives_it(pods: Callable[..., Pod]) -> 
         print(int(outer.stdout), subprocess.Popen(sleep).pid, flush=True)
         sys.exit(3)
     """
-    began = time.monotonic()
     code, out, _ = pod.run("orchestrator", orphan)
     assert code == 3
-    assert time.monotonic() - began < 20
     assert [pid for pid in map(int, out.split()) if alive(pid)] == []
 
 
@@ -285,8 +283,8 @@ def test_the_first_pod_makes_the_model_and_the_others_wait(pods: Callable[..., P
     make = f"import os; from pathlib import Path; assert 'RLRUN_API_KEY' not in os.environ; Path({str(folder)!r}).mkdir(parents=True)"
     code, _, err = first.run("model", make)
     assert (code, folder.is_dir()) == (0, True), err
-    assert waiting.wait(20) == 0
-    assert serving.communicate(timeout=20)[0] == "serving\n"
+    assert waiting.wait(60) == 0
+    assert serving.communicate(timeout=60)[0] == "serving\n"
     assert first.run("model", "raise SystemExit('it is there')")[0] == 0
     assert RunPaths(tmp_path / "demo").run_json.is_file()
 
@@ -307,10 +305,10 @@ def test_pods_of_a_group_start_together_and_only_within_one_attempt(pods: Callab
     assert second.ready() == (200, None)
     assert first.ready() == (503, "the channel of rank 0 does not answer")
     stray.send_signal(signal.SIGTERM)
-    assert stray.wait(20) == 128 + signal.SIGTERM
+    assert stray.wait(60) == 128 + signal.SIGTERM
     for process in (leading, late):
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 7
+        assert process.wait(60) == 7
 
 
 def test_a_used_attempt_number_is_refused_with_the_next_one(pods: Callable[..., Pod]) -> None:

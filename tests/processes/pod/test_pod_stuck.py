@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from pod_harness import Pod, run_config, wait_until
+from pod_harness import PATIENT, Pod, run_config, wait_until
 
 from rlrun.diagnostics import stacks
 from rlrun.inference.command import ENGINE_VARIABLE
@@ -59,7 +59,7 @@ def kept(pod: Pod, role: str) -> Path:
 def hanging(pods: Callable[..., Pod], tmp_path: Path) -> tuple[Pod, subprocess.Popen[str], list[int]]:
     """An orchestrator that hangs and has been asked to stop, and its processes: itself, a child that listens, one that does not."""
     pod = pods("demo-orchestrator", run_config(tmp_path / "demo", checkpoint={"gracePeriodSeconds": 1}))
-    process = pod.start("orchestrator", HANGS)
+    process = pod.start("orchestrator", HANGS, **{PATIENT: "1"})
     assert process.stdout is not None
     pids = [int(word) for word in process.stdout.readline().split()]
     return pod, process, pids
