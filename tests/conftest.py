@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import fixture_failures
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported. Threads that wait for each other spin: on busy cores a tiny model's step takes fifty times as long."""
+
+settings.register_profile("any-load", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-load")
+"""Hypothesis bounds an example's time on the clock, by 200 ms, and the time to draw some; on busy cores both say nothing."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
