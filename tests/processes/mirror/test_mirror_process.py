@@ -15,7 +15,7 @@ from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, read_ma
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.paths import RunPaths
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 UID = "11111111-2222-3333-4444-555555555555"
 
 

@@ -23,7 +23,7 @@ from rlrun.local.preflight import free_port
 from rlrun.protocol.messages.endpoints import POD_PORT, POD_READY
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 STUB_POD = Path(__file__).parents[4] / "tests/support/stub/rlrun-pod"
 """`rlrun-pod` of the stub image."""
 IMPORT_PATH = f"{Path(__file__).parents[4]}:{Path(rlrun.__file__).parents[1]}"

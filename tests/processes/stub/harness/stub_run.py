@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[4]
 WITHOUT_TORCH, FAULTS = Path(__file__).parent / "without_torch", ROOT / "tests/support/faults"
 IMPORT_PATH = ":".join(map(str, (WITHOUT_TORCH, FAULTS, ROOT, Path(rlrun.__file__).parents[1])))
 API_KEY = "a-key-of-this-run"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 240.0
 POLL_SECONDS = 0.02
 
 

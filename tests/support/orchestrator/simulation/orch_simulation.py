@@ -31,7 +31,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.channel.run_channel import Channel
 
 API_KEY = "key"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 TRAINED = {"loss": 0.5, "perf/throughput": 10.0}
 """The trainer's metrics of each step."""
 
