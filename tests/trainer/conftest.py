@@ -35,7 +35,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import channel as protocol
 
 KEY = "secret"
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 240.0
 STEPS = 6
 SAMPLES = 12
 
@@ -312,7 +312,7 @@ class Orchestrator:
         request = Request(
             f"http://127.0.0.1:{self.run.port}{self.prefix}{route}", data=data, method=method, headers=headers
         )
-        with urlopen(request, timeout=30) as response:
+        with urlopen(request, timeout=120) as response:
             return json.loads(response.read())
 
     def wait_for(self, kind: str, step: int) -> protocol.Event:

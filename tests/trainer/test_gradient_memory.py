@@ -22,7 +22,7 @@ def measured(folder: Path, ranks: int) -> dict[str, Any]:
         [sys.executable, "-m", "tests.trainer.gradient_memory", str(file), str(ranks), str(free_port())],
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

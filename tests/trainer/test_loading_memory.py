@@ -35,7 +35,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[s
             [sys.executable, "-m", "tests.trainer.loading_memory", str(folder), str(ranks), str(free_port())],
             capture_output=True,
             text=True,
-            timeout=250,
+            timeout=500,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]

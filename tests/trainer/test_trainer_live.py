@@ -21,7 +21,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.launch import torchrun_command
 from tests.trainer.conftest import KEY, Orchestrator, make_batch
 
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 240.0
 
 
 def launch(run: Any, *, ranks: int, **options: Any) -> subprocess.Popen[str]:

@@ -214,7 +214,7 @@ def test_an_exception_on_one_rank_alone_ends_all_ranks_and_is_told_as_the_guests
     make_run: Callable[[str], Run],
 ) -> None:
     run, other = make_run("host"), make_run("thrower")
-    group = run.start(ranks=2, meeting_seconds=1.0, **HOST)
+    group = run.start(ranks=2, meeting_seconds=8.0, **HOST)  # the ranks connect within it, too
     host = Orchestrator(run, 1)
     host.wait_for("published", 0)
     host.step(1)
