@@ -288,12 +288,18 @@ def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+    def kept() -> int:
+        return sum(file.read_bytes().count(b"\n") for file in Path("evaluations/r/answers").rglob("*.jsonl"))
+
     try:
-        for _ in range(6000):
-            if len(api.asked) == 3 or process.poll() is not None:
+        for _ in range(12_000):
+            if (len(api.asked), kept()) == (3, 2) or process.poll() is not None:
                 break
             time.sleep(0.01)
-        assert len(api.asked) == 3
+        assert (len(api.asked), kept()) == (3, 2), (
+            "answers are made durable beside the next question, many with one flush"
+        )
     finally:
         os.killpg(process.pid, number)
         _, told = process.communicate()
