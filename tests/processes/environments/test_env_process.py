@@ -290,6 +290,16 @@ async def test_rollouts_that_were_given_up_are_remembered_within_bounds(monkeypa
         assert len(environment.workers[0].life._given_up) == 3
 
 
+async def test_one_that_was_ended_is_not_killed_once_more_when_its_connection_is_gone() -> None:
+    """Seconds later its pid may be another process's, and the event loop may have no threads any more."""
+    living = life.Life(Command(MODULE, {}), LIMITS, Log(None))
+    await living.start()
+    living.end()
+    await until(lambda: living._wire._transport is None)
+    assert living._closing is None
+    assert living._killing is None
+
+
 async def test_nothing_that_an_environment_started_outlives_it() -> None:
     async with running() as environment:
         await play(environment, "lets_children_go")
