@@ -190,9 +190,7 @@ class Life(Talk):
         return message + withheld_hint(message, self._withheld)
 
     def _lost(self, error: WireError | None) -> None:
-        if (
-            self._pidfd < 0
-        ):  # `_close` has ended the connection: there is nothing left to kill, and the pid may be another's
+        if self._pidfd < 0:  # `_close` has ended the connection: nothing is left to kill, and the pid may be another's
             return
         if error is not None:
             self._kill("crash", f"broke the protocol ({error}), perhaps by writing to a descriptor that is not its own")

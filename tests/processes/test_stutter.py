@@ -1,0 +1,42 @@
+"""A command that is interrupted ends as it does otherwise, and nothing stays stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.stutter import Processes
+
+WORK = """
+import json, os, subprocess, sys, time
+code = "import time; print('up', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, env={})
+child.stdout.readline()
+def stopped(pid):
+    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "T"
+late, seen, last = 0, 0, time.monotonic()
+while not (late and seen):
+    time.sleep(0.005)
+    late += time.monotonic() - last > 0.1
+    seen += stopped(child.pid)
+    last = time.monotonic()
+print(json.dumps([child.pid, late > 0, seen > 0]), flush=True)
+sys.exit(7)
+"""
+
+
+def test_every_process_of_a_command_is_stopped_at_times_and_goes_on() -> None:
+    command = [sys.executable, "-m", "tests.stutter", "--share", "0.3", "--most", "0.5", sys.executable, "-c", WORK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 7, done.stderr
+    child, late, seen = json.loads(done.stdout)
+    assert (late, seen) == (True, True)
+    state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+    subprocess.run(["kill", "-9", str(child)], check=True)
+    assert state != "T", "what outlives the command runs"
+
+
+def test_nothing_else_is_a_process_of_the_command() -> None:
+    assert Processes("of nobody").look() == set()
