@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ from pathlib import Path
 from rlrun.local.shared.gpus import GpuLocks
 assert GpuLocks(Path(sys.argv[1])).take("GPU-aaaa-1", shared=False) is not None
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -188,7 +189,7 @@ def test_roles_keep_a_lock_that_their_launcher_has_lost(tmp_path: Path) -> None:
     """Only those with GPUs: an orchestrator that is slow to end keeps nobody waiting."""
 
     def role(name: str, gpus: str) -> RoleProcess:
-        command = (sys.executable, "-c", "import time; time.sleep(60)")
+        command = (sys.executable, "-c", "import time; time.sleep(600)")
         log = tmp_path / name / "role.log"
         return RoleProcess("trainer", name, command, {"CUDA_VISIBLE_DEVICES": gpus}, log, log.with_name("error"))
 
@@ -196,7 +197,7 @@ def test_roles_keep_a_lock_that_their_launcher_has_lost(tmp_path: Path) -> None:
     for gpus, kept in (("0", True), ("", False)):
         file = locks.take("GPU-aaaa-1", shared=False)
         assert file is not None
-        supervisor = Supervisor("launch-of-locks", [file])
+        supervisor = Supervisor(uuid.uuid4().hex, [file])
         try:
             supervisor.start([role(f"gpus-{gpus}", gpus)])
             os.close(file)
