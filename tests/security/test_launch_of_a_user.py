@@ -22,21 +22,23 @@ def waits_for_ever():
 waits_for_ever()
 """
 LAUNCHER = """
-import sys, time
+import sys, time, uuid
 from pathlib import Path
+from rlrun.diagnostics import stacks
 from rlrun.local.plan import RoleProcess
 from rlrun.local.supervisor import Supervisor, marked_processes, stacks_file
 from rlrun.runtime.processes import LAUNCH_VARIABLE
-folder, code = Path(sys.argv[1]), sys.argv[2]
+folder, code, mark = Path(sys.argv[1]), sys.argv[2], uuid.uuid4().hex
+stacks.ANSWER_SECONDS = 60.0
 spec = RoleProcess(
-    "orchestrator", "orchestrator", (sys.executable, "-c", code), {LAUNCH_VARIABLE: "l1"}, folder / "a.log", folder / "e"
+    "orchestrator", "orchestrator", (sys.executable, "-c", code), {LAUNCH_VARIABLE: mark}, folder / "a.log", folder / "e"
 )
-supervisor = Supervisor("l1")
+supervisor = Supervisor(mark)
 supervisor.start([spec])
 while "up" not in spec.log.read_text():
     time.sleep(0.05)
-print("readable:", len(marked_processes("l1")))
-supervisor.stop(grace_seconds=8)
+print("readable:", len(marked_processes(mark)))
+supervisor.stop(grace_seconds=60, hurry=lambda: str(stacks_file(spec)) in spec.log.read_text())
 print("ended:", not Path("/proc", str(supervisor.running[0].process.pid)).exists())
 print("told:", "in waits_for_ever" in stacks_file(spec).read_text())
 """
@@ -46,5 +48,5 @@ def test_a_role_that_refuses_inspection_is_asked_and_ended() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o777)
         command = [*ordinary_user(), sys.executable, "-c", LAUNCHER, folder, STUCK]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd="/")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd="/")
     assert done.stdout.splitlines() == ["readable: 0", "ended: True", "told: True"], done.stderr
