@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, headers, data)
 
     def _stored(self, sha256: str) -> None:
-        self.server.hold.wait(20)
+        self.server.hold.wait(240)
         data = self.server.content(sha256)
         if data is None:
             return self._refuse(404, "EntryNotFound")

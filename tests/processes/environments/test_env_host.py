@@ -78,7 +78,7 @@ class Container:
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 @pytest.fixture
@@ -175,10 +175,10 @@ async def test_who_ended_a_process_there_is_known_here(container: Container, dee
     async with playing(container) as environment:
         model, asked = Slow(), Slow()
         beside = asyncio.ensure_future(play(environment, "slow", model))
-        await asyncio.wait_for(model.asked.wait(), 30)
+        await asyncio.wait_for(model.asked.wait(), 120)
         culprit = asyncio.ensure_future(play(environment, deed, asked))
         if deed == "dies_late":
-            await asyncio.wait_for(asked.asked.wait(), 30)
+            await asyncio.wait_for(asked.asked.wait(), 120)
             culprit.cancel()
         with pytest.raises(EpisodeError, match="exited with code 3") as caught:
             await beside

@@ -184,7 +184,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatApi]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(120)
     yield served_here
     loop.call_soon_threadsafe(end.set)
     thread.join()

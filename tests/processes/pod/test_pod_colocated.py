@@ -62,7 +62,7 @@ def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..
     engine = engine_of(container.pid)
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
-    assert container.wait(60) == 128 + signal.SIGKILL
+    assert container.wait(120) == 128 + signal.SIGKILL
     assert "was ended by SIGKILL" in pod.message
     assert "the engine without vLLM serves" in pod.message, "the last lines are the engine's"
 
@@ -71,7 +71,7 @@ def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..
     wait_until(lambda: pod.ready()[0] == 200, "the trainer waits for batches, so that the engine sleeps")
     engine = engine_of(container.pid)
     container.send_signal(signal.SIGTERM)
-    assert container.wait(60) == 128 + signal.SIGTERM
+    assert container.wait(120) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{engine}").exists()
     logs = RunPaths(tmp_path / "demo").logs(2, "inference")
     assert "the engine without vLLM serves" in (logs / "demo-trainer-0.log").read_text()

@@ -62,7 +62,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     write_data = dcp.FileSystemWriter.write_data
 
     def waiting(self: dcp.FileSystemWriter, *arguments: object) -> object:
-        assert opened.wait(30)
+        assert opened.wait(120)
         return write_data(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(dcp.FileSystemWriter, "write_data", waiting)
@@ -108,7 +108,7 @@ def test_the_buffers_are_reused_and_two_saves_are_never_in_flight(
     assert second.is_alive(), "the second save did not wait for the first"
     assert not (tmp_path / "2").exists()
     gate.set()
-    second.join(30)
+    second.join(120)
     saver.wait()
     stager = saver._stager._state_dict_stager
     buffers = {storage.data_ptr() for storage in stager._cached_storage_mapping.values()}

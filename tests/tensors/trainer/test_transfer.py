@@ -309,5 +309,5 @@ def test_threads_of_a_closed_trainer_end(trainer: Trainer, make_engine: MakeEngi
     trainer.close()
     for thread in threading.enumerate():
         if thread.name.startswith("transfer-"):
-            thread.join(30)
+            thread.join(120)
             assert not thread.is_alive()

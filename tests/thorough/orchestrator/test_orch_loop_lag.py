@@ -130,7 +130,7 @@ async def test_those_who_waited_for_the_volume_go_on_one_after_the_other(tmp_pat
     turns, gate = Turns(), threading.Event()
 
     def write(entries: Sequence[int]) -> None:
-        assert gate.wait(10)
+        assert gate.wait(60)
 
     commit = GroupCommit(write, Volume(tmp_path), doing="write")
 

@@ -47,7 +47,7 @@ async def answer(streams: Streams, *parts: bytes) -> bytes:
         for part in parts:
             writer.write(part)
             await writer.drain()
-        line = await asyncio.wait_for(reader.readline(), 20)
+        line = await asyncio.wait_for(reader.readline(), 60)
         if line:
             await reader.readuntil(b"ok")
     except ConnectionError:
@@ -67,7 +67,7 @@ async def test_a_connection_without_a_whole_request_is_closed(begun: bytes) -> N
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(begun)
         try:
-            rest = await asyncio.wait_for(reader.read(), 20)
+            rest = await asyncio.wait_for(reader.read(), 60)
         except ConnectionResetError:
             rest = b""
         assert b"200" not in rest
@@ -98,7 +98,7 @@ async def test_silent_connections_give_way_to_later_ones(monkeypatch: pytest.Mon
         busy = await asyncio.open_connection("127.0.0.1", port)
         UNDER_WAY.clear()
         busy[1].write(REQUEST)
-        await asyncio.wait_for(UNDER_WAY.wait(), 20)  # from then on it is not one of the silent
+        await asyncio.wait_for(UNDER_WAY.wait(), 60)  # from then on it is not one of the silent
         flood = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
         for _, writer in flood:
             stack.callback(writer.close)

@@ -51,7 +51,7 @@ def pool_of(*engines: FakeEngine) -> tuple[EnginePool, WeightSync, asyncio.Task[
 
 
 async def ended(handing: asyncio.Task[None]) -> RoleError:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.wait([handing])
     error: BaseException | None = handing.exception()
     while isinstance(error, BaseExceptionGroup):

@@ -168,7 +168,7 @@ class Bench:
             self.running.remove(key)
 
     async def until(self, what: str, **expected: object) -> None:
-        for _ in range(5000):  # 5 s
+        for _ in range(60_000):  # a minute
             if all(getattr(self, name) == value for name, value in expected.items()):
                 break
             await asyncio.sleep(0.001)
