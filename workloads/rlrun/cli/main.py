@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rlrun.cli.common import arguments, piped
 from rlrun.config.suggest import did_you_mean
+from rlrun.diagnostics import heap
 from rlrun.runtime import exit_codes
 
 
@@ -25,7 +26,8 @@ class _Later:
     def found(self) -> Callable[[Sequence[str]], int]:
         """Import the module; the function."""
         module, _, function = self._place.partition(":")
-        run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(f"rlrun.cli.{module}"), function)
+        with heap.importing():
+            run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(f"rlrun.cli.{module}"), function)
         return run
 
     def __call__(self, words: Sequence[str]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 GROWTH_BYTES = 2 * 1024**3
 """More resident memory than after the last collection that visited everything, before the next one does."""
@@ -22,6 +24,22 @@ def spare() -> None:
     gc.freeze()
     # The collector waits for a quarter of what was left by the last full collection before it begins the next: now nothing is left.
     gc.collect()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Keep the collector out of imports, and what these leave behind out of all later collections.
+
+    What is imported stays. To look through it again and again takes a sixth of what the import of torch computes, a quarter of vLLM's.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
 
 
 class Slices:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.config.models.run import fingerprint
-from rlrun.diagnostics import crash, stacks
+from rlrun.diagnostics import crash, heap, stacks
 from rlrun.diagnostics.symptoms import lost_peer
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.files.identity import claim, complete
@@ -113,11 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise RoleError(
                 "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
             )
-        gc.disable()  # what is imported stays: to look through it again and again takes a tenth of the import's time
-        from rlrun.trainer.loop import train
-
-        gc.freeze()
-        gc.enable()
+        with heap.importing():
+            from rlrun.trainer.loop import train
         code = train(
             config,
             attempt=attempt,

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.config.models.run import RunConfig
+from rlrun.diagnostics import heap
 from rlrun.protocol.files.durable import new_folder
 from rlrun.protocol.files.failures import RoleError, storage_errors, write_error
 from rlrun.protocol.files.paths import RunPaths
@@ -54,8 +55,9 @@ def make_tiny_model(folder: Path, config: TinyModelConfig) -> None:
         ValueError: the warm-up environment has no demonstrations.
         rlrun.environments.registry.EnvironmentLoadError: there is no such environment, or it refuses its arguments.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils.logging import disable_progress_bar
+    with heap.importing():
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     tokenizer = make_tokenizer()

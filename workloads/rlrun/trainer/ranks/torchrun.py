@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from rlrun.diagnostics import crash, stacks
+from rlrun.diagnostics import crash, heap, stacks
 from rlrun.protocol.files.failures import RoleError, telling_lines, write_error
 from rlrun.trainer.__main__ import crash_file, log_folder
 
@@ -73,9 +73,10 @@ def last_word(rank: int, code: int, dump: str) -> RoleError:
 def main(argv: Sequence[str]) -> int:
     """Run torchrun; returns the exit code: 128 + n when signal n ended a rank or this process."""
     stacks.listen()
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    with heap.importing():
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import parse_args, run
 
     from rlrun.transport.loopback import is_loopback, stay_on_loopback
 

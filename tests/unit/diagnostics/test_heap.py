@@ -1,0 +1,39 @@
+"""Imports without the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from rlrun.diagnostics import heap
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """As it was before, afterwards."""
+    enabled = gc.isenabled()
+    yield
+    gc.unfreeze()
+    (gc.enable if enabled else gc.disable)()
+
+
+def test_nothing_is_collected_meanwhile_and_what_came_is_not_looked_through_again() -> None:
+    gc.enable()
+    with heap.importing():
+        assert not gc.isenabled()
+        imported = [[]]
+    assert gc.isenabled()
+    assert not any(found is imported for found in gc.get_objects())
+
+
+def test_a_failed_import_leaves_the_collector_on_and_one_that_is_off_stays_off() -> None:
+    gc.enable()
+    with pytest.raises(ImportError), heap.importing():
+        raise ImportError
+    assert gc.isenabled()
+    gc.disable()
+    with heap.importing():
+        pass
+    assert not gc.isenabled()
