@@ -9,6 +9,7 @@ What was found goes to `FOLDER/found.json`.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -396,6 +397,7 @@ def fork_ranks(count: int, port: int, act: Callable[[], None]) -> int:
     """Let `count` ranks do something, forked from this process, which has imported everything; the first that fails ends the others."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     ranks = set()
+    gc.freeze()  # no rank looks through what was imported, nor copies it by that
     for rank in range(count):
         pid = os.fork()
         if pid == 0:
