@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -20,3 +21,9 @@ settings.load_profile("any-load")
 def pytest_configure(config: pytest.Config) -> None:
     """As a plugin, and not as hooks of this folder: those would not see fixtures of a whole session."""
     config.pluginmanager.register(fixture_failures)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of all later collections: it stays, and tests of programs make garbage by the million."""
+    gc.collect()
+    gc.freeze()
