@@ -42,8 +42,13 @@ LANES: Sequence[Sequence[str]] = (("parts",), ("cluster",))
 """Two lanes of tiers run side by side, and compute: one for each of two cores."""
 WAITING: Sequence[str] = ("controlplane",)
 """A third lane beside them that waits for controllers and stubs in most of its time."""
-THEN: Sequence[str] = ("processes", "thorough", "tensors", "unit", "browser", "sim")
+THEN: Sequence[str] = ("processes", "thorough", "browser", "unit", "sim", "tensors")
 """A lane that computes and is through takes the next of these, the longest first: so both end at about the same time."""
+PATIENT = frozenset({"unit", "sim", "tensors"})
+"""The last of `THEN` start at once, one after the other from its end, on what the others leave of the cores: they compute, and
+wait for nobody who could be late."""
+LEAST = 19
+"""Of `nice`: one 70th of what others get who want to compute as well."""
 SHORT_SUMMARY = "= short test summary info ="
 """What pytest prints above the names of the tests that failed."""
 AT_LAST: Sequence[str] = ("real",)
@@ -95,8 +100,11 @@ class Tier:
     passes_alone: bool | None = None
 
     @classmethod
-    def start(cls, name: str, memory: str | None, *options: str) -> Tier:
-        """Start it; it stays in this process's group, so that Ctrl-C reaches it. `memory` is a folder for its temporary files."""
+    def start(cls, name: str, memory: str | None, *options: str, patient: bool = False) -> Tier:
+        """Start it; it stays in this process's group, so that Ctrl-C reaches it. `memory` is a folder for its temporary files.
+
+        One that is `patient` has a session of its own: Linux may share the cores among sessions first, and among processes of each then.
+        """
         environment = os.environ | ({"TMPDIR": memory} if memory and name in IN_MEMORY else {})
         command = [
             sys.executable,
@@ -114,7 +122,12 @@ class Tier:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=patient,
         )
+        if patient:
+            with suppress(OSError):  # it has ended already, or sessions have no share here
+                os.setpriority(os.PRIO_PROCESS, process.pid, LEAST)
+                Path(f"/proc/{process.pid}/autogroup").write_text(str(LEAST))
         return cls(name, process, time.monotonic())
 
     def follow(self) -> None:
@@ -156,8 +169,9 @@ class Run:
     def __call__(self) -> bool:
         """Run to the end; whether all was run and passed."""
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        for lanes in ([*(chain(lane, iter(self._next, None)) for lane in self._lanes), self._waiting], [self._last]):
-            threads = [threading.Thread(target=self._follow, args=(lane,)) for lane in lanes]
+        lanes = [*(chain(lane, iter(self._next, None)) for lane in self._lanes), self._waiting]
+        beside = threading.Thread(target=self._follow, args=(iter(self._next_patient, None), True))
+        for threads in ([*(self._thread(lane) for lane in lanes), beside], [self._thread(self._last)]):
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -168,9 +182,12 @@ class Run:
             signal.signal(number, handler)
         return not self._stopped and all(tier.passed for tier in self.done)
 
-    def _follow(self, lane: Iterable[str]) -> None:
+    def _thread(self, lane: Iterable[str]) -> threading.Thread:
+        return threading.Thread(target=self._follow, args=(lane,))
+
+    def _follow(self, lane: Iterable[str], patient: bool = False) -> None:
         for name in lane:
-            if (tier := self._one(name)) is not None:
+            if (tier := self._one(name, patient=patient)) is not None:
                 self.done.append(tier)
 
     def _next(self) -> str | None:
@@ -179,12 +196,19 @@ class Run:
             return self._then.popleft()
         return None
 
-    def _one(self, name: str, *options: str) -> Tier | None:
+    def _next_patient(self) -> str | None:
+        """The last tier that no lane has taken, if it is a patient one and both lanes began with something else."""
+        with suppress(IndexError):  # the others take from the other end, at the same time
+            if all(self._lanes) and self._then[-1] in PATIENT:
+                return self._then.pop()
+        return None
+
+    def _one(self, name: str, *options: str, patient: bool = False) -> Tier | None:
         """Run a tier to its end; None after a signal to end."""
         with self._lock:
             if self._stopped:
                 return None
-            tier = Tier.start(name, self._memory, *options)
+            tier = Tier.start(name, self._memory, *options, patient=patient)
             self._running.append(tier)
         print(f"== {name}\n", end="", flush=True)  # one write: lanes print at once
         tier.follow()

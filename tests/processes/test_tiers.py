@@ -182,6 +182,37 @@ def test_a_lane_that_is_through_takes_what_no_lane_has_begun(
     assert (sorted(started), started[-1]) == (sorted(names), "last")
 
 
+def test_patient_tiers_run_beside_the_others_on_what_these_leave_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both lanes end only after the patient tiers: nobody else can have run these. What is not patient is left to the lanes."""
+    waits = "    while not all((here / name).exists() for name in ('calm', 'calmer')): time.sleep(0.05)\n"
+    for name in ("long", "short", "free", "calm", "calmer"):
+        (tmp_path / f"test_{name}.py").write_text(
+            "import os, time\n"
+            "from pathlib import Path\n"
+            "here = Path(__file__).parent\n"
+            "def test_it():\n"
+            f"{waits if name in ('long', 'short') else ''}"
+            f"    (here / '{name}').open('a').write(str(os.getpriority(os.PRIO_PROCESS, 0)))\n"
+        )
+    usual = str(os.getpriority(os.PRIO_PROCESS, 0))
+    tiers = {name: (str(tmp_path / f"test_{name}.py"),) for name in ("long", "short", "free", "calm", "calmer")}
+    monkeypatch.setattr(runner, "TIERS", tiers)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "LANES", (("long",), ("short",)))
+    monkeypatch.setattr(runner, "WAITING", ())
+    monkeypatch.setattr(runner, "THEN", ("free", "calm", "calmer"))
+    monkeypatch.setattr(runner, "PATIENT", frozenset({"calm", "calmer"}))
+    monkeypatch.setattr(runner, "AT_LAST", ())
+    assert runner.main([]) == 0, capsys.readouterr().out
+    assert [(tmp_path / name).read_text() for name in tiers] == [usual] * 3 + ["19"] * 2
+    for name in tiers:
+        (tmp_path / name).unlink()
+    assert runner.main(["calm", "calmer"]) == 0, capsys.readouterr().out
+    assert [(tmp_path / name).read_text() for name in ("calm", "calmer")] == [usual] * 2, "there is nobody to wait for"
+
+
 def test_an_unknown_tier_is_named() -> None:
     result = run("units", options="")
     assert (result.returncode, "unknown tier units; there are unit, " in result.stderr) == (2, True)
