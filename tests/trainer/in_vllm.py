@@ -1,0 +1,251 @@
+"""The sweep of engines: `python -m tests.trainer.in_vllm FOLDER [TYPE...]`, a small model of every trained type in the real vLLM on a CPU.
+
+Each is loaded by the trainer, published as a run publishes it, served with a run's arguments, and given a second version by a run's
+hand-over, in which every tensor is another one. Prompts and sampled tokens of both versions are computed again by the trainer in packed rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from rlrun.config.models.model import ModelConfig
+from rlrun.inference.command import vllm_arguments, vllm_environment
+from rlrun.inference.settings import InferenceSettings
+from rlrun.inference.weights.handover import Handover
+from rlrun.inference.weights.preflight import check_model
+from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.modeling import small_config
+from rlrun.trainer.modeling.architecture_check import _row
+from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.shard import local_part
+from rlrun.trainer.modeling.small_config import LONGEST
+from rlrun.trainer.modeling.small_model import quiet
+from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights import hf_writer
+from tests.trainer.architectures import WINDOWS, bring, parts_of, whole_model
+
+PROMPTS = (5, 9, 16)
+"""Tokens of the prompts; completions reach `LONGEST` together with them."""
+WIDTHS = (32, 64, 128)
+"""Sizes of a head, tried until vLLM takes one."""
+SECONDS = 180
+Sampled = list[tuple[list[int], list[float]]]
+"""Tokens of each sequence, and their log-probabilities from the second one on."""
+
+
+class Engine:
+    """vLLM's engine in this process, as a hand-over knows it."""
+
+    errored = False
+
+    def __init__(self, settings: InferenceSettings) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        args = make_arg_parser(FlexibleArgumentParser()).parse_args(vllm_arguments(settings))
+        self._engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
+        self._asked = 0
+
+    async def pause_generation(self, **_: object) -> None:
+        """Nothing is in flight."""
+
+    async def resume_generation(self) -> None:
+        """Nothing was paused."""
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """Versions are not compared."""
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        return bool(self._engine.reset_prefix_cache())
+
+    async def collective_rpc(self, method: str, **options: Any) -> object:
+        return self._engine.collective_rpc(method, kwargs=options.get("kwargs"))
+
+    def sample(self, prompts: Sequence[list[int]]) -> Sampled:
+        """Continuations up to `LONGEST` tokens."""
+        from vllm import SamplingParams
+
+        wanted = {}
+        for prompt in prompts:
+            self._asked += 1
+            wanted[str(self._asked)] = prompt
+            params = SamplingParams(
+                max_tokens=LONGEST - len(prompt), temperature=1.0, logprobs=0, prompt_logprobs=0, ignore_eos=True, seed=7
+            )
+            self._engine.add_request(str(self._asked), {"prompt_token_ids": prompt}, params)
+        found = {}
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                if output.finished:
+                    found[output.request_id.split("-")[0]] = output
+        sampled = []
+        for name, prompt in wanted.items():
+            output, tokens = found[name], [*prompt, *found[name].outputs[0].token_ids]
+            entries = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+            sampled.append(
+                (tokens, [entry[token].logprob for entry, token in zip(entries, tokens[1:], strict=True)])
+            )
+        return sampled
+
+
+def error_of(model: Any, sampled: Sampled) -> float:
+    """Largest difference of a log-probability from the trainer's, with all sequences in one row."""
+    ids = torch.tensor([token for tokens, _ in sampled for token in tokens])
+    row = _row(ids, [len(tokens) for tokens, _ in sampled])
+    with torch.no_grad():
+        ours = token_statistics(model, row).logprobs
+    theirs = torch.tensor([value for _, values in sampled for value in [0.0, *values]])
+    return float((ours - theirs).abs().max())
+
+
+@torch.no_grad()
+def change(model: Any) -> None:
+    """Make every tensor that is published another one."""
+    generator = torch.Generator().manual_seed(5)
+    for tensor in hf_writer.published_tensors(model).values():
+        part: Tensor = local_part(tensor)
+        if part.is_floating_point():
+            noise = torch.randn(part.shape, generator=generator)
+            part.add_(noise * (0.3 * part.float().square().mean().sqrt() + 1e-3))
+
+
+def settings_of(folder: Path, root: Path) -> InferenceSettings:
+    return InferenceSettings(
+        model_path=str(folder),
+        served_model_name="small",
+        weights_dir=str(root),
+        api_key="not-served",
+        dtype="float32",
+        max_model_len=LONGEST,
+        enforce_eager=True,
+        max_num_seqs=8,
+    )
+
+
+def tried(kind: str, folder: Path, group: Group, width: int) -> dict[str, Any]:
+    """Errors of a type's two versions."""
+    small_config._HEAD_DIM = width
+    whole = whole_model(kind)
+    remember(whole)
+    windows = any(
+        isinstance(getattr(part, name, None), int)
+        for part in parts_of(whole.config.get_text_config())
+        for name in WINDOWS
+    )
+    source = folder / "source"
+    ids = bring(whole, source, windows=windows)
+    config = ModelConfig(path=str(source), dtype="float32")
+    model = load_sharded(config, str(source), group, seq_len=LONGEST)
+    files = hf_writer.model_files(model, config, str(source))
+    prompts = [[int(token) for token in prompt] for prompt in ids[: sum(PROMPTS)].split(PROMPTS)]
+    weights = folder / "weights"
+    hf_writer.publish(model, weights / "v0", files=files, dtype="float32", group=group)
+    settings = settings_of(weights / "v0", weights)
+    expected = check_model(settings)
+    started = time.monotonic()
+    engine = Engine(settings)
+    found = {"width": width, "class": "", "start": round(time.monotonic() - started, 1)}
+    runner = engine._engine.model_executor.driver_worker.worker.model_runner
+    found["class"] = type(runner.get_model()).__name__
+    first = engine.sample(prompts)
+    found["first"] = error_of(model, first)
+    change(model)
+    found["moved"] = error_of(model, first)
+    hf_writer.publish(model, weights / "v1", files=files, dtype="float32", group=group)
+    broken: list[str] = []
+    handover = Handover(
+        engine,
+        base_model=settings.model_path,
+        weights_dir=str(weights),
+        expected=expected,
+        timeout=60,
+        on_broken=lambda: broken.append("broken"),
+    )
+    asyncio.run(handover.update(str(weights / "v1"), 1))
+    found["second"] = error_of(model, engine.sample(prompts))
+    return found
+
+
+def child(kind: str, width: int, folder: Path, answer: Path) -> None:
+    """One attempt, in a process of its own: what it leaves behind in vLLM or in memory is gone with it."""
+    os.setpgid(0, 0)
+    signal.alarm(SECONDS)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
+    try:
+        with quiet(), tempfile.TemporaryDirectory(dir=folder) as own:
+            found = tried(kind, Path(own), group, width)
+    except BaseException as error:
+        traceback.print_exc(file=sys.stderr)
+        lines = str(error).splitlines() or [""]
+        found = {"failed": f"{type(error).__name__}: {lines[0][:300]}", "width": width}
+    answer.write_text(json.dumps(found))
+
+
+def attempt(kind: str, width: int, folder: Path) -> dict[str, Any]:
+    answer, log = folder / f"{kind}-{width}.json", folder / f"{kind}-{width}.log"
+    answer.unlink(missing_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        try:
+            child(kind, width, folder, answer)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if not answer.exists():
+        return {"failed": f"its process ends with {os.waitstatus_to_exitcode(status)}", "width": width}
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+def trained_types() -> list[str]:
+    """Types that the page of results has as trained."""
+    page = Path(__file__).parents[2] / "benchmarks/results/architectures.md"
+    return re.findall(r"^\| `([\w-]+)` \|", page.read_text().split("not trained, since")[0], re.MULTILINE)
+
+
+def main(folder: Path, kinds: Sequence[str]) -> int:
+    torch.set_num_threads(1)
+    os.environ.update(vllm_environment(settings_of(folder, folder)))
+    import vllm.engine.arg_utils
+    import vllm.entrypoints.launchers.cli_args
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+    table: dict[str, Any] = {}
+    for kind in kinds or trained_types():
+        began = time.monotonic()
+        for width in WIDTHS:
+            table[kind] = attempt(kind, width, folder)
+            if "failed" not in table[kind]:
+                break
+        print(kind, round(time.monotonic() - began, 1), json.dumps(table[kind]), flush=True)
+        (folder / "in_vllm.json").write_text(json.dumps(table, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
