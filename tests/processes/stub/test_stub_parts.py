@@ -196,7 +196,7 @@ async def test_a_slow_engine_takes_ten_times_as_long_and_a_broken_one_answers_no
         write_model(tmp_path / f"v{version}", Policy(version, 0.5), small_files(tmp_path / "model"), complete=True)
 
     async def take(version: int) -> set[float]:
-        await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / f"v{version}")})
+        await engine.collective_rpc("load_version", kwargs={"weights_path": str(tmp_path / f"v{version}")})
         slept.clear()
         await engine.generate([5, 6], n=1, max_tokens=2, stop=[], ignore_eos=False, seed=None)
         return set(slept)
@@ -212,7 +212,7 @@ async def test_a_seed_gives_the_same_answer_each_time_and_the_next_one_another(t
     script = Script.model_validate({"inference": {"tokenSeconds": 0}}).inference
     engine = StubEngine(tmp_path / "model", seed=1, script=script, run_folder=tmp_path / "run")
     write_model(tmp_path / "v0", Policy(0, 0.1), small_files(tmp_path / "model"), complete=True)
-    await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / "v0")})
+    await engine.collective_rpc("load_version", kwargs={"weights_path": str(tmp_path / "v0")})
 
     async def draw(seed: int, n: int = 1) -> list[list[int]]:
         choices = await engine.generate([5, 6], n=n, max_tokens=16, stop=[], ignore_eos=True, seed=seed)

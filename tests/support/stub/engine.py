@@ -138,8 +138,8 @@ class StubEngine:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[None]:
-        """`reload_weights`, or `check_health`, which a hanging engine never answers."""
-        if method == "reload_weights":
+        """`load_version`, or `check_health`, which a hanging engine never answers."""
+        if method == "load_version":
             if "weights" not in self.memory:
                 raise RuntimeError("weights were loaded into an engine that sleeps")
             await self._reload(Path((kwargs or {})["weights_path"]))

@@ -39,6 +39,7 @@ def test_cpu_arguments() -> None:
         "--logprobs-mode=processed_logprobs",
         "--enable-prefix-caching",
         "--load-format=safetensors",
+        "--worker-extension-cls=rlrun.inference.weights.loading.Loading",
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",
         "--uvicorn-log-level=warning",

@@ -66,7 +66,7 @@ class FakeEngine:
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        assert method == "reload_weights"
+        assert method == "load_version"
         assert self.paused
         assert self.label == "unknown", "while weights change no token may be labelled with a version"
         self.weights = "half"

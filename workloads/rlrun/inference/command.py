@@ -7,6 +7,8 @@ from rlrun.inference.settings import LORA_RANKS, InferenceSettings
 KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than the client keeps them, so that it never writes to one that is being closed."""
 
+WORKER_EXTENSION = "rlrun.inference.weights.loading.Loading"
+"""Class whose methods vLLM's workers get."""
 ENGINE_VARIABLE = "RLRUN_ENGINE"
 """Environment variable of the processes of a run's engine; our plugin leaves other servers alone."""
 MAX_LORAS = 4
@@ -34,6 +36,7 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
         "--enable-prefix-caching",
         # No pickled checkpoint is ever read.
         "--load-format=safetensors",
+        f"--worker-extension-cls={WORKER_EXTENSION}",
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",
         "--uvicorn-log-level=warning",

@@ -41,6 +41,7 @@ OWNED_FLAGS = (
     "--trust-remote-code",
     "--uds",
     "--weight-transfer-config",
+    "--worker-extension-cls",
 )
 """Flags that a run's fields set, or that would open the guard, hide the server or end it."""
 OWNED_SHORT = ("-tp", "-dp", "-h")

@@ -31,6 +31,8 @@ from rlrun.protocol.messages.delta_files import is_delta
 
 ResultT = TypeVar("ResultT")
 UNKNOWN_VERSION = "unknown"
+LOAD = "load_version"
+"""Method of vLLM's workers (`loading.Loading`)."""
 RESUME_TIMEOUT_SECONDS = 30.0
 RESUME_RETRY_SECONDS = 0.2
 
@@ -250,7 +252,7 @@ class Handover:
         return Source(name, load, prepare)
 
     def _folder(self, path: str) -> Source:
-        return Source(path, lambda: self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path}))
+        return Source(path, lambda: self._engine.collective_rpc(LOAD, kwargs={"weights_path": path}))
 
     def _check(self, path: str) -> Path:
         """The resolved folder; raises `FolderError` for one that cannot be loaded."""

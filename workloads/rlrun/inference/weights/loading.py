@@ -1,0 +1,170 @@
+"""A worker's part of a hand-over: load a version into the model that is served, and see that all of it came.
+
+vLLM loads in place layer by layer: a layer's parameters have no memory meanwhile, what their loaders are called with is kept, and once all
+of it is there the layer is filled and copied over the old one. Code of a model that writes to a parameter itself, past its loader, writes
+to nothing: the old values stay, or what happens to be in memory, and vLLM goes on (GPT-OSS: experts and sinks). Such layers get memory
+before anything is loaded. They are found when the first version is loaded, which is then loaded again.
+
+Needs vLLM; depends on its internal names, which are those of the pinned release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from loguru import logger
+from torch import Tensor, nn
+
+
+class LostTensorsError(RuntimeError):
+    """Parameters that vLLM did not take from a version."""
+
+
+class Loading:
+    """Methods that vLLM adds to its worker (`--worker-extension-cls`)."""
+
+    def load_version(self, weights_path: str) -> None:
+        """Load the folder's tensors into the served model.
+
+        Raises:
+            LostTensorsError: a parameter did not get any values; the model is then of no version.
+        """
+        from vllm.config import set_current_vllm_config
+
+        worker: Any = self
+        with set_current_vllm_config(worker.vllm_config):
+            load_version(worker.model_runner, worker.vllm_config, weights_path)
+
+
+def load_version(runner: Any, vllm_config: Any, weights_path: str) -> None:
+    """See `Loading.load_version`.
+
+    Args:
+        runner: vLLM's model runner.
+        vllm_config: of the worker; afterwards its model is the folder, as after vLLM's own reload.
+        weights_path: folder of the version.
+    """
+    model, config = runner.get_model(), vllm_config.model_config
+    config.model, config.model_weights, config.revision = weights_path, "", None
+    lost = _load(model, vllm_config)
+    if lost:
+        written = {name.rpartition(".")[0] for name in lost}
+        logger.info(
+            "{} layers are written to past their loaders; they get memory before a version is loaded", len(written)
+        )
+        model._rlrun_written = getattr(model, "_rlrun_written", frozenset()) | written
+        lost = _load(model, vllm_config)
+    for part in ("lora_state", "encoder_cache", "mm_cache"):
+        getattr(runner, f"reset_{part}")()
+    if lost:
+        names = ", ".join(lost[:3])
+        raise LostTensorsError(
+            f"vLLM's {type(model).__name__} took no values for {len(lost)} of its parameters: {names}"
+        )
+
+
+def _load(model: Any, vllm_config: Any) -> list[str]:
+    """Load once; returns the names of parameters that got no values."""
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    config, loader = vllm_config.model_config, get_model_loader(vllm_config.load_config)
+    _forget_kernels(model)
+    layerwise.initialize_layerwise_reload(model)
+    written = {name: model.get_submodule(name) for name in sorted(getattr(model, "_rlrun_written", ()))}
+    for layer in written.values():
+        _give_memory(layer)
+    model.load_weights(loader.get_all_weights(config, model))
+    # What an online quantization makes of parameters has no names of the checkpoint.
+    lost = [] if config.quantization is not None else sorted(_lost(model, written))
+    for layer in written.values():
+        _finish(layer)
+    layerwise.finalize_layerwise_reload(model, config)
+    return lost
+
+
+def _forget_kernels(model: nn.Module) -> None:
+    """Let mixtures of experts be packed again: on a CPU vLLM packs them with their first values only, and then reads others as packed."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def _give_memory(layer: nn.Module) -> None:
+    """Let parameters be written to as at the start: real, with their own loaders, and without any values."""
+    from vllm.model_executor.model_loader.reload import layerwise, meta
+
+    meta.materialize_layer(layer, layerwise.get_layerwise_info(layer))
+    for tensor in layerwise.get_layer_tensors(layer).values():
+        tensor.weight_loader = layerwise._get_original_loader(tensor)
+    for parameter in _parameters(layer).values():
+        parameter.data.fill_(torch.nan)
+
+
+def _finish(layer: nn.Module) -> None:
+    """Bring a layer that was written to into the form that is computed with, where the served one has its memory."""
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    info, method = layerwise.get_layerwise_info(layer), getattr(layer, "quant_method", None)
+    for parameter in _parameters(layer).values():
+        parameter.data.nan_to_num_(0.0)  # padding
+    if isinstance(method, QuantizeMethodBase):
+        if hasattr(layer, "_already_called_process_weights_after_loading"):
+            del layer._already_called_process_weights_after_loading
+        method.process_weights_after_loading(layer)
+    layerwise._copy_and_restore_kernel_tensors(layer, info)
+    info.reset()
+
+
+def _parameters(layer: nn.Module) -> dict[str, Tensor]:
+    """Parameters that vLLM takes the memory of while it loads, of numbers that can be none (NaN)."""
+    from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
+
+    return {
+        name: one
+        for name, one in layer._parameters.items()
+        if one is not None and name not in SKIP_TENSORS and one.is_floating_point() and one.element_size() > 1
+    }
+
+
+def _lost(model: nn.Module, written: dict[str, nn.Module]) -> Iterator[str]:
+    """Names of parameters that got no values, with all tensors loaded and nothing finished."""
+    from vllm.model_executor.layers.attention import is_deferred_attention_layer
+    from vllm.model_executor.model_loader.reload import layerwise
+    from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
+
+    for prefix, layer in written.items():
+        yield from (
+            f"{prefix}.{name}" for name, one in _parameters(layer).items() if one.numel() and bool(one.isnan().all())
+        )
+    pending = {}
+    loaded = {_place(one) for one in model.parameters() if not one.is_meta}
+    for prefix, layer in model.named_modules():
+        info = layerwise.get_layerwise_info(layer)
+        if (
+            prefix in written
+            or not info.can_load()
+            or info.kernel_tensors is None
+            or is_deferred_attention_layer(layer)
+        ):
+            continue
+        came = {name for name, _ in info.loaded_weights}
+        for name, served in info.kernel_tensors[0].items():
+            if name in came:
+                loaded.add(_place(served))
+            elif name not in SKIP_TENSORS:
+                pending[f"{prefix}.{name}"] = served
+    # A head that is tied to the embedding is loaded with it.
+    yield from (name for name, served in pending.items() if _place(served) not in loaded)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
