@@ -1,7 +1,7 @@
 """The sweep of engines: `python -m tests.trainer.in_vllm FOLDER [TYPE...]`, a small model of every trained type in the real vLLM on a CPU.
 
 Each is loaded by the trainer, published as a run publishes it, served with a run's arguments, and given a second version by a run's
-hand-over, in which every tensor is another one. Prompts and sampled tokens of both versions are computed again by the trainer, in a packed row.
+hand-over, in which every tensor is another one. Prompts and sampled tokens of both are computed again by the trainer, in a packed row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 """Options of a type's models, where those that transformers is content with are none that vLLM takes."""
+FIELDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "mimo_v2_flash": lambda document: {
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in document["layer_types"]],
+        "moe_layer_freq": [int(kind == "sparse") for kind in document["mlp_layer_types"]],
+        "swa_num_attention_heads": document["num_attention_heads"],
+        "swa_num_key_value_heads": document["num_key_value_heads"],
+        "swa_head_dim": document["head_dim"],
+        "swa_v_head_dim": document["v_head_dim"],
+    },
+}
+"""Fields of a type's published models that vLLM reads and transformers has no need of."""
 IMPORTED = (
     "vllm.engine.arg_utils",
     "vllm.entrypoints.launchers.cli_args",
@@ -198,6 +209,10 @@ def tried(kind: str, folder: Path, group: Group, width: int) -> dict[str, Any]:
     )
     source = folder / "source"
     ids = bring(whole, source, windows=windows)
+    if kind in FIELDS:
+        file = source / "config.json"
+        document = json.loads(file.read_text())
+        file.write_text(json.dumps(document | FIELDS[kind](document)))
     config = ModelConfig(path=str(source), dtype="float32")
     model = load_sharded(config, str(source), group, seq_len=LONGEST)
     files = hf_writer.model_files(model, config, str(source))
