@@ -3,7 +3,7 @@
 vLLM loads in place layer by layer: a layer's parameters have no memory meanwhile, what their loaders are called with is kept, and once all
 of it is there the layer is filled and copied over the old one. Code of a model that writes to a parameter itself, past its loader, writes
 to nothing: the old values stay, or what happens to be in memory, and vLLM goes on (GPT-OSS: experts and sinks). Such layers get memory
-before anything is loaded. They are found when the first version is loaded, which is then loaded again.
+on the host before anything is loaded. They are found when the first version is loaded, which is then loaded again.
 
 Needs vLLM; depends on its internal names, which are those of the pinned release.
 """
@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from loguru import logger
 from torch import Tensor, nn
+
+_LOOK = 64
+"""Elements of a parameter that are looked at: padding is at the end."""
 
 
 class LostTensorsError(RuntimeError):
@@ -98,10 +101,16 @@ def _forget_kernels(model: nn.Module) -> None:
 
 
 def _give_memory(layer: nn.Module) -> None:
-    """Let parameters be written to as at the start: real, with their own loaders, and without any values."""
+    """Let parameters be written to as at the start: real, with their own loaders, and without any values.
+
+    On the host: a GPU that serves has no room for a second model.
+    """
     from vllm.model_executor.model_loader.reload import layerwise, meta
 
-    meta.materialize_layer(layer, layerwise.get_layerwise_info(layer))
+    with torch.device("cpu"):
+        for name, tensor in layerwise.get_layer_tensors(layer).items():
+            if tensor.is_meta and name not in meta.SKIP_TENSORS:
+                setattr(layer, name, meta.materialize_meta_tensor(tensor))
     for tensor in layerwise.get_layer_tensors(layer).values():
         tensor.weight_loader = layerwise._get_original_loader(tensor)
     for parameter in _parameters(layer).values():
@@ -114,6 +123,8 @@ def _finish(layer: nn.Module) -> None:
     from vllm.model_executor.model_loader.reload import layerwise
 
     info, method = layerwise.get_layerwise_info(layer), getattr(layer, "quant_method", None)
+    for tensor in layerwise.get_layer_tensors(layer).values():
+        tensor.data = tensor.data.to(info.restore_device)
     for parameter in _parameters(layer).values():
         parameter.data.nan_to_num_(0.0)  # padding
     if isinstance(method, QuantizeMethodBase):
