@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ arguments. {served} are served. Heads are 32 wide or more, as vLLM's kernels wan
 """
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True},
+    "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {
         "n_routed_experts": 160,
         "num_experts_per_tok": 6,
@@ -95,7 +98,9 @@ FIELDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "swa_num_key_value_heads": document["num_key_value_heads"],
         "swa_head_dim": document["head_dim"],
         "swa_v_head_dim": document["v_head_dim"],
+        "layernorm_epsilon": document["rms_norm_eps"],
     },
+    "minimax_m2": lambda document: {"rotary_dim": document["head_dim"]},
 }
 """Fields of a type's published models that vLLM reads and transformers has no need of."""
 IMPORTED = (
@@ -178,6 +183,66 @@ class Engine:
         return sampled
 
 
+class FailedError(Exception):
+    """The error that vLLM ended in."""
+
+
+def serve(asked: Connection) -> None:
+    """Do what is asked, with one engine, until nobody asks any more."""
+    engine: Any = None
+    settings: Any = None
+    try:
+        while True:
+            act, argument = asked.recv()
+            try:
+                if act == "start":
+                    settings, expected = argument, check_model(argument)
+                    engine, answer = Engine(settings), None
+                    answer = engine.name
+                elif act == "sample":
+                    answer = engine.sample(argument)
+                else:
+                    handover = Handover(
+                        engine,
+                        base_model=settings.model_path,
+                        weights_dir=settings.weights_dir,
+                        expected=expected,
+                        timeout=60,
+                        on_broken=lambda: None,
+                    )
+                    answer = asyncio.run(handover.update(argument, 1)).version
+            except BaseException as error:
+                traceback.print_exc(file=sys.stderr)
+                lines = str(error).splitlines() or [""]
+                answer = FailedError(f"{type(error).__name__}: {lines[0][:300]}")
+            asked.send(answer)
+    except EOFError:
+        return
+
+
+class Served:
+    """An engine in a process of its own: vLLM changes classes of transformers, which the trainer computes with."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self._asked, other = context.Pipe()
+        self._process = context.Process(target=serve, args=(other,), daemon=True)
+        self._process.start()
+        other.close()
+
+    def ask(self, act: str, argument: object) -> Any:
+        """Raises `FailedError`."""
+        try:
+            self._asked.send((act, argument))
+            answer = self._asked.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            raise FailedError(f"its process ends with {self._process.exitcode}") from None
+        if isinstance(answer, FailedError):
+            raise answer
+        return answer
+
+
 def error_of(model: Any, sampled: Sampled) -> float:
     """Largest difference of a log-probability from the trainer's, with all sequences in one row."""
     ids = torch.tensor([token for tokens, _ in sampled for token in tokens])
@@ -225,7 +290,7 @@ def settings_of(folder: Path, root: Path) -> InferenceSettings:
     )
 
 
-def tried(kind: str, folder: Path, group: Group, width: int) -> dict[str, Any]:
+def tried(kind: str, folder: Path, group: Group, width: int, engine: Served) -> dict[str, Any]:
     """Errors of a type's two versions."""
     widen(width)
     architectures.OPTIONS.update(OPTIONS)
@@ -248,25 +313,14 @@ def tried(kind: str, folder: Path, group: Group, width: int) -> dict[str, Any]:
     prompts = [[int(token) for token in prompt] for prompt in ids[: sum(PROMPTS)].split(PROMPTS)]
     weights = folder / "weights"
     hf_writer.publish(model, weights / "v0", files=files, dtype="float32", group=group)
-    settings = settings_of(weights / "v0", weights)
-    expected = check_model(settings)
-    engine = Engine(settings)
-    found = {"width": width, "class": engine.name}
-    first = engine.sample(prompts)
+    found = {"width": width, "class": engine.ask("start", settings_of(weights / "v0", weights))}
+    first = engine.ask("sample", prompts)
     found["first"] = error_of(model, first)
     change(model)
     found["moved"] = error_of(model, first)
     hf_writer.publish(model, weights / "v1", files=files, dtype="float32", group=group)
-    handover = Handover(
-        engine,
-        base_model=settings.model_path,
-        weights_dir=str(weights),
-        expected=expected,
-        timeout=60,
-        on_broken=lambda: None,
-    )
-    asyncio.run(handover.update(str(weights / "v1"), 1))
-    found["second"] = error_of(model, engine.sample(prompts))
+    engine.ask("update", str(weights / "v1"))
+    found["second"] = error_of(model, engine.ask("sample", prompts))
     return found
 
 
@@ -274,15 +328,17 @@ def child(kind: str, width: int, folder: Path, answer: Path) -> None:
     """One attempt, in a process of its own: what it leaves behind in vLLM or in memory is gone with it."""
     os.setpgid(0, 0)
     signal.alarm(SECONDS)
+    engine = Served()  # before the trainer has threads
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
     try:
         with quiet(), tempfile.TemporaryDirectory(dir=folder) as own:
-            found = tried(kind, Path(own), group, width)
+            found = tried(kind, Path(own), group, width, engine)
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
         lines = str(error).splitlines() or [""]
-        found = {"failed": f"{type(error).__name__}: {lines[0][:300]}", "width": width}
+        name = "" if isinstance(error, FailedError) else f"{type(error).__name__}: "
+        found = {"failed": f"{name}{lines[0][:300]}", "width": width}
     answer.write_text(json.dumps(found))
 
 
