@@ -78,7 +78,7 @@ arguments. {served} are served. Heads are 32 wide or more, as vLLM's kernels wan
 {other_rows}
 """
 OPTIONS: dict[str, dict[str, Any]] = {
-    "afmoe": {"score_func": "sigmoid", "route_norm": True},
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {
         "n_routed_experts": 160,
@@ -99,8 +99,14 @@ FIELDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "swa_head_dim": document["head_dim"],
         "swa_v_head_dim": document["v_head_dim"],
         "layernorm_epsilon": document["rms_norm_eps"],
+        "sliding_window_size": document["sliding_window"],
     },
-    "minimax_m2": lambda document: {"rotary_dim": document["head_dim"]},
+    "deepseek_v3": lambda _: {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    "minimax_m2": lambda document: {
+        "rotary_dim": document["head_dim"],
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+    },
 }
 """Fields of a type's published models that vLLM reads and transformers has no need of."""
 IMPORTED = (

@@ -85,6 +85,7 @@ def _load(model: Any, vllm_config: Any) -> list[str]:
     for layer in written.values():
         _finish(layer)
     layerwise.finalize_layerwise_reload(model, config)
+    _pack_heads(model)
     return lost
 
 
@@ -98,6 +99,18 @@ def _forget_kernels(model: nn.Module) -> None:
         method = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
+
+
+def _pack_heads(model: nn.Module) -> None:
+    """Pack heads that are tied to the embedding: on a CPU vLLM computes with a packed copy, and the head itself is given nothing."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def _give_memory(layer: nn.Module) -> None:

@@ -1,0 +1,27 @@
+"""A family whose code in vLLM writes to parameters past their loaders, and whose experts a CPU packs, gets a second version whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.trainer.in_vllm import LIMIT
+
+
+def test_a_second_version_of_gpt_oss_is_served_whole(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.in_vllm", str(tmp_path), "gpt_oss"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    logs = "".join(file.read_text()[-3000:] for file in tmp_path.glob("*.log"))
+    found = json.loads((tmp_path / "gpt_oss.found").read_text())
+    assert "failed" not in found, f"{found}\n{done.stderr[-3000:]}\n{logs}"
+    assert max(found["first"], found["second"]) < LIMIT, found
+    assert found["moved"] > 1.0
+    assert done.returncode == 0
