@@ -200,11 +200,10 @@ class Reconciler:
         Returns:
             the decision to report; None where something was learnt that has to be decided on first.
         """
+        mark, repaired_before = self._settings.network.mark, memory.repaired_at
         try:
             if decision.grow is not None and not await self._grown(key, decision.grow, memory):
                 return None
-            mark = self._settings.network.mark
-            repaired_before = memory.repaired_at
             memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
             await self._applier.act(key[0], decision)
             memory.access = mark if _lets_out(key, decision) else memory.access
