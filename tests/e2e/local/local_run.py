@@ -124,7 +124,7 @@ class LocalRun:
             for line in path.read_text().splitlines()
         ]
 
-    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 500.0) -> None:
         """Wait while the run goes on."""
         assert self.process is not None
         deadline = time.monotonic() + seconds

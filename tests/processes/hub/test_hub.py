@@ -84,7 +84,9 @@ class Role:
 
     def start(self, *asked: dict[str, Any]) -> subprocess.Popen[str]:
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-        base = kept | {"HF_ENDPOINT": self.server.url}
+        # While a test holds a file back, the process that asked for it is not to ask again.
+        patient = {"HF_HUB_DOWNLOAD_TIMEOUT": "240", "HF_HUB_ETAG_TIMEOUT": "240"}
+        base = kept | patient | {"HF_ENDPOINT": self.server.url}
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM, json.dumps(asked or [{}])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=self.folder, env=base | {"HF_HUB_DISABLE_XET": "1", "HOME": str(self.folder)} | self.variables,
