@@ -14,6 +14,7 @@ RETRY_SECONDS = 5.0
 _WAITING = 64
 """Files that may wait for the volume; later ones are left out."""
 CLOSE_SECONDS = 5.0
+"""Longest wait at the end for the next file; one that is written starts it again."""
 
 
 class BestEffortWriter:
@@ -23,6 +24,10 @@ class BestEffortWriter:
         self._jobs: queue.Queue[tuple[str, Callable[[], None], bool] | None] = queue.Queue()
         self._closing = threading.Event()
         self._refused = False
+        self._ends = float("inf")
+        """Time on the monotonic clock from which on only kept files are written."""
+        self._done = 0
+        """Files that were written, or left out."""
         self._thread = threading.Thread(target=self._run, name="best-effort-writer", daemon=True)
         self._thread.start()
 
@@ -41,16 +46,25 @@ class BestEffortWriter:
             self._refuse(f"{what} is left out: the volume takes nothing")
 
     def close(self) -> None:
-        """Hand the rest to the volume; for a moment only, should it refuse or hang."""
+        """Hand the rest to the volume: kept files as long as it takes one after the other; for a moment only, should it refuse or hang."""
+        self._ends = time.monotonic() + CLOSE_SECONDS
         self._closing.set()
         self._jobs.put(None)
-        self._thread.join(CLOSE_SECONDS)
+        done = -1
+        while self._thread.is_alive() and done < self._done:
+            done = self._done
+            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             what, act, keep = job
-            while not self._try(what, act) and keep and not self._closing.wait(RETRY_SECONDS):
-                pass
+            is_last = self._closing.is_set()
+            if keep or time.monotonic() <= self._ends:
+                while not self._try(what, act) and keep and not is_last:
+                    is_last = self._closing.wait(RETRY_SECONDS)  # the volume may be well again by then: tried once more
+            else:
+                self._refuse(f"{what} is left out: the run ends, and the volume is slow")
+            self._done += 1
 
     def _try(self, what: str, act: Callable[[], None]) -> bool:
         began = time.monotonic()
