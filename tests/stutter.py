@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     mark, chance = uuid.uuid4().hex, random.Random(options.seed)
     command = subprocess.Popen(options.command, env=os.environ | {VARIABLE: mark})
     processes, stopped = Processes(mark), dict[int, float]()
+    signal.signal(signal.SIGTERM, lambda *_: command.terminate())  # to end by it would leave processes stopped
     try:
         while command.poll() is None:
             now = time.monotonic()

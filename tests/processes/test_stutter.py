@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,16 @@ def test_every_process_of_a_command_is_stopped_at_times_and_goes_on() -> None:
     state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
     subprocess.run(["kill", "-9", str(child)], check=True)
     assert state != "T", "what outlives the command runs"
+
+
+def test_a_request_to_end_goes_on_to_the_command_and_leaves_nothing_stopped() -> None:
+    words = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+    command = [sys.executable, "-m", "tests.stutter", "--share", "1", "--most", "0.2", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stuttering:
+        assert stuttering.stdout is not None
+        assert stuttering.stdout.readline() == "up\n"
+        stuttering.terminate()
+        assert stuttering.wait(120) == -signal.SIGTERM % 256
 
 
 def test_nothing_else_is_a_process_of_the_command() -> None:
