@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.cluster import Cluster, ClusterError
 from tests.cluster.progress import wait_until
-from tests.controlplane.harness import STOP_SECONDS, OperatorProcess
+from tests.controlplane.harness import STOP_SECONDS, Kube, OperatorProcess
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "malformed" / "batch-not-divisible.yaml"
@@ -59,8 +59,9 @@ def judged_operator(cluster: Cluster, folder: Path, **environment: str) -> Itera
 def fresh_namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace that nobody else uses; its deletion is not waited for."""
     name = f"test-{uuid.uuid4().hex[:8]}"
-    cluster.kubectl("create", "namespace", name)
+    kube = Kube(cluster.kubeconfig)
+    kube("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     try:
         yield name
     finally:
-        cluster.kubectl("delete", "namespace", name, "--wait=false")
+        kube("DELETE", f"/api/v1/namespaces/{name}")
