@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
@@ -19,13 +21,22 @@ def collector() -> Iterator[None]:
     (gc.enable if enabled else gc.disable)()
 
 
-def test_nothing_is_collected_meanwhile_and_what_came_is_not_looked_through_again() -> None:
+def test_nothing_is_collected_meanwhile_and_what_came_is_not_looked_through_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gc.enable()
     with heap.importing():
         assert not gc.isenabled()
         imported = [[]]
+        monkeypatch.setitem(sys.modules, "a_new_module", ModuleType("a_new_module"))
     assert gc.isenabled()
     assert not any(found is imported for found in gc.get_objects())
+
+
+def test_what_is_imported_already_freezes_nothing() -> None:
+    with heap.importing():
+        made = [[]]
+    assert any(found is made for found in gc.get_objects())
 
 
 def test_a_failed_import_leaves_the_collector_on_and_one_that_is_off_stays_off() -> None:
