@@ -18,6 +18,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -363,6 +364,8 @@ def attempt(kind: str, width: int, folder: Path) -> dict[str, Any]:
         finally:
             os._exit(0)
     _, status = os.waitpid(pid, 0)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # an engine's processes outlive who started them
     if not answer.exists():
         return {"failed": f"its process ends with {os.waitstatus_to_exitcode(status)}", "width": width}
     found: dict[str, Any] = json.loads(answer.read_text())
