@@ -156,6 +156,7 @@ def replaces_exception_handlers() -> None:
 
 @deed(IN_RUN)
 def interrupts_itself() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests were started in the background
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(1)
 
