@@ -29,8 +29,7 @@ def fork_the_engine(listener: socket.socket) -> None:
     """
     with heap.importing():
         import torch
-        import vllm.v1.engine.core  # noqa: F401  here, so that the engine finds it in place
-        from vllm.v1.engine import utils
+        from vllm.v1.engine import core, utils  # noqa: F401  the engine's own modules: it finds them in place
 
     def leave_the_servers_alone() -> None:
         listener.close()
