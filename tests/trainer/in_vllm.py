@@ -80,8 +80,8 @@ arguments. {served} are served. Heads are 32 wide or more, as vLLM's kernels wan
 
 Above 1e-4, with transformers and the trainer in agreement:
 
-- DeepSeek V2 and V3: equal at the first position, apart from the second on, with and without latent attention's own kernel, and also
-  without experts: vLLM's rotary positions there, on a CPU. Whether a GPU is apart too was not measured.
+- DeepSeek V2 and V3: equal at the first position, apart from the second on. vLLM's rotary kernel for CPUs turns latent attention's queries
+  (`[T, heads, 64]`) wrongly, called alone too. GPUs have another kernel, which was not measured.
 - Cohere 2 and its mixture: vLLM's windows are one token longer than those of transformers.
 - ERNIE 4.5's mixture: on a CPU vLLM leaves out the bias by which experts are chosen. Apertus: parameters of its activation in bfloat16.
 - Gemma 3n and 4: 30 layers, in which transformers' own two attentions differ by 1e-3 and 2e-4; Gemma 3n by much more, not explained.
