@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 
-from rlrun.diagnostics import heap
 from rlrun.inference.settings import InferenceSettings
 
 
@@ -27,9 +26,8 @@ def fork_the_engine(listener: socket.socket) -> None:
     Args:
         listener: the server's own; the engine closes its copy, so that the port is free as soon as the server has ended.
     """
-    with heap.importing():
-        import torch
-        from vllm.v1.engine import core, utils  # noqa: F401  the engine's own modules: it finds them in place
+    import torch
+    from vllm.v1.engine import utils
 
     def leave_the_servers_alone() -> None:
         listener.close()
