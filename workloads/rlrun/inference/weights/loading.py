@@ -96,7 +96,7 @@ def _forget_kernels(model: nn.Module) -> None:
     if not current_platform.is_cpu():
         return
     for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
+        method: Any = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 
@@ -191,4 +191,5 @@ def _lost(model: nn.Module, written: dict[str, nn.Module]) -> Iterator[str]:
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    address: int = tensor.untyped_storage().data_ptr()
+    return address
