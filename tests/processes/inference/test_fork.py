@@ -16,7 +16,7 @@ import multiprocessing, os, signal, socket, sys, types
 sys.modules["torch"] = types.SimpleNamespace(set_num_threads=lambda number: None)
 utils = types.SimpleNamespace()
 sys.modules |= {"vllm": types.ModuleType("vllm"), "vllm.v1": types.ModuleType("vllm.v1")}
-sys.modules["vllm.v1.engine"] = types.SimpleNamespace(utils=utils)
+sys.modules["vllm.v1.engine"] = types.SimpleNamespace(core=None, utils=utils)
 from rlrun.inference.fork import fork_the_engine
 read, write = socket.socketpair()
 write.setblocking(False)

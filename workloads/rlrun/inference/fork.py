@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 
+from rlrun.diagnostics import heap
 from rlrun.inference.settings import InferenceSettings
 
 
@@ -26,8 +27,9 @@ def fork_the_engine(listener: socket.socket) -> None:
     Args:
         listener: the server's own; the engine closes its copy, so that the port is free as soon as the server has ended.
     """
-    import torch
-    from vllm.v1.engine import utils
+    with heap.importing():
+        import torch
+        from vllm.v1.engine import core, utils  # noqa: F401  the engine's own modules: it finds them in place
 
     def leave_the_servers_alone() -> None:
         listener.close()

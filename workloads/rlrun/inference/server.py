@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 from pydantic import ValidationError
 
+from rlrun.diagnostics import heap
 from rlrun.inference.command import vllm_arguments, vllm_environment
 from rlrun.inference.fork import fork_the_engine, may_fork
 from rlrun.inference.heartbeat import Heartbeat
@@ -97,11 +98,12 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _run(settings: InferenceSettings, listener: socket.socket, expected: Shapes | None) -> int:
     """Parse, start the engine, serve. Imports vLLM, hence not before the environment is set."""
-    import uvloop
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.logger import configure_logging_from_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.utils.system_utils import set_ulimit
+    with heap.importing():
+        import uvloop
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+        from vllm.logger import configure_logging_from_args
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.utils.system_utils import set_ulimit
 
     try:
         args = make_arg_parser(FlexibleArgumentParser()).parse_args(vllm_arguments(settings))
@@ -120,11 +122,12 @@ def _run(settings: InferenceSettings, listener: socket.socket, expected: Shapes 
 
 async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.socket, expected: Shapes | None) -> int:
     """Start the engine and serve until stopped; returns the exit code."""
-    from vllm import envs
-    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
-    from vllm.entrypoints.launchers.app import build_app
-    from vllm.entrypoints.launchers.launcher import serve_http
+    with heap.importing():
+        from vllm import envs
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+        from vllm.entrypoints.launchers.app import build_app
+        from vllm.entrypoints.launchers.launcher import serve_http
 
     from rlrun.inference.guard import Guard
     from rlrun.inference.http.connections import Connection
