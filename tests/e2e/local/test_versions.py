@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.local.local_run import LocalRun, quickstart
 
-STEPS = 6
+STEPS = 10
 BATCH = 16
 ASYNC_LEVEL = 3
 
