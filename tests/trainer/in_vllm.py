@@ -80,11 +80,12 @@ arguments. {served} are served. Heads are 32 wide or more, as vLLM's kernels wan
 
 Above 1e-4, with transformers and the trainer in agreement:
 
-- DeepSeek V2 and V3, GLM 4.7 Flash: equal at the first position, apart from the second on. vLLM's rotary kernel for CPUs turns latent attention's queries
-  (`[T, heads, 64]`) wrongly, called alone too. GPUs have another kernel, which was not measured.
+- DeepSeek V2 and V3, GLM 4.7 Flash: equal at the first position, apart from the second on. vLLM's rotary kernel for CPUs turns
+  latent attention's queries (`[T, heads, 64]`) wrongly, called alone too. GPUs have another kernel, which was not measured.
 - Cohere 2 and its mixture: vLLM's windows are one token longer than those of transformers.
 - ERNIE 4.5's mixture: on a CPU vLLM leaves out the bias by which experts are chosen. Apertus: parameters of its activation in bfloat16.
-- Gemma 3n, 4 and unified: 30 layers, in which transformers' own two attentions differ by 1e-3 and 2e-4; Gemma 3n by much more, not explained.
+- Gemma 3n, 4 and unified: 30 layers, in which transformers' own two attentions differ by 1e-3 and 2e-4. Gemma 3n by
+  much more, and unified's second version by 5e-3: not explained.
 """
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
