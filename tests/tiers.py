@@ -49,6 +49,8 @@ PATIENT = frozenset({"unit", "sim", "tensors"})
 wait for nobody who could be late."""
 LEAST = 19
 """Of `nice`: one 70th of what others get who want to compute as well."""
+LONG = "--timeout=1800"
+"""Option of pytest for patient tiers: where the others compute without a pause, a test takes many times as long."""
 SHORT_SUMMARY = "= short test summary info ="
 """What pytest prints above the names of the tests that failed."""
 AT_LAST: Sequence[str] = ("real",)
@@ -187,7 +189,7 @@ class Run:
 
     def _follow(self, lane: Iterable[str], patient: bool = False) -> None:
         for name in lane:
-            if (tier := self._one(name, patient=patient)) is not None:
+            if (tier := self._one(name, *([LONG] if patient else []), patient=patient)) is not None:
                 self.done.append(tier)
 
     def _next(self) -> str | None:
