@@ -10,6 +10,23 @@ from pathlib import Path
 from tests.trainer.in_vllm import LIMIT
 
 
+def test_values_that_a_model_writes_itself_arrive_and_those_that_it_leaves_out_end_the_update() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.losing_model"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    whole, lossy = json.loads(done.stdout.splitlines()[-1])
+    assert set(whole["values"]) == {"loaded.weight", "written.weight", "forgotten.weight"}
+    assert all(values == [2.0] * 3 for values in whole["values"].values()), whole
+    assert (whole["same memory"], whole["path"]) == (True, "v2"), "recorded graphs read where the old version was"
+    assert lossy == {"lost": "vLLM's Model took no values for 1 of its parameters: forgotten.weight"}
+
+
 def test_a_second_version_of_gpt_oss_is_served_whole(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.trainer.in_vllm", str(tmp_path), "gpt_oss"],

@@ -230,11 +230,20 @@ def serve(asked: Connection) -> None:
                     answer = asyncio.run(handover.update(argument, 1)).version
             except BaseException as error:
                 traceback.print_exc(file=sys.stderr)
-                lines = str(error).splitlines() or [""]
-                answer = FailedError(f"{type(error).__name__}: {lines[0][:300]}")
+                answer = FailedError(words_of(error))
             asked.send(answer)
     except EOFError:
         return
+
+
+def words_of(error: BaseException) -> str:
+    """What failed, in one line without names of folders; of an error without words, the line of code."""
+    words = " ".join(line.strip() for line in str(error).splitlines()[:3])
+    if not words:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        words = f"`{last.line}` in {Path(last.filename).name}"
+    shown = re.sub("/[^ ']*/(?=[^ ']+)", "", words)
+    return f"{type(error).__name__}: {shown[:240]}"
 
 
 class Served:
@@ -353,9 +362,7 @@ def child(kind: str, width: int, folder: Path, answer: Path) -> None:
             found = tried(kind, Path(own), group, width, engine)
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
-        lines = str(error).splitlines() or [""]
-        name = "" if isinstance(error, FailedError) else f"{type(error).__name__}: "
-        found = {"failed": f"{name}{lines[0][:300]}", "width": width}
+        found = {"failed": str(error) if isinstance(error, FailedError) else words_of(error), "width": width}
     answer.write_text(json.dumps(found))
 
 
