@@ -86,6 +86,10 @@ Above 1e-4, with transformers and the trainer in agreement:
 - ERNIE 4.5's mixture: on a CPU vLLM leaves out the bias by which experts are chosen. Apertus: parameters of its activation in bfloat16.
 - Gemma 3n, 4 and unified: 30 layers, in which transformers' own two attentions differ by 1e-3 and 2e-4. Gemma 3n by
   much more, and unified's second version by 5e-3: not explained.
+- JetMoE, which vLLM computes by transformers' code: not explained.
+
+Models with images (Gemma 3 and 4, Fuyu, GOT-OCR 2) need torchvision and the files of their processors, which a small model has not: their
+language models are in the table. A mixture whose router is a sigmoid without groups is refused on a CPU alone (`scoring_func`).
 """
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
@@ -242,7 +246,7 @@ def words_of(error: BaseException) -> str:
     if not words:
         last = traceback.extract_tb(error.__traceback__)[-1]
         words = f"`{last.line}` in {Path(last.filename).name}"
-    shown = re.sub("/[^ ']*/(?=[^ ']+)", "", words)
+    shown = re.sub("(?<![:/])/[^ ']*/(?=[^ ']+)", "", words)
     return f"{type(error).__name__}: {shown[:240]}"
 
 
