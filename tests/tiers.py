@@ -48,7 +48,7 @@ PATIENT = frozenset({"unit", "sim", "tensors"})
 """The last of `THEN` start at once, one after the other from its end, on what the others leave of the cores: they compute, and
 wait for nobody who could be late."""
 LEAST = 19
-"""Of `nice`: one 70th of what others get who want to compute as well."""
+"""Niceness: one 70th of what others get who want to compute as well."""
 LONG = "--timeout=1800"
 """Option of pytest for patient tiers: where the others compute without a pause, a test takes many times as long."""
 SHORT_SUMMARY = "= short test summary info ="

@@ -241,7 +241,7 @@ def serve(asked: Connection) -> None:
 
 
 def words_of(error: BaseException) -> str:
-    """What failed, in one line without names of folders; of an error without words, the line of code."""
+    """One line on a failure without names of folders; of an error without words, the line of code."""
     words = " ".join(line.strip() for line in str(error).splitlines()[:3])
     if not words:
         last = traceback.extract_tb(error.__traceback__)[-1]

@@ -101,9 +101,8 @@ class LeaseLock:
         try:
             self._look(await self._patch(record["metadata"]["resourceVersion"], change))
         except ApiError as error:
-            if (
-                error.status == 409 and not error.kept_out
-            ):  # another candidate was faster, or our own last attempt arrived after all
+            # Another candidate was faster, or our own last attempt arrived after all.
+            if error.status == 409 and not error.kept_out:
                 return False if not mine else await self.acquire_or_renew()
             raise
         return True

@@ -283,16 +283,16 @@ class Reconciler:
     async def _look_at_silent(self, key: Key, memory: Memory) -> None:
         """Read the Lease of a run that was heard last long ago: it is the watch that may be silent, and not the run."""
         run, name = self._store.get(RLRUN.kind, *key), Names(key[1]).progress
-        if run is None or (run.get("status") or {}).get("phase") not in ("Starting", "Running"):
+        if run is None or (run.get("status") or {}).get("phase") not in ("Starting", "Running", "Completing"):
             return
         silent = silent_for(self._store.lease_changed_at(key[0], name), self._now())
         if silent < HEARTBEAT_SECONDS or self._clock() - memory.asked_at < HEARTBEAT_SECONDS:
             return
-        memory.asked_at = self._clock()
         with contextlib.suppress(ApiError):  # what the watch brought stands
             live = await self._client.get(LEASE, key[0], name)
             if live is not None:
                 self._store.put({**live, "kind": LEASE.kind}, self._now())
+        memory.asked_at = self._clock()  # not where nobody answers: the next pass asks again before it decides
 
     async def _grown(self, key: Key, grow: Grow, memory: Memory) -> bool:
         """Enlarge the claim; False: that is refused."""

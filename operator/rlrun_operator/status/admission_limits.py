@@ -42,7 +42,7 @@ def refused(what: str, text: str, place: str, *, noun: str = "it") -> Say | None
 
 
 def range_fix(text: str, place: str) -> str | None:
-    """What helps against a LimitRange; None: it is none. `place`: as of `refused`."""
+    """Fix of what a LimitRange refuses; None: another one refuses. `place`: as of `refused`."""
     return f"change {place}, or have the namespace's LimitRange changed" if _RANGE.search(text) else None
 
 
@@ -52,7 +52,7 @@ def kept_out(what: str, text: str, place: str) -> Say:
 
 
 def fix(text: str) -> str:
-    """What helps where a write is refused; of quotas and LimitRanges `refused` says more."""
+    """Fix of a refused write; `refused` has more precise ones of quotas and LimitRanges."""
     if "exceeded quota" in text:
         return f"{_FREE}; it is tried again"
     if _RIGHT.search(text):

@@ -106,7 +106,7 @@ def test_ranks_with_several_stages_have_every_name_once(schedule: PipelineSchedu
 def test_rows_wait_for_others_in_a_pipeline_alone(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
 ) -> None:
-    """What the head keeps of a row is counted with: GPUs have no memory for it that the next row's activations do not need."""
+    """Residuals of the head are counted: GPUs have no memory for it that the next row's activations do not need."""
     whole: Any = make_model("qwen3")
     stage = copy.deepcopy(whole)
     keep_stage(stage, decoder_layers(stage), 1, 2)

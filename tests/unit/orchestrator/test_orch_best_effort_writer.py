@@ -1,4 +1,4 @@
-"""What is still to be written when a role ends."""
+"""Writes that are still to be done when a role ends."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def free_port() -> int:
 
 
 def _claim(port: int) -> bool:
-    """Whether the port is this process's from now on, until it ends or has been given many others; always where there is no Linux."""
+    """True if the port is this process's from now on, until it ends or has been given many others; always where there is no Linux."""
     if sys.platform != "linux":
         return True
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -185,7 +185,12 @@ async def test_runs_that_share_a_trainer_are_woken_by_a_status_that_no_watch_wil
 
 @pytest.mark.parametrize(
     ("phase", "silent", "reads"),
-    [("Running", HEARTBEAT_SECONDS, 1), ("Running", HEARTBEAT_SECONDS - 1.0, 0), ("Complete", HEARTBEAT_SECONDS, 0)],
+    [
+        ("Running", HEARTBEAT_SECONDS, 1),
+        ("Completing", HEARTBEAT_SECONDS, 1),
+        ("Running", HEARTBEAT_SECONDS - 1.0, 0),
+        ("Complete", HEARTBEAT_SECONDS, 0),
+    ],
 )
 async def test_a_lease_of_which_the_watch_brings_nothing_is_read_before_it_counts_as_silent(
     phase: str, silent: float, reads: int
@@ -206,6 +211,25 @@ async def test_a_lease_of_which_the_watch_brings_nothing_is_read_before_it_count
         bench.time += HEARTBEAT_SECONDS
         await bench.go()
         assert api.requests.count(("get", PROGRESS)) == (0 if phase == "Complete" else reads + 1)
+
+
+async def test_a_lease_that_nobody_answers_for_is_read_again_before_anything_is_decided() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Running"}))
+        document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {}, "spec": {"renewTime": "1"}}
+        bench.store.put(api.seed(PROGRESS, document), bench.time)
+        await bench.go()
+        bench.time += HEARTBEAT_SECONDS
+        away = (503, "ServiceUnavailable", "away")
+        api.hook = lambda verb, path, body: away if (verb, path) == ("get", PROGRESS) else None
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                await bench.go()
+        assert len(bench.seen) == 1
+        api.hook = lambda verb, path, body: None
+        await bench.go()
+        assert api.requests.count(("get", PROGRESS)) == 3
 
 
 async def test_an_unchanged_status_is_not_written_and_removed_fields_go() -> None:

@@ -27,7 +27,7 @@ PARALLEL = "parallel"
 """Hint: the parallelism of the engines was, which there are always on GPUs."""
 ROLES = ("trainer", "orchestrator", "inference")
 _UNCLEAR = "an environment needs id or taskset, and a variable of the process needs value or valueFrom"
-"""What `orchestrator.env` lacks where its items may be both: the one list that both sides have, which is read by its items' keys."""
+"""Need of an item of `orchestrator.env` that may be either: the one list that both sides have, which is read by its items' keys."""
 
 
 @dataclass(frozen=True)

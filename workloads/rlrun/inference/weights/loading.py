@@ -17,9 +17,6 @@ import torch
 from loguru import logger
 from torch import Tensor, nn
 
-_LOOK = 64
-"""Elements of a parameter that are looked at: padding is at the end."""
-
 
 class LostTensorsError(RuntimeError):
     """Parameters that vLLM did not take from a version."""
