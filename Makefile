@@ -70,17 +70,21 @@ unit-operator:
 unit-roles:
 	$(BIN)/pytest -q -ocache_dir=.pytest_cache/unit-roles tests/unit --ignore=tests/unit/operator
 
-# Every tier, each with its own summary; all of them run before the first failure counts.
-test: install ## all tests, those on real clusters and with real parts included
-	$(MAKE) --jobs=2 lint site cluster
+# Each tier prints its own summary; all of them run, even after a failure. docs/development/tests.md explains the two sets.
+test: prepare-tests ## the gate: tests of each behavior, on real clusters and with real parts
 	$(BIN)/python -m tests.tiers
+
+.PHONY: prepare-tests
+prepare-tests: install
+	$(MAKE) --jobs=2 lint site cluster
 
 # All that is slow before a cluster of the tests is up: programs, and this checkout's images, built and unpacked.
 cluster: install ## what the tests on a cluster need: programs and images
 	$(BIN)/python -m tests.cluster prepare --images --tests
 
-# Also what takes long: a thousand short runs of the trainer, the whole matrix of faults on a cluster, the benchmarks' tables with real parts, and more repetitions.
-test-full: test ## test, and what takes hours: soak, the whole fault matrix, benchmarks, long simulations
+# Hours: the gate's tests are a part of it.
+test-full: prepare-tests ## all tests, soak, the matrix of faults, benchmarks with real parts, long simulations
+	$(BIN)/python -m tests.tiers --full
 	$(BIN)/pytest -q tests/controllers
 	$(BIN)/python -m tests.soak --runs 1000
 	$(BIN)/python -m tests.e2e.chaos --write

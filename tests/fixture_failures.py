@@ -18,6 +18,8 @@ KEPT = Path(__file__).resolve().parents[1] / "build" / "failed-runs"
 """Not among pytest's own temporary folders: those of a tier may lie in memory, and are gone with it."""
 KEPT_FOLDERS = 10
 """More than this, and the oldest make room."""
+CAUSES: dict[str, str] = {}
+"""Node id of the test that failed, by the reason for which others were skipped."""
 _LEFT_OUT = shutil.ignore_patterns("*.safetensors", "*.distcp", "*.bin", "*.pt", "*.sock", "*.so")
 """Most of a run's bytes, and none of what tells why it failed."""
 
@@ -39,6 +41,7 @@ def pytest_fixture_setup(
             cached = fixturedef.cached_result
             if cached is not None and test.get_closest_marker("xfail") is None:  # else nothing would be red
                 why = f"{fixturedef.argname} failed in {test.nodeid}: {type(error).__name__}"
+                CAUSES[why] = test.nodeid
                 skipped = pytest.skip.Exception(why, _use_item_location=True)
                 fixturedef.cached_result = (None, cached[1], (skipped, None))
         raise

@@ -1,15 +1,19 @@
-"""Runs the tiers of tests, those that mostly wait beside those that mostly compute: `python -m tests.tiers [TIER ...]`.
+"""Run the tiers of tests next to each other: `python -m tests.tiers [--full] [--seed N] [TIER ...]`.
 
-Every tier runs, whatever became of the others. Each is one pytest of its own; its output appears line by line under its name,
-and its summary once more at the end, then the tests that failed: the tail of a log says what is wrong.
+Each tier is one pytest. Its output appears line by line behind its name, and its summary is repeated at the end, with the tests that
+failed. All tiers run, even after a failure.
 
-Where only a few tests of a tier failed, these run once more at the end, with the machine to themselves. They have failed all the same:
-the second look says whether a failure comes from the others' load, which is where races hide, or stays.
+The default is the gate: all tests without the marker `full` (docs/development/tests.md). `--full` runs all of them.
+
+A failed test runs twice more in isolation, after all tiers have ended. If it passes both times, it is flaky: it does not fail the run, but
+takes a row of `tests/flakes.md`, and that list makes later runs fail if it grows or ages. There is no other retry.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -21,8 +25,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import chain
 from pathlib import Path
+
+from tests import flakes
+from tests.flakes import Flake
+from tests.outcomes import Failure, read_failures
 
 REAL_IMAGES = "tests/e2e/cluster/test_real_images.py"
 TIERS: Mapping[str, Sequence[str]] = {
@@ -39,45 +48,63 @@ TIERS: Mapping[str, Sequence[str]] = {
 }
 """Arguments of pytest."""
 LANES: Sequence[Sequence[str]] = (("parts",), ("cluster",))
-"""Two lanes of tiers run side by side, and compute: one for each of two cores."""
+"""Two lanes of tiers that compute run next to each other, one for each of two cores."""
 WAITING: Sequence[str] = ("controlplane",)
-"""A third lane beside them that waits for controllers and stubs in most of its time."""
+"""A third lane, which waits for controllers and stubs most of the time."""
 THEN: Sequence[str] = ("processes", "thorough", "browser", "unit", "sim", "tensors")
-"""A lane that computes and is through takes the next of these, the longest first: so both end at about the same time."""
+"""A lane that has finished takes the next of these tiers, the longest first, so that both lanes end at about the same time."""
 PATIENT = frozenset({"unit", "sim", "tensors"})
-"""The last of `THEN` start at once, one after the other from its end, on what the others leave of the cores: they compute, and
-wait for nobody who could be late."""
-LEAST = 19
-"""Niceness: one 70th of what others get who want to compute as well."""
-LONG = "--timeout=1800"
-"""Option of pytest for patient tiers: where the others compute without a pause, a test takes many times as long."""
-SHORT_SUMMARY = "= short test summary info ="
-"""What pytest prints above the names of the tests that failed."""
+"""Tiers of `THEN` that also start at once, from the end of the list, with the least priority: they compute, and no process waits for
+them that could time out."""
+LEAST_PRIORITY = 19
+"""Niceness: 1/70 of the share of a process of normal priority."""
+PATIENT_TIMEOUT = "--timeout=1800"
+"""Option of pytest for patient tiers: next to tiers that compute without a pause, a test takes many times as long."""
 AT_LAST: Sequence[str] = ("real",)
-"""Afterwards, alone: real engines and trainers in pods beside those of `parts` keep more threads busy than two cores bear."""
+"""Tiers that run after all others: real engines and trainers in pods, next to those of `parts`, need more than two cores."""
 
-FEW = 3
-"""More failures than this in a tier are no accident."""
+GATE = ("-m", "not full")
+"""Options of pytest that leave out tests of the full set."""
+GATE_SEED = 0
+"""Seed of the gate: each run draws the same examples, so a run fails only because of a change. The full set draws others each time."""
+ISOLATED_RUNS = 2
 TESTS_FAILED = 1
 """Exit code of pytest: tests ran, and some failed."""
 IN_MEMORY = frozenset({"unit", "thorough", "tensors", "processes", "browser", "parts"})
-"""Tiers whose temporary files lie in memory: their processes make files durable every few milliseconds, and on a disk that takes
-images and clusters at the same time one such call may last longer than a test waits."""
+"""Tiers whose temporary files lie in memory: their processes make files durable every few milliseconds, and on a disk that receives images
+and clusters at the same time one such call may take longer than a test waits."""
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 4 << 30
 
 
 def busy_seconds() -> float:
-    """Time that the machine's cores have computed since it started, in seconds of one core; a container sees its host's."""
+    """Return the CPU time of the machine since its start, in seconds of one core; in a container, that of the host."""
     user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def scratch() -> AbstractContextManager[str | None]:
-    """A folder in memory that is gone afterwards; None where there is no room for one."""
+    """Return a folder in memory that is deleted afterwards, or None if the memory has too little room."""
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH_BYTES:
         return tempfile.TemporaryDirectory(dir=MEMORY, prefix="rlrun-tests-", ignore_cleanup_errors=True)
     return nullcontext()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of all tiers of a run.
+
+    Attributes:
+        logs: folder for the lists of failed tests.
+        memory: folder for temporary files, or None for the default of the machine.
+        seed: seed of drawn examples.
+        full: whether tests of the full set run.
+    """
+
+    logs: Path
+    memory: str | None = None
+    seed: int = GATE_SEED
+    full: bool = False
 
 
 @dataclass
@@ -85,41 +112,45 @@ class Tier:
     """One pytest.
 
     Attributes:
-        summary: its last line.
-        failures: the lines of its short summary that name a test that failed, or that could not run.
-        seconds: how long it took.
-        cpu_seconds: what its processes computed meanwhile; those of clusters, which have no parent here, are not in it.
-        passes_alone: whether what failed beside the other tiers passed alone; None: nobody looked.
+        summary: last line of the output.
+        failures: tests that failed, or that could not run.
+        seconds: wall time.
+        cpu_seconds: CPU time of its processes, without those of clusters, which have other parents.
+        flaky: failed tests that passed twice in isolation.
+        is_isolated: whether the failed tests ran again in isolation.
     """
 
     name: str
     process: subprocess.Popen[str]
-    began: float
+    started: float
+    outcomes: Path
     summary: str = ""
-    failures: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    passes_alone: bool | None = None
+    flaky: list[Failure] = field(default_factory=list)
+    is_isolated: bool = False
 
     @classmethod
-    def start(cls, name: str, memory: str | None, *options: str, patient: bool = False) -> Tier:
-        """Start it; it stays in this process's group, so that Ctrl-C reaches it. `memory` is a folder for its temporary files.
+    def start(cls, name: str, settings: Settings, targets: Sequence[str] = (), *, patient: bool = False) -> Tier:
+        """Start a tier in this process's group, so that Ctrl-C reaches it.
 
-        One that is `patient` has a session of its own: Linux may share the cores among sessions first, and among processes of each then.
+        A patient tier gets a session of its own: Linux may divide the cores among sessions first, then among the processes of each.
+
+        Args:
+            targets: node ids to run instead of all tests of the tier.
         """
-        environment = os.environ | ({"TMPDIR": memory} if memory and name in IN_MEMORY else {})
+        handle, outcomes = tempfile.mkstemp(dir=settings.logs, prefix=name, suffix=".jsonl")
+        os.close(handle)
+        in_memory = {"TMPDIR": settings.memory} if settings.memory and name in IN_MEMORY else {}
         command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--durations=12",
-            f"-ocache_dir=.pytest_cache/{name}",
-            *options,
-            *TIERS[name],
-        ]
+            sys.executable, "-m", "pytest", "--durations=12", f"-ocache_dir=.pytest_cache/{name}",
+            "-p", "tests.outcomes", f"--outcomes={outcomes}", f"--hypothesis-seed={settings.seed}",
+            *(() if settings.full else GATE), *([PATIENT_TIMEOUT] if patient else []), *(targets or TIERS[name]),
+        ]  # fmt: skip
         process = subprocess.Popen(
             command,
-            env=environment,
+            env=os.environ | in_memory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -128,38 +159,52 @@ class Tier:
         )
         if patient:
             with suppress(OSError):  # it has ended already, or sessions have no share here
-                os.setpriority(os.PRIO_PROCESS, process.pid, LEAST)
-                Path(f"/proc/{process.pid}/autogroup").write_text(str(LEAST))
-        return cls(name, process, time.monotonic())
+                os.setpriority(os.PRIO_PROCESS, process.pid, LEAST_PRIORITY)
+                Path(f"/proc/{process.pid}/autogroup").write_text(str(LEAST_PRIORITY))
+        return cls(name, process, time.monotonic(), Path(outcomes))
 
     def follow(self) -> None:
-        """Show its output until it ends."""
+        """Print the output until the process ends, then read its result."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             print(f"[{self.name}] {line}", end="", flush=True)
             self.summary = line.strip() or self.summary
-            if SHORT_SUMMARY in line:
-                self.failures.clear()  # what came before is output of a test that runs pytest itself
-            elif line.startswith(("FAILED ", "ERROR ")):
-                self.failures.append(line.strip())
-        _, status, used = os.wait4(self.process.pid, 0)  # wait() does not tell what it used
+        _, status, used = os.wait4(self.process.pid, 0)  # wait() does not return the CPU time
         self.process.returncode = os.waitstatus_to_exitcode(status)
-        self.seconds, self.cpu_seconds = time.monotonic() - self.began, used.ru_utime + used.ru_stime
+        self.seconds, self.cpu_seconds = time.monotonic() - self.started, used.ru_utime + used.ru_stime
+        self.failures = read_failures(self.outcomes)
 
     @property
     def passed(self) -> bool:
         return self.process.returncode == 0
 
+    @property
+    def refused(self) -> list[Failure]:
+        """Failed tests that are not flaky."""
+        return [failure for failure in self.failures if failure not in self.flaky]
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the tier does not fail the run: it passed, or each of its failures is a flaky test."""
+        only_tests = self.process.returncode == TESTS_FAILED and bool(self.failures)
+        return self.passed or (only_tests and not self.refused)
+
+    @property
+    def verdict(self) -> str:
+        if self.passed:
+            return "passed"
+        return "passed with flaky tests" if self.is_accepted else f"FAILED ({self.process.returncode})"
+
 
 class Run:
-    """All wanted tiers, each lane in a thread of its own that goes on with what nobody has taken yet, then what comes at last.
+    """All wanted tiers: each lane in a thread of its own, then the tiers that come last, then failed tests in isolation.
 
-    A signal to end goes on to what runs, and nothing more is started.
+    A signal to end is passed on to the running tiers, and no further one starts.
     """
 
-    def __init__(self, wanted: Sequence[str], memory: str | None) -> None:
+    def __init__(self, wanted: Sequence[str], settings: Settings) -> None:
         self.done: list[Tier] = []
-        self._memory = memory
+        self._settings = settings
         *self._lanes, self._waiting, then, self._last = (
             [name for name in names if not wanted or name in wanted] for names in (*LANES, WAITING, THEN, AT_LAST)
         )
@@ -169,48 +214,47 @@ class Run:
         self._stopped = False
 
     def __call__(self) -> bool:
-        """Run to the end; whether all was run and passed."""
+        """Run to the end; return whether all tiers ran and are accepted."""
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        lanes = [*(chain(lane, iter(self._next, None)) for lane in self._lanes), self._waiting]
-        beside = threading.Thread(target=self._follow, args=(iter(self._next_patient, None), True))
-        for threads in ([*(self._thread(lane) for lane in lanes), beside], [self._thread(self._last)]):
+        lanes = [*(chain(lane, iter(self._take_next, None)) for lane in self._lanes), self._waiting]
+        patient = threading.Thread(target=self._follow, args=(iter(self._take_patient, None), True))
+        for threads in ([*(self._thread(lane) for lane in lanes), patient], [self._thread(self._last)]):
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        for tier in list(self.done):
-            self._look_again(tier)
+        self._isolate_failures()
         for number, handler in before.items():
             signal.signal(number, handler)
-        return not self._stopped and all(tier.passed for tier in self.done)
+        return not self._stopped and all(tier.is_accepted for tier in self.done)
 
     def _thread(self, lane: Iterable[str]) -> threading.Thread:
         return threading.Thread(target=self._follow, args=(lane,))
 
     def _follow(self, lane: Iterable[str], patient: bool = False) -> None:
         for name in lane:
-            if (tier := self._one(name, *([LONG] if patient else []), patient=patient)) is not None:
+            if (tier := self._run_tier(name, patient=patient)) is not None:
                 self.done.append(tier)
 
-    def _next(self) -> str | None:
-        """A tier that belongs to no lane and that no lane has taken."""
+    def _take_next(self) -> str | None:
+        """Return a tier that belongs to no lane and has not started."""
         with suppress(IndexError):
             return self._then.popleft()
         return None
 
-    def _next_patient(self) -> str | None:
-        """The last tier that no lane has taken, if it is a patient one and both lanes began with something else."""
-        with suppress(IndexError):  # the others take from the other end, at the same time
+    def _take_patient(self) -> str | None:
+        """Return the last tier that has not started, if it is patient and both lanes have a tier of their own."""
+        with suppress(IndexError):  # the lanes take from the other end, at the same time
             if all(self._lanes) and self._then[-1] in PATIENT:
                 return self._then.pop()
         return None
 
-    def _one(self, name: str, *options: str, patient: bool = False) -> Tier | None:
-        """Run a tier to its end; None after a signal to end."""
+    def _run_tier(self, name: str, targets: Sequence[str] = (), *, patient: bool = False) -> Tier | None:
+        """Run a tier to its end; return None after a signal to end."""
         with self._lock:
             if self._stopped:
                 return None
-            tier = Tier.start(name, self._memory, *options, patient=patient)
+            tier = Tier.start(name, self._settings, targets, patient=patient)
             self._running.append(tier)
         print(f"== {name}\n", end="", flush=True)  # one write: lanes print at once
         tier.follow()
@@ -218,13 +262,22 @@ class Run:
             self._running.remove(tier)
         return tier
 
-    def _look_again(self, tier: Tier) -> None:
-        """Run the few tests that failed once more; that changes no verdict."""
-        if tier.process.returncode != TESTS_FAILED or not 0 < len(tier.failures) <= FEW:
+    def _isolate_failures(self) -> None:
+        """Run each failed test twice more without any other tier, unless there are more than the list of flaky tests may hold."""
+        failed = [tier for tier in self.done if tier.process.returncode == TESTS_FAILED]
+        if sum(len(tier.failures) for tier in failed) > flakes.MAX_OPEN:
             return
-        again = self._one(tier.name, "--last-failed", "--last-failed-no-failures=none")
-        if again is not None:
-            tier.passes_alone = again.passed
+        for tier in failed:
+            for failure in tier.failures:
+                runs = (self._passes_alone(tier.name, failure) for _ in range(ISOLATED_RUNS))
+                if all(runs):
+                    tier.flaky.append(failure)
+            tier.is_isolated = True
+
+    def _passes_alone(self, name: str, failure: Failure) -> bool:
+        """Run a failed test, and the tests that were skipped because of it, in a pytest of their own."""
+        again = self._run_tier(name, (failure.test, *failure.dependents))
+        return again is not None and again.passed
 
     def _stop(self, number: int, _frame: object) -> None:
         self._stopped = True  # without the lock: this runs in the main thread, which never holds it
@@ -233,35 +286,68 @@ class Run:
                 tier.process.send_signal(number)
 
 
-def main(wanted: Sequence[str]) -> int:
-    """Run the wanted tiers, all without any.
+def record_flakes(tiers: Sequence[Tier], seed: int) -> list[str]:
+    """Print the flaky tests and, outside of CI, add them to the list; return why the list makes the run fail."""
+    new = [Flake(each.test, tier.name, seed, each.seconds) for tier in tiers for each in tier.flaky]
+    for flake in new:
+        print(f"FLAKY {flake.test} (tier {flake.tier}, seed {flake.seed}, {flake.seconds:.1f} s)")
+    text, today = flakes.PATH.read_text(), date.today()
+    if new and not os.environ.get("CI"):
+        flakes.PATH.write_text(flakes.add_rows(text, new, today))
+    elif new:
+        print("Add to tests/flakes.md, with the suspected cause:", *(flake.row(today) for flake in new), sep="\n")
+    return flakes.problems(text, today, new)
 
-    Returns:
-        The exit code: 0 when nothing failed.
-    """
-    if unknown := sorted(set(wanted) - set(TIERS)):
-        print(f"unknown tier {', '.join(unknown)}; there are {', '.join(TIERS)}", file=sys.stderr)
-        return 2
-    began, busy = time.monotonic(), busy_seconds()
-    os.sync()  # images that were just built: nobody shall wait for them to reach the disk
-    with scratch() as memory:
-        run = Run(wanted, memory)
-        passed = run()
-    seconds, cores = time.monotonic() - began, os.cpu_count() or 1
-    share = (busy_seconds() - busy) / (seconds * cores)
-    print(f"all tiers: {seconds:.0f} s, in which {share:.0%} of {cores} cores computed", flush=True)
-    for tier in run.done:
-        verdict = "passed" if tier.passed else f"FAILED ({tier.process.returncode})"
-        took = f"{tier.seconds:.0f} s (computing: {tier.cpu_seconds:.0f} s)"
-        print(f"{tier.name}: {verdict} in {took}: {tier.summary}", flush=True)
-    for tier in run.done:
-        for line in tier.failures:
-            print(f"[{tier.name}] {line}", flush=True)
-        if tier.passes_alone is not None:
+
+def print_result(tiers: Sequence[Tier], started: float, busy: float) -> None:
+    """Print one line per tier, then one line per failed test."""
+    seconds, cores = time.monotonic() - started, os.cpu_count() or 1
+    used = busy_seconds() - busy
+    print(
+        f"all tiers: {seconds:.0f} s and {used:.0f} CPU seconds, {used / (seconds * cores):.0%} of {cores} cores",
+        flush=True,
+    )
+    for tier in tiers:
+        took = f"{tier.seconds:.0f} s ({tier.cpu_seconds:.0f} CPU seconds)"
+        print(f"{tier.name}: {tier.verdict} in {took}: {tier.summary}", flush=True)
+    for tier in tiers:
+        for failure in tier.refused:
             print(
-                f"[{tier.name}] alone, {'all of these passed' if tier.passes_alone else 'they failed too'}", flush=True
+                f"[{tier.name}] FAILED {failure.test}{', in isolation as well' if tier.is_isolated else ''}", flush=True
             )
-    return 0 if passed else 1
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.tiers", description="Run tiers of tests.")
+    parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"default: all of {', '.join(TIERS)}")
+    parser.add_argument("--full", action="store_true", help="run all tests, not only the gate")
+    parser.add_argument(
+        "--seed", type=int, help="seed of drawn examples (default: 0 for the gate, a new one for --full)"
+    )
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.tiers) - set(TIERS)):
+        parser.error(f"unknown tier {', '.join(unknown)}; there are {', '.join(TIERS)}")
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1 << 31) if options.full else GATE_SEED
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the wanted tiers, or all of them; return exit code 0 if no tier failed."""
+    options = parse_arguments(arguments)
+    if problems := flakes.problems(flakes.PATH.read_text(), date.today()):
+        print(*problems, sep="\n", file=sys.stderr)
+        return 1
+    print(f"{'full set' if options.full else 'gate'}, seed {options.seed}", flush=True)
+    started, busy = time.monotonic(), busy_seconds()
+    os.sync()  # images that were just built: no test shall wait until they are on the disk
+    with scratch() as memory, tempfile.TemporaryDirectory(prefix="rlrun-outcomes-") as logs:
+        run = Run(options.tiers, Settings(Path(logs), memory, options.seed, options.full))
+        accepted = run()
+    print_result(run.done, started, busy)
+    problems = record_flakes(run.done, options.seed)
+    print(*problems, sep="\n", end="\n" if problems else "", flush=True)
+    return 0 if accepted and not problems else 1
 
 
 if __name__ == "__main__":

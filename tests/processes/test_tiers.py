@@ -1,23 +1,53 @@
-"""The runner of tiers: no test file is outside of every tier, and a tier that fails or finds nothing is told."""
+"""The runner of tiers: each test file belongs to one tier, a failed or empty tier fails the run, a flaky test gets a row."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, timedelta
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from tests import flakes
 from tests import tiers as runner
 from tests.support.python_path import before
 from tests.tiers import AT_LAST, LANES, THEN, TIERS, WAITING
 
 ROOT = Path(__file__).parents[2]
+Lanes = Callable[..., None]
 BY_HAND = ("tests/gpu", "tests/controllers")
 """Run where there is a GPU, and where Kueue has been built: `make test-controllers`."""
+
+
+@pytest.fixture
+def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
+    """Replace the tiers and lanes of the runner; tests run in an empty folder, with an empty list of flaky tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("PYTHONPATH", before(ROOT))
+    monkeypatch.delenv("CI", raising=False)
+    (tmp_path / "flakes.md").write_text(flakes.PATH.read_text())
+    monkeypatch.setattr(flakes, "PATH", tmp_path / "flakes.md")
+
+    def replace(
+        tiers: Mapping[str, Path],
+        lanes: Sequence[Sequence[str]],
+        *,
+        waiting: Sequence[str] = (),
+        then: Sequence[str] = (),
+        at_last: Sequence[str] = (),
+    ) -> None:
+        monkeypatch.setattr(runner, "TIERS", {name: (str(path),) for name, path in tiers.items()})
+        monkeypatch.setattr(runner, "LANES", lanes)
+        monkeypatch.setattr(runner, "WAITING", waiting)
+        monkeypatch.setattr(runner, "THEN", then)
+        monkeypatch.setattr(runner, "AT_LAST", at_last)
+
+    return replace
 
 
 def run(*tiers: str, options: str) -> subprocess.CompletedProcess[str]:
@@ -53,9 +83,7 @@ def test_a_tier_in_which_nothing_runs_has_not_passed() -> None:
     assert (result.returncode, "unit: FAILED (5)" in result.stdout) == (1, True), result.stdout
 
 
-def test_the_last_lines_name_what_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_last_lines_name_failed_tests(tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_some.py").write_text(
         "import pytest\n"
         "@pytest.fixture\n"
@@ -66,60 +94,183 @@ def test_the_last_lines_name_what_failed(
         "    assert 1 == 2, 'one is not two'\n"
         "def test_unable(absent): pass\n"
     )
-    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path),)})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "LANES", (("some",),))
-    monkeypatch.setattr(runner, "WAITING", ())
-    monkeypatch.setattr(runner, "THEN", ())
-    monkeypatch.setattr(runner, "AT_LAST", ())
-    monkeypatch.setenv("COLUMNS", "400")
+    lanes({"some": tmp_path}, [["some"]])
     assert runner.main([]) == 1
     table, *last = capsys.readouterr().out.split("some: FAILED (1) in ")[1].splitlines()
     assert "1 failed, 1 passed, 1 error" in table
-    bad, unable, alone = last
-    assert alone == "[some] alone, they failed too"
-    assert (bad.startswith("[some] FAILED "), "test_some.py::test_bad - AssertionError: one is not two" in bad) == (
-        True,
-        True,
-    )
-    assert (unable.startswith("[some] ERROR "), "test_some.py::test_unable - OSError: no such thing" in unable) == (
-        True,
-        True,
-    )
+    assert last == [
+        "[some] FAILED test_some.py::test_bad, in isolation as well",
+        "[some] FAILED test_some.py::test_unable, in isolation as well",
+    ]
+    assert flakes.open_rows(flakes.PATH.read_text()) == []
 
 
-def test_the_few_that_failed_are_looked_at_again_alone_and_have_failed_whatever_comes_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+HASTY = """
+from pathlib import Path
+import pytest
+here = Path(__file__).parent
+
+def run_number(name):
+    with (here / name).open("a+") as file:
+        file.write(".")
+        return file.tell()
+
+@pytest.mark.parametrize("number", range(int((here / "hasty").read_text())))
+def test_hasty(number):
+    assert run_number(f"runs-{number}") not in eval((here / "failing").read_text()), "too slow"
+"""
+
+
+def prepare_hasty(folder: Path, *, failing: Sequence[int], tests: int = 1) -> None:
+    """Write tests that fail in the runs of the given numbers, counted from 1."""
+    for old in folder.glob("runs-*"):
+        old.unlink()
+    (folder / "test_some.py").write_text(HASTY)
+    (folder / "hasty").write_text(str(tests))
+    (folder / "failing").write_text(repr(list(failing)))
+
+
+def test_flaky_test_passes_twice_in_isolation_and_gets_a_row(
+    tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lanes({"some": tmp_path}, [["some"]])
+    prepare_hasty(tmp_path, failing=[1])
+    assert runner.main(["--seed", "7"]) == 0
+    output = capsys.readouterr().out
+    assert "some: passed with flaky tests in " in output
+    assert "FLAKY test_some.py::test_hasty[0] (tier some, seed 7, " in output
+    assert flakes.open_rows(flakes.PATH.read_text()) == [(date.today(), "test_some.py::test_hasty[0]")]
+    assert len((tmp_path / "runs-0").read_text()) == 3
+
+    monkeypatch.setenv("CI", "true")
+    flakes.PATH.write_text(text := flakes.PATH.read_text().replace("test_hasty[0]", "test_other"))
+    prepare_hasty(tmp_path, failing=[1])
+    assert runner.main([]) == 0
+    assert f"| {date.today()} | `test_some.py::test_hasty[0]` | some | 0 | " in capsys.readouterr().out
+    assert flakes.PATH.read_text() == text, "a run of CI changes no file of the checkout"
+
+
+@pytest.mark.parametrize("failing", [[1, 2], [1, 3]])
+def test_test_that_fails_once_more_in_isolation_fails_the_run(
+    tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str], failing: list[int]
+) -> None:
+    lanes({"some": tmp_path}, [["some"]])
+    prepare_hasty(tmp_path, failing=failing)
+    assert runner.main([]) == 1
+    output = capsys.readouterr().out
+    assert ("FLAKY" in output, "[some] FAILED test_some.py::test_hasty[0], in isolation as well" in output) == (
+        False,
+        True,
+    )
+    assert len((tmp_path / "runs-0").read_text()) == max(failing)
+
+
+def test_more_failures_than_the_list_may_hold_are_not_run_again(tmp_path: Path, lanes: Lanes) -> None:
+    lanes({"some": tmp_path}, [["some"]])
+    prepare_hasty(tmp_path, failing=[1], tests=flakes.MAX_OPEN + 1)
+    assert runner.main([]) == 1
+    assert [len(file.read_text()) for file in tmp_path.glob("runs-*")] == [1] * (flakes.MAX_OPEN + 1)
+
+
+def test_tests_skipped_for_a_failed_fixture_run_again_with_it(
+    tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole run failed once, and what it shows fails always: a second success of the first test alone would hide that."""
+    (tmp_path / "conftest.py").write_text(
+        "from tests import fixture_failures\n"
+        "def pytest_configure(config): config.pluginmanager.register(fixture_failures)\n"
+    )
     (tmp_path / "test_some.py").write_text(
         "from pathlib import Path\n"
         "import pytest\n"
-        "runs = Path(__file__).with_name('runs')\n"
-        "runs.open('a').write('.')\n"
-        "@pytest.mark.parametrize('busy', [False, True])\n"
-        "def test_hasty(busy): assert not busy or len(runs.read_text()) > 1, 'too slow'\n"
-        "@pytest.mark.parametrize('number', range(int(Path(__file__).with_name('wrong').read_text())))\n"
-        "def test_wrong(number): assert False\n"
+        "@pytest.fixture(scope='module')\n"
+        "def run():\n"
+        "    runs = Path(__file__).with_name('runs')\n"
+        "    runs.open('a').write('.')\n"
+        "    assert len(runs.read_text()) > 1, 'too slow'\n"
+        "def test_first(run): pass\n"
+        "def test_second(run): assert False\n"
     )
-    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path),)})
-    monkeypatch.setattr(runner, "LANES", (("some",),))
-    monkeypatch.setattr(runner, "WAITING", ())
-    monkeypatch.setattr(runner, "THEN", ())
-    monkeypatch.setattr(runner, "AT_LAST", ())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "400")
-    for wrong, runs, said in ((0, 2, "alone, all of these passed"), (1, 2, "alone, they failed too"), (3, 1, None)):
-        (tmp_path / "wrong").write_text(str(wrong))
-        (tmp_path / "runs").write_text("")
-        assert runner.main([]) == 1
-        end = capsys.readouterr().out.split("some: FAILED (1) in ")[-1]
-        assert "test_some.py::test_hasty[True]" in end
-        assert [said] == ([line.removeprefix("[some] ") for line in end.splitlines() if " alone, " in line] or [None])
-        assert len((tmp_path / "runs").read_text()) == runs
+    lanes({"some": tmp_path}, [["some"]])
+    assert runner.main([]) == 1
+    output = capsys.readouterr().out
+    assert "1 skipped" in output
+    assert ("FLAKY" in output, "FAILED test_some.py::test_first, in isolation as well" in output) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(8, "test_old")], "test_old has been open since"),
+        ([(1, f"test_{number}") for number in range(6)], "6 flaky tests are open, at most 5 may be"),
+    ],
+)
+def test_list_of_flaky_tests_that_is_long_or_old_fails_the_run_before_it_starts(
+    tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str], rows: list[tuple[int, str]], message: str
+) -> None:
+    lanes({"some": tmp_path}, [["some"]])
+    prepare_hasty(tmp_path, failing=[])
+    text = flakes.PATH.read_text()
+    for age, test in rows:
+        day = date.today() - timedelta(days=age)
+        text = flakes.add_rows(text, [flakes.Flake(test, "unit", 0, 1.5)], day)
+    flakes.PATH.write_text(text)
+    assert runner.main([]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs-0").exists()
+    flakes.PATH.write_text(text.replace("## Open\n", "").replace("## Closed", "## Open"))
+    assert runner.main([]) == 0, "rows of repaired tests do not count"
+
+
+def test_sixth_flaky_test_fails_the_run_that_finds_it(
+    tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lanes({"some": tmp_path}, [["some"]])
+    prepare_hasty(tmp_path, failing=[1], tests=2)
+    listed = [flakes.Flake(f"test_{number}", "unit", 0, 1.5) for number in range(4)]
+    flakes.PATH.write_text(flakes.add_rows(flakes.PATH.read_text(), listed, date.today()))
+    assert runner.main([]) == 1
+    assert "6 flaky tests are open, at most 5 may be" in capsys.readouterr().out
+
+
+def test_gate_leaves_out_the_full_set(tmp_path: Path, lanes: Lanes) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "from pathlib import Path\n"
+        "import pytest\n"
+        "ran = Path(__file__).with_name('ran').open('a')\n"
+        "def test_gate(): ran.write('gate ')\n"
+        "@pytest.mark.full\n"
+        "def test_sweep(): ran.write('sweep ')\n"
+    )
+    lanes({"some": tmp_path}, [["some"]])
+    for options, ran in (([], "gate "), (["--full"], "gate sweep ")):
+        (tmp_path / "ran").unlink(missing_ok=True)
+        assert runner.main(options) == 0
+        assert (tmp_path / "ran").read_text() == ran
+
+
+def test_gate_draws_the_same_examples_and_the_full_set_others(
+    tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "from pathlib import Path\n"
+        "from hypothesis import given, settings, strategies\n"
+        "drawn = Path(__file__).with_name('drawn').open('a')\n"
+        "@settings(database=None)\n"
+        "@given(strategies.integers())\n"
+        "def test_drawn(number): drawn.write(f'{number} ')\n"
+    )
+    lanes({"some": tmp_path}, [["some"]])
+    drawn = []
+    for options in ([], [], ["--full"], ["--full", "--seed", "0"]):
+        (tmp_path / "drawn").unlink(missing_ok=True)
+        assert runner.main(options) == 0
+        drawn.append((tmp_path / "drawn").read_text())
+    assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
 
 
 def test_temporary_files_are_in_memory_and_gone_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test_some.py").write_text(
         "import tempfile\n"
@@ -129,12 +280,7 @@ def test_temporary_files_are_in_memory_and_gone_afterwards(
     )
     memory = tmp_path / "memory"
     memory.mkdir()
-    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path / "test_some.py"),)})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "LANES", (("some",),))
-    monkeypatch.setattr(runner, "WAITING", ())
-    monkeypatch.setattr(runner, "THEN", ())
-    monkeypatch.setattr(runner, "AT_LAST", ())
+    lanes({"some": tmp_path / "test_some.py"}, [["some"]])
     monkeypatch.setattr(runner, "MEMORY", memory)
     monkeypatch.setattr(runner, "ENOUGH_BYTES", 1)
     for in_memory in (True, False):
@@ -148,7 +294,7 @@ def test_temporary_files_are_in_memory_and_gone_afterwards(
 
 
 def test_a_lane_that_is_through_takes_what_no_lane_has_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The long lane ends only after all others have run, so these have run in the other one, and each of them once.
 
@@ -170,20 +316,16 @@ def test_a_lane_that_is_through_takes_what_no_lane_has_begun(
             f"    assert {name!r} != 'free' or (here / 'short').exists()\n"
             f"    (here / '{name}').open('a').write('.')\n"
         )
-    monkeypatch.setattr(runner, "TIERS", {name: (str(tmp_path / f"test_{name}.py"),) for name in names})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "LANES", (("long",), ("short",)))
-    monkeypatch.setattr(runner, "WAITING", ("waits",))
-    monkeypatch.setattr(runner, "THEN", ("free",))
-    monkeypatch.setattr(runner, "AT_LAST", ("last",))
+    files = {name: tmp_path / f"test_{name}.py" for name in names}
+    lanes(files, [["long"], ["short"]], waiting=["waits"], then=["free"], at_last=["last"])
     assert runner.main([]) == 0, capsys.readouterr().out
     assert [(tmp_path / name).read_text() for name in names] == ["."] * len(names)
     started = [line.removeprefix("== ") for line in capsys.readouterr().out.splitlines() if line.startswith("== ")]
     assert (sorted(started), started[-1]) == (sorted(names), "last")
 
 
-def test_patient_tiers_run_beside_the_others_on_what_these_leave_of_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_patient_tiers_run_next_to_the_others_with_the_least_priority(
+    tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both lanes end only after the patient tiers: nobody else can have run these. What is not patient is left to the lanes."""
     waits = "    while not all((here / name).exists() for name in ('calm', 'calmer')): time.sleep(0.05)\n"
@@ -197,14 +339,9 @@ def test_patient_tiers_run_beside_the_others_on_what_these_leave_of_the_cores(
             f"    (here / '{name}').open('a').write(str(os.getpriority(os.PRIO_PROCESS, 0)))\n"
         )
     usual = str(os.getpriority(os.PRIO_PROCESS, 0))
-    tiers = {name: (str(tmp_path / f"test_{name}.py"),) for name in ("long", "short", "free", "calm", "calmer")}
-    monkeypatch.setattr(runner, "TIERS", tiers)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "LANES", (("long",), ("short",)))
-    monkeypatch.setattr(runner, "WAITING", ())
-    monkeypatch.setattr(runner, "THEN", ("free", "calm", "calmer"))
+    tiers = {name: tmp_path / f"test_{name}.py" for name in ("long", "short", "free", "calm", "calmer")}
+    lanes(tiers, [["long"], ["short"]], then=["free", "calm", "calmer"])
     monkeypatch.setattr(runner, "PATIENT", frozenset({"calm", "calmer"}))
-    monkeypatch.setattr(runner, "AT_LAST", ())
     assert runner.main([]) == 0, capsys.readouterr().out
     assert [(tmp_path / name).read_text() for name in tiers] == [usual] * 3 + ["19"] * 2
     for name in tiers:
@@ -226,6 +363,7 @@ def test_a_signal_ends_what_runs_and_starts_nothing_more(tmp_path: Path) -> None
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
+    assert process.stdout.readline() == "gate, seed 0\n"
     started = {process.stdout.readline() for _ in (*LANES, *WAITING)}
     assert started == {"== controlplane\n", f"== {THEN[0]}\n", f"== {THEN[1]}\n"}
     process.terminate()
