@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 
@@ -18,16 +18,30 @@ def clusters_root() -> Path:
     return cache_root() / "clusters"
 
 
+def full_disk_advice() -> str:
+    """Return the fix for a full disk: all folders that grow, and the variables that move them."""
+    return (
+        f"a disk is full: free some space, or set RLRUN_CACHE (now {cache_root()}), and GOCACHE and GOMODCACHE "
+        "(see `go env GOCACHE GOMODCACHE`), to folders on a larger disk. Then repeat the command"
+    )
+
+
 @contextmanager
-def locked(name: str, *, shared: bool = False) -> Iterator[None]:
+def locked(name: str, *, shared: bool = False, waiting: AbstractContextManager[object] | None = None) -> Iterator[None]:
     """Hold the lock called `name` against every other process that uses the same cache.
 
     Args:
         name: what is guarded ("golden", "network", "binary-kube", "cluster-NAME").
         shared: readers may hold it together; a writer waits for all of them.
+        waiting: entered while another process holds the lock, such as a step of a `Progress`.
     """
     folder = cache_root() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
+    mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with (folder / name).open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with waiting or nullcontext():
+                fcntl.flock(handle, mode)
         yield
