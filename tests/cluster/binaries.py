@@ -15,11 +15,11 @@ from pathlib import Path
 from .cache import cache_root, locked
 from .downloads import DownloadError, Release
 from .errors import ClusterError
-from .progress import Progress
+from .preparation import golang
+from .progress import Progress, duration
 
 MODULES = Path(__file__).parent / "kube"  # one Go module for each tool, pinned by its go.mod and go.sum
 OLDEST_GO = (1, 24)
-BUILD_JOBS = 2  # a link of Kubernetes takes 2 GB: more jobs at a time help little and can exhaust a small machine
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 GITHUB = "https://github.com"
 
@@ -134,7 +134,9 @@ def find(*names: str, progress: Progress) -> dict[str, Path]:
     commands: dict[str, Path] = {}
     for name in names:
         tool = TOOLS[name]
-        with locked(f"binary-{name}"):
+        with locked(
+            f"binary-{name}", waiting=progress.step(f"{tool.version_text}: waits for another process that gets it")
+        ):
             folder = _given(tool) or _cached(tool) or _downloaded(tool, progress) or _built(tool, progress)
         commands |= {command: folder / command for command in tool.commands}
     return commands
@@ -172,8 +174,13 @@ def _downloaded(tool: Tool, progress: Progress) -> Path | None:
     if not tool.releases:
         return None
     folder = _cache_folder(tool, "release")
+    contents: dict[str, bytes] = {}
     try:
-        contents = {command: release.fetch(tool.version) for command, release in tool.releases.items()}
+        with progress.step(
+            f"{tool.version_text}: download", lambda: f"{len(contents)} of {len(tool.releases)} files done"
+        ):
+            for command, release in tool.releases.items():
+                contents[command] = release.fetch(tool.version)
     except DownloadError as reason:
         progress(f"{tool.name}: no release download ({reason})")
         return None
@@ -189,12 +196,8 @@ def go_version() -> str:
     """The version of the Go on PATH ("1.26.8"); empty without one."""
     if shutil.which("go") is None:
         return ""
-    answer = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, env=_go_environment())
+    answer = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, env=golang.environment())
     return answer.stdout.strip().removeprefix("go")
-
-
-def _go_environment() -> dict[str, str]:
-    return {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-trimpath -buildvcs=false", "CGO_ENABLED": "0"}
 
 
 def _built(tool: Tool, progress: Progress) -> Path:
@@ -210,24 +213,23 @@ def _built(tool: Tool, progress: Progress) -> Path:
     folder = _cache_folder(tool, f"go{version}")
     minor = tool.version.split(".")[1] if tool.version else ""
     flags = f"-s -w {tool.version_flags.format(version=tool.version, minor=minor)}".strip()
+    program = golang.Program(tool.version_text, tool.folder, tool.package, flags)
+    began = progress.seconds
     with _replacing(folder) as new:
-        command = ["go", "build", "-p", str(BUILD_JOBS), "-ldflags", flags, "-o", str(new / tool.name), tool.package]
-        environment = {**_go_environment(), "GOMAXPROCS": str(BUILD_JOBS)}
-        result = subprocess.run(command, cwd=tool.folder, env=environment, capture_output=True, text=True)
-        if result.returncode != 0:
-            tail = "\n".join(result.stderr.strip().splitlines()[-15:])
-            raise ClusterError(f"{' '.join(command)} failed in {tool.folder}:\n{tail}")
+        golang.build(program, new / tool.name, progress)
         for name in tool.commands:
             if name != tool.name:
                 (new / name).symlink_to(tool.name)
-    progress(f"{tool.version_text} built")
+    progress(f"{tool.version_text} built in {duration(progress.seconds - began)}")
     return folder
 
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` at the end, whole or not at all."""
+    """A new folder that takes the place of `folder` at the end, whole or not at all. The caller holds the tool's lock."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name.split('-')[0]}-*"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     new.chmod(0o755)
     try:
