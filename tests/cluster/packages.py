@@ -3,11 +3,13 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .errors import ClusterError
-from .progress import Say
+from .preparation.commands import run, text_from
+from .progress import Progress
 
 # A file that each package brings. The paths of programs are searched in PATH and the sbin folders.
 PACKAGES = {
@@ -30,7 +32,7 @@ def missing_packages() -> list[str]:
     return [name for name, proof in PACKAGES.items() if not _there(proof)]
 
 
-def ensure_packages(say: Say) -> None:
+def ensure_packages(progress: Progress) -> None:
     """Install what is missing with apt-get, or say how.
 
     Raises:
@@ -41,8 +43,8 @@ def ensure_packages(say: Say) -> None:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise ClusterError(missing_message(missing))
-    say(f"apt-get install {' '.join(missing)}")
-    install(missing)
+    progress(f"apt-get install {' '.join(missing)}")
+    install(missing, progress)
     if still := missing_packages():
         raise ClusterError(f"apt-get installed {' '.join(missing)}, yet {still[0]} does not bring {PACKAGES[still[0]]}")
 
@@ -53,20 +55,26 @@ def missing_message(missing: Iterable[str]) -> str:
     return f"the native cluster needs packages that are not installed. Install them: sudo apt-get install -y {names}"
 
 
-def install(packages: Iterable[str]) -> None:
+def install(packages: Sequence[str], progress: Progress | None = None) -> None:
     """Run `apt-get install`; its package lists are fetched first when the first try fails.
+
+    Args:
+        packages: their names.
+        progress: receives lines while apt-get runs; silent by default.
 
     Raises:
         ClusterError: apt-get failed every time; its last lines are in the message.
     """
     command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", *packages]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for _ in range(APT_TRIES):
-        result = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if result.returncode == 0:
-            return
-        subprocess.run(["apt-get", "update", "-q"], env=environment, capture_output=True)
-    tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-5:])
+    progress, name = progress or Progress(lambda _: None), f"apt-get, {packages[0]} and {len(packages) - 1} others"
+    with tempfile.TemporaryDirectory(prefix="rlrun-apt-") as folder:
+        log = Path(folder) / "apt.log"
+        for _ in range(APT_TRIES):
+            if run(command, log, progress=progress, name=name, environment=environment) == 0:
+                return
+            tail = "\n".join(text_from(log).strip().splitlines()[-5:])
+            run(["apt-get", "update", "-q"], log, progress=progress, name="apt-get update", environment=environment)
     raise ClusterError(f"{' '.join(command)} failed {APT_TRIES} times:\n{tail}")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.errors import ClusterError
+from tests.cluster.progress import Progress
 
 from .builder import IMAGES, build
 
@@ -24,10 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     building.add_argument("--push-to", type=Path, metavar="DIR", help="also put the archives into DIR, as NAME.tar")
     options = parser.parse_args(argv)
     try:
-        images = build(options.names or IMAGES, say=lambda line: print(line, file=sys.stderr, flush=True))
+        progress = Progress(lambda line: print(line, file=sys.stderr, flush=True))
+        images = build(options.names or IMAGES, progress=progress)
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     for image in images.values():
         print(f"{image.name:<10} {image.reference}  {image.archive}")
         if options.push_to is not None:

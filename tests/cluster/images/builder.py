@@ -2,14 +2,13 @@
 
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.cache import cache_root, locked
 from tests.cluster.errors import ClusterError
-from tests.cluster.progress import Say
+from tests.cluster.progress import Progress, duration
 
 from .engines import Engine, choose, docker_works
 from .inputs import File, Ignore, arguments, copied, files, key, parse, read, write
@@ -70,34 +69,41 @@ def plan(name: str, base: Mapping[str, str], *, root: Path, archives: Path) -> P
     return Plan(BuiltImage(name, f"localhost/rlrun-{name}:{tag}", archives / f"{name}-{tag}.tar"), values, content)
 
 
-def build(names: Sequence[str] = IMAGES, *, say: Say = print) -> dict[str, BuiltImage]:
+def build(names: Sequence[str] = IMAGES, *, progress: Progress | None = None) -> dict[str, BuiltImage]:
     """Build the images that are not there as CPU images, the way the product's users build theirs.
 
     Args:
         names: some of `IMAGES`.
+        progress: prints a line per image, and lines about a build that takes long; on standard output by default.
 
     Raises:
         ClusterError: no program to build with, or a build failed.
     """
+    progress = progress or Progress()
     archives = cache_root() / "images"
     archives.mkdir(parents=True, exist_ok=True)
-    with locked("images"):
+    with locked("images", waiting=progress.step("images: wait for another process that builds some")):
         for folder in archives.glob("context-*"):  # of a build that was killed
             shutil.rmtree(folder)
-        return build_with(choose(docker_works, say), names, root=ROOT, archives=archives, say=say)
+        for unfinished in archives.glob("*.tmp"):
+            unfinished.unlink()
+        engine = choose(docker_works, progress)
+        return build_with(engine, names, root=ROOT, archives=archives, progress=progress)
 
 
-def build_with(engine: Engine, names: Sequence[str], *, root: Path, archives: Path, say: Say) -> dict[str, BuiltImage]:
+def build_with(
+    engine: Engine, names: Sequence[str], *, root: Path, archives: Path, progress: Progress
+) -> dict[str, BuiltImage]:
     """`build` with a given engine, checkout and folder of archives."""
     plans = [plan(name, engine.base(), root=root, archives=archives) for name in names]
     missing = [each for each in plans if not each.image.archive.exists()]
     if missing:
-        engine.prepare(say)
+        engine.prepare()
     for each in missing:
-        began = time.monotonic()
+        began = progress.seconds
         _make(engine, each, archives)
         size = each.image.archive.stat().st_size / 1e6
-        say(f"image {each.image.reference} built in {time.monotonic() - began:.1f} s, {size:.0f} MB")
+        progress(f"image {each.image.reference} built in {duration(progress.seconds - began)}, {size:.0f} MB")
     for each in plans:
         each.image.archive.touch()  # the newest stay
         _forget_old(engine, each.image)

@@ -4,13 +4,16 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from tests.cluster.cache import cache_root
+from tests.cluster.cache import cache_root, full_disk_advice
 from tests.cluster.errors import ClusterError
 from tests.cluster.packages import SEARCH_PATH, install
-from tests.cluster.progress import Say
+from tests.cluster.preparation import commands
+from tests.cluster.preparation.output import image_state, is_disk_full, last_line
+from tests.cluster.progress import Progress
 
 from .base import BASE_PACKAGES, base_key, base_script
 
@@ -29,8 +32,8 @@ class Engine(Protocol):
     def base(self) -> dict[str, str]:
         """The build arguments that name the base image. Quick: makes nothing."""
 
-    def prepare(self, say: Say) -> None:
-        """See to the base image.
+    def prepare(self) -> None:
+        """Make the base image if it is missing.
 
         Raises:
             ClusterError: it cannot be had.
@@ -54,11 +57,11 @@ class Engine(Protocol):
         """Forget an image, if it is there."""
 
 
-def choose(docker_works: Callable[[], bool], say: Say) -> Engine:
+def choose(docker_works: Callable[[], bool], progress: Progress) -> Engine:
     """Docker if it works, else buildah."""
     if docker_works():
-        return Docker()
-    return Buildah(cache_root() / "buildah", say)
+        return Docker(progress)
+    return Buildah(cache_root() / "buildah", progress)
 
 
 def docker_works() -> bool:
@@ -81,18 +84,21 @@ def docker_works() -> bool:
 class Docker:
     """Builds with docker's own cache and gets the base image from its registry."""
 
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
     def base(self) -> dict[str, str]:
         return {"BASE_IMAGE": DOCKER_BASE, "SYSTEM_PACKAGES": " ".join(BASE_PACKAGES)}
 
-    def prepare(self, say: Say) -> None:
-        """Nothing: `docker_works` has the base image."""
+    def prepare(self) -> None:
+        """Do nothing: `docker_works` has pulled the base image."""
 
     def build(self, context: Path, reference: str, values: Mapping[str, str], log: Path) -> None:
         command = ["docker", "build", "--tag", reference, *_build_arguments(values), str(context)]
-        _run(command, log, {**os.environ, "DOCKER_BUILDKIT": "1"})
+        _run(command, log, self._progress, reference, {**os.environ, "DOCKER_BUILDKIT": "1"})
 
     def save(self, reference: str, archive: Path, log: Path) -> None:
-        _run(["docker", "save", "--output", str(archive), reference], log)
+        _save(["docker", "save", "--output", str(archive), reference], archive, log, self._progress)
 
     def remove(self, reference: str) -> None:
         subprocess.run(["docker", "image", "rm", reference], capture_output=True)
@@ -101,11 +107,12 @@ class Docker:
 class Buildah:
     """Builds with buildah in a folder of its own. Every call has its own mount namespace, so no mount outlives it."""
 
-    def __init__(self, folder: Path, say: Say) -> None:
+    def __init__(self, folder: Path, progress: Progress) -> None:
         """Find the programs, install them when that is possible.
 
         Args:
             folder: holds the layers and the caches of builds.
+            progress: receives lines about what is installed and built.
 
         Raises:
             ClusterError: this is not root, or the programs cannot be had.
@@ -116,9 +123,9 @@ class Buildah:
         if missing:
             if shutil.which("apt-get") is None:
                 raise ClusterError(f"images need docker, or {' and '.join(missing)} from the distribution")
-            say(f"apt-get install {' '.join(missing)}")
-            install(missing)
-        self._folder = folder
+            progress(f"apt-get install {' '.join(missing)}")
+            install(missing, progress)
+        self._folder, self._progress = folder, progress
         self._program = [
             *("unshare", "--mount", "buildah", "--root", str(folder / "storage"), "--runroot", str(folder / "run")),
             *("--storage-driver", "overlay"),
@@ -128,14 +135,17 @@ class Buildah:
     def base(self) -> dict[str, str]:
         return {"BASE_IMAGE": f"localhost/rlrun-base:{base_key()}", "SYSTEM_PACKAGES": ""}
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self) -> None:
         self._share_package_cache()
+        subprocess.run([*self._program, "rm", "--all"], capture_output=True, env=self._environment)  # of a killed build
         reference = self.base()["BASE_IMAGE"]
         if self._has(reference):
             return
-        say(f"base image from the distribution's packages: {' '.join(BASE_PACKAGES)}")
+        self._progress(f"base image from the distribution's packages: {' '.join(BASE_PACKAGES)}")
         command = ["unshare", "--mount", "sh", "-euc", base_script(self._program[2:], reference)]
-        _run(command, self._folder / "base.log", self._environment)
+        log = self._folder / "base.log"
+        log.unlink(missing_ok=True)
+        _run(command, log, self._progress, "of the base", self._environment, last_line)
 
     def build(self, context: Path, reference: str, values: Mapping[str, str], log: Path) -> None:
         volumes = [
@@ -158,11 +168,11 @@ class Buildah:
             *(word for path in volumes for word in ("--volume", f"{path}:{path}:ro")),
             *(*_build_arguments({**values, **system_certificates}), "--tag", reference, str(context)),
         ]
-        _run(command, log, self._environment)
+        _run(command, log, self._progress, reference, self._environment)
 
     def save(self, reference: str, archive: Path, log: Path) -> None:
         command = [*self._program, "push", reference, f"docker-archive:{archive}:{reference}"]
-        _run(command, log, self._environment)
+        _save(command, archive, log, self._progress, self._environment)
 
     def remove(self, reference: str) -> None:
         subprocess.run([*self._program, "rmi", reference], capture_output=True, env=self._environment)
@@ -186,15 +196,48 @@ def _build_arguments(values: Mapping[str, str]) -> list[str]:
     return [word for name, value in {**values, **given}.items() for word in ("--build-arg", f"{name}={value}")]
 
 
-def _run(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        try:
-            code = subprocess.run(
-                command, stdout=output, stderr=output, env=environment, timeout=BUILD_TIMEOUT_S
-            ).returncode
-        except subprocess.TimeoutExpired:
-            raise ClusterError(f"{command[0]} took more than {BUILD_TIMEOUT_S:.0f} s: see {log}") from None
+def _save(
+    command: Sequence[str],
+    archive: Path,
+    log: Path,
+    progress: Progress,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    def state(_: str) -> str:
+        with suppress(OSError):
+            return f"{archive.stat().st_size // 1_000_000} MB written"
+        return ""
+
+    _run(command, log, progress, archive.name, environment, state)
+
+
+def _run(
+    command: Sequence[str],
+    log: Path,
+    progress: Progress,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+    state: Callable[[str], str] = image_state,
+) -> None:
+    """Run one command of a build.
+
+    Args:
+        name: reference of the image, or another name of what is made.
+
+    Raises:
+        ClusterError: it failed.
+    """
+    title = f"image {name.rpartition('/')[2]}"
+    code = commands.run(
+        command,
+        log,
+        progress=progress,
+        name=title,
+        state=state,
+        environment=environment,
+        timeout=BUILD_TIMEOUT_S,
+    )
     if code != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-        raise ClusterError(f"building an image failed with exit code {code}. The end of {log}:\n{tail}")
+        fix = f": {full_disk_advice()}" if is_disk_full(tail) else ""
+        raise ClusterError(f"{title}: {command[0]} failed with exit code {code}{fix}\nThe end of {log}:\n{tail}")

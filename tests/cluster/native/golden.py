@@ -11,16 +11,17 @@ repository have followed, and all layers that no image refers to any more.
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.cluster.binaries import find
-from tests.cluster.cache import cache_root, clusters_root, locked
+from tests.cluster.cache import cache_root, clusters_root, full_disk_advice, locked
 from tests.cluster.docker_archive import ArchiveContent, read_content, write_archive
 from tests.cluster.errors import ClusterError
+from tests.cluster.preparation import commands
+from tests.cluster.preparation.output import is_disk_full
 from tests.cluster.progress import Progress
 
 from . import components
@@ -45,7 +46,7 @@ def add(archives: Sequence[Path], progress: Progress) -> None:
         ClusterError: an archive cannot be read, or containerd refuses it.
     """
     contents = [(archive.resolve(), read_content(archive)) for archive in archives]
-    with locked(LOCK):
+    with locked(LOCK, waiting=progress.step("images: wait for another process that imports some")):
         imported = _imported()
         missing = [(archive, content) for archive, content in contents if not content.is_in(imported)]
         pause = find("pause", progress=progress)["pause"]
@@ -65,7 +66,7 @@ def add(archives: Sequence[Path], progress: Progress) -> None:
         drop = [name for name in outdated(table, requested) if name in imported] if collect else []
         # An import that fails half-way may have dropped names already: the table must not promise them.
         _write_table({name: key for name, key in imported.items() if name not in drop})
-        _import(Request(collect, drop, [str(archive) for archive, _ in missing]))
+        _import(Request(collect, drop, [str(archive) for archive, _ in missing]), progress)
         _write_table({name: key for name, key in table.items() if name not in drop})
         for archive, content in missing:
             progress(f"image {', '.join(content.names)} imported from {archive}")
@@ -115,7 +116,7 @@ class Request:
     archives: list[str]
 
 
-def _import(request: Request) -> None:
+def _import(request: Request, progress: Progress) -> None:
     folder = golden_root()
     config = folder / "containerd.toml"
     config.write_text(components.containerd_config(str(folder / "root"), cri=False))
@@ -126,12 +127,16 @@ def _import(request: Request) -> None:
         *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
         *(sys.executable, "-I", "-S", str(script), str(config), str(log), json.dumps(asdict(request))),
     ]
-    try:
-        result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise ClusterError(f"importing {', '.join(request.archives)} took more than {IMPORT_TIMEOUT_S} s") from None
-    if result.returncode != 0:
-        raise ClusterError(f"importing {', '.join(request.archives)} failed:\n{result.stderr.strip()}\nsee {log}")
+    output = folder / "import.log"
+    output.write_text("")
+    name = f"import of {len(request.archives)} images"
+    code = commands.run(
+        command, output, progress=progress, name=name, environment=ENVIRONMENT, timeout=IMPORT_TIMEOUT_S
+    )
+    if code != 0:
+        text = output.read_text(errors="replace").strip()
+        fix = f": {full_disk_advice()}" if is_disk_full(text) else ""
+        raise ClusterError(f"importing {', '.join(request.archives)} failed{fix}\n{text}\nsee {log}")
 
 
 def furnish(root: Path) -> dict[str, str]:

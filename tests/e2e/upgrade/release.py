@@ -14,7 +14,7 @@ from tests.cluster.cache import cache_root, locked
 from tests.cluster.deploy import INSTALL_SECONDS, RELEASE, RESTRICTED, SYSTEM
 from tests.cluster.images.builder import BuiltImage, build_with
 from tests.cluster.images.engines import choose, docker_works
-from tests.cluster.progress import Say
+from tests.cluster.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[3]
 _PARTS = (
@@ -62,12 +62,12 @@ class Release:
         cluster.helm("upgrade", "--install", RELEASE, chart, *flags, *sets, timeout=INSTALL_SECONDS + 30)
 
 
-def present(say: Say) -> Release:
+def present(progress: Progress) -> Release:
     """This checkout."""
-    return Release("present", ROOT, _built(ROOT, say))
+    return Release("present", ROOT, _built(ROOT, progress))
 
 
-def exported(commit: str, folder: Path, say: Say) -> Release:
+def exported(commit: str, folder: Path, progress: Progress) -> Release:
     """The release of a commit of this repository.
 
     Raises:
@@ -78,15 +78,17 @@ def exported(commit: str, folder: Path, say: Say) -> Release:
     root = folder / commit
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(root, filter="data")
-    return Release(commit, root, _built(root, say))
+    return Release(commit, root, _built(root, progress))
 
 
-def _built(root: Path, say: Say) -> dict[str, BuiltImage]:
+def _built(root: Path, progress: Progress) -> dict[str, BuiltImage]:
     """Images in a folder of their own: those of the tests keep two archives of each, of this checkout."""
     archives = cache_root() / "releases"
     archives.mkdir(parents=True, exist_ok=True)
-    with locked("releases"):
-        return build_with(choose(docker_works, say), ("operator", "stub"), root=root, archives=archives, say=say)
+    with locked("images"):  # one storage of the builder for all folders
+        return build_with(
+            choose(docker_works, progress), ("operator", "stub"), root=root, archives=archives, progress=progress
+        )
 
 
 def make_namespaces(cluster: Cluster, names: tuple[str, ...]) -> None:

@@ -9,7 +9,9 @@ import pytest
 from tests.cluster.errors import ClusterError
 from tests.cluster.images import BuiltImage, __main__, builder, engines
 from tests.cluster.images.builder import build_with
-from tests.cluster.progress import Say
+from tests.cluster.progress import Progress
+
+SILENT = Progress(lambda _: None)
 
 
 class Recorder:
@@ -25,7 +27,7 @@ class Recorder:
     def base(self) -> dict[str, str]:
         return {"BASE_IMAGE": "localhost/base:1", "SYSTEM_PACKAGES": ""}
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self) -> None:
         self.prepared += 1
 
     def build(self, context: Path, reference: str, values: Mapping[str, str], log: Path) -> None:
@@ -59,8 +61,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def make(engine: Recorder, checkout: Path, *names: str) -> dict[str, BuiltImage]:
-    lines: list[str] = []
-    return build_with(engine, names, root=checkout, archives=checkout.parent / "archives", say=lines.append)
+    return build_with(engine, names, root=checkout, archives=checkout.parent / "archives", progress=SILENT)
 
 
 def test_an_image_is_built_once_from_its_files_alone(checkout: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_changed_file_gives_another_image_and_archive(checkout: Path) -> None:
 
 def test_an_edit_while_the_base_is_made_does_not_reach_the_image(checkout: Path) -> None:
     class Slow(Recorder):
-        def prepare(self, say: Say) -> None:
+        def prepare(self) -> None:
             (checkout / "code/a.py").write_text("x = 'edited meanwhile'\n")
 
         def build(self, context: Path, reference: str, values: Mapping[str, str], log: Path) -> None:
@@ -128,19 +129,19 @@ def test_docker_comes_first_if_it_works(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
     monkeypatch.setattr(engines.os, "geteuid", lambda: 0)
     monkeypatch.setattr(engines.shutil, "which", lambda name, path=None: f"/usr/bin/{name}")
-    assert isinstance(engines.choose(lambda: True, print), engines.Docker)
-    assert isinstance(engines.choose(lambda: False, print), engines.Buildah)
+    assert isinstance(engines.choose(lambda: True, SILENT), engines.Docker)
+    assert isinstance(engines.choose(lambda: False, SILENT), engines.Buildah)
 
 
 def test_without_docker_and_root_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match="docker, which does not work here, or by buildah as root"):
-        engines.choose(lambda: False, print)
+        engines.choose(lambda: False, SILENT)
 
 
 def test_the_end_of_a_failed_command_is_in_the_message(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"exit code 3(.|\n)*no space left"):
-        engines._run(["sh", "-c", "echo no space left; exit 3"], tmp_path / "build.log")
+        engines._run(["sh", "-c", "echo no space left; exit 3"], tmp_path / "build.log", SILENT, "x")
 
 
 def test_the_command_prints_images_and_copies_archives(
@@ -149,7 +150,7 @@ def test_the_command_prints_images_and_copies_archives(
     archive = tmp_path / "stub-0123.tar"
     archive.write_text("content")
     image = BuiltImage("stub", "localhost/rlrun-stub:0123", archive)
-    monkeypatch.setattr(__main__, "build", lambda names, say: {"stub": image})
+    monkeypatch.setattr(__main__, "build", lambda names, progress: {"stub": image})
     assert __main__.main(["build", "stub", "--push-to", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.split() == ["stub", image.reference, str(archive)]
     assert (tmp_path / "out" / "stub.tar").read_text() == "content"
@@ -159,6 +160,6 @@ def test_the_command_says_errors_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
-    monkeypatch.setattr(builder, "choose", lambda works, say: Recorder())
+    monkeypatch.setattr(builder, "choose", lambda works, progress: Recorder())
     assert __main__.main(["build", "nothing"]) == 1
     assert capsys.readouterr().err == "error: unknown image 'nothing'; there are trainer, inference, operator, stub\n"
