@@ -6,10 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import api, binaries, prometheus
+from . import api
 from .errors import ClusterError
-from .images import IMAGES, build
-from .progress import Progress
+from .images import IMAGES
+from .preparation.entry import RESUME, report_errors
+from .preparation.prepare import prepare
+from .progress import Progress, terminal
 from .provider import PROVIDERS, detect_provider
 
 
@@ -50,17 +52,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; errors are one message on stderr and exit status 1."""
     options = parser().parse_args(arguments)
-    try:
-        return COMMANDS[options.command](options)
-    except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    interrupted = RESUME if options.command == "prepare" else ""
+    return report_errors(lambda: COMMANDS[options.command](options), interrupted=interrupted)
 
 
 def _up(options: argparse.Namespace) -> int:
-    progress = Progress()
+    progress = Progress(screen=terminal())
     cluster = api.up(
         options.name,
         nodes=options.nodes,
@@ -105,7 +102,7 @@ def _kubeconfig(options: argparse.Namespace) -> int:
 
 
 def _load_image(options: argparse.Namespace) -> int:
-    progress = Progress()
+    progress = Progress(screen=terminal())
     cluster = api.find(options.name)
     if cluster is not None:
         cluster.load_image(*options.archives)
@@ -121,20 +118,8 @@ def _load_image(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    progress = Progress()
-    native = detect_provider(None) == "native"
-    if native:
-        from .native import golden, lifecycle
-
-        lifecycle.prepare(progress)
-    else:
-        binaries.find("kube", "helm", progress=progress)
-    if options.tests:
-        binaries.find(*binaries.OF_TESTS, progress=progress)
-        prometheus.find(progress, download=True)
-    images = build(IMAGES, say=progress) if options.images else {}
-    if native:
-        golden.add([image.archive for image in images.values()], progress)
+    progress = Progress(screen=terminal())
+    prepare(progress, images=IMAGES if options.images else (), tests=options.tests)
     progress("everything that a cluster needs is in place")
     return 0
 

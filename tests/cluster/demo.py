@@ -16,8 +16,9 @@ from pathlib import Path
 from tests.cluster import api
 from tests.cluster.deploy import install
 from tests.cluster.follow import Outcome, follow
-from tests.cluster.images import build
-from tests.cluster.progress import Progress
+from tests.cluster.preparation.entry import RESUME, report_errors
+from tests.cluster.preparation.prepare import prepare
+from tests.cluster.progress import Progress, terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "quickstart.yaml"
@@ -34,18 +35,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--down", action="store_true", help="take the cluster down at the end")
     arguments = parser.parse_args(argv)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return report_errors(lambda: _run(arguments), interrupted=RESUME)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:4.0f}s] {text}")
 
-    say("images of this checkout (the first time: several minutes)")
-    built = build(IMAGES)
+    say("programs of Kubernetes, and images of this checkout (the first time: many minutes)")
+    progress = Progress(say, screen=terminal())
+    built = prepare(progress, images=IMAGES, kwok=False)
     say("local cluster of two nodes")
-    cluster = api.up(
-        arguments.name, nodes=2, images=[image.archive for image in built.values()], progress=Progress(say)
-    )
-    cluster.load_image(*(image.archive for image in built.values()))
+    archives = [image.archive for image in built.values()]
+    cluster = api.up(arguments.name, nodes=2, kwok=False, images=archives, progress=progress)
+    cluster.load_image(*archives)
     try:
         say("helm install")
         install(cluster, {name: image.reference for name, image in built.items()})

@@ -47,9 +47,18 @@ def prepare(progress: Progress, *, nodes: int = 2, kwok: bool = True) -> dict[st
     Raises:
         ClusterError: not root, not Linux, or something cannot be had.
     """
+    prepare_packages(progress)
+    return binaries.find(*tools(nodes, kwok), progress=progress)
+
+
+def prepare_packages(progress: Progress) -> None:
+    """Install the distribution's packages that a cluster needs.
+
+    Raises:
+        ClusterError: not root, not Linux, or a package cannot be had.
+    """
     _require_root()
     ensure_packages(progress)
-    return binaries.find(*tools(nodes, kwok), progress=progress)
 
 
 def _require_root() -> None:

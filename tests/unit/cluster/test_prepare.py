@@ -1,4 +1,4 @@
-"""`prepare --images`: what takes minutes is done before the tests begin, so that no test waits for an image."""
+"""`prepare`: all slow work is done before the tests, so that no test waits for a program or an image."""
 
 from __future__ import annotations
 
@@ -8,39 +8,81 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import __main__ as command
-from tests.cluster import binaries, prometheus
+from tests.cluster import api, binaries, demo, prometheus
 from tests.cluster.images import IMAGES, BuiltImage
 from tests.cluster.native import golden, lifecycle
+from tests.cluster.preparation import prepare
+
+
+class Machine:
+    """A machine of its own where everything is got at once; it records what."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, provider: str) -> None:
+        self.packages = 0
+        self.programs: list[str] = []
+        self.built: list[str] = []
+        self.unpacked: list[Path] = []
+        monkeypatch.setattr(prepare, "detect_provider", lambda _: provider)
+        monkeypatch.setattr(prepare, "build", self._build)
+        monkeypatch.setattr(lifecycle, "prepare_packages", self._install)
+        monkeypatch.setattr(golden, "add", lambda archives, _: self.unpacked.extend(archives))
+        monkeypatch.setattr(binaries, "find", lambda *names, **_: self.programs.extend(names))
+        monkeypatch.setattr(prometheus, "find", lambda _, *, download: self.programs.append("prometheus"))
+
+    def _install(self, _: object) -> None:
+        self.packages += 1
+
+    def _build(self, names: Sequence[str], **_: object) -> dict[str, BuiltImage]:
+        assert self.packages or not self.unpacked
+        self.built += names
+        return {name: BuiltImage(name, f"localhost/{name}:1", Path(f"/{name}.tar")) for name in names}
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch, "native")
 
 
 @pytest.mark.parametrize(("options", "expected"), [([], []), (["--images"], [Path(f"/{name}.tar") for name in IMAGES])])
 def test_images_are_built_and_unpacked_where_clusters_take_them_from(
-    monkeypatch: pytest.MonkeyPatch, options: list[str], expected: list[Path]
+    native: Machine, options: list[str], expected: list[Path]
 ) -> None:
-    added: list[Path] = []
-
-    def build(names: Sequence[str], **_: object) -> dict[str, BuiltImage]:
-        return {name: BuiltImage(name, f"localhost/{name}:1", Path(f"/{name}.tar")) for name in names}
-
-    monkeypatch.setattr(command, "build", build)
-    monkeypatch.setattr(command, "detect_provider", lambda _: "native")
-    monkeypatch.setattr(lifecycle, "prepare", lambda _: None)
-    monkeypatch.setattr(golden, "add", lambda archives, _: added.extend(archives))
     assert command.main(["prepare", *options]) == 0
-    assert added == expected
+    assert native.unpacked == expected
+    assert native.packages
 
 
-def test_no_test_builds_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_test_builds_a_tool(native: Machine) -> None:
     """A cold build takes longer than a test may: each tool is of a cluster, of its images, or built by `make cluster`."""
     assert set(binaries.TOOLS) == {*lifecycle.tools(2, True), "pause", *binaries.OF_TESTS, *binaries.BY_HAND}
-    found: list[str] = []
-    monkeypatch.setattr(command, "detect_provider", lambda _: "native")
-    monkeypatch.setattr(lifecycle, "prepare", lambda _: None)
-    monkeypatch.setattr(golden, "add", lambda *_: None)
-    monkeypatch.setattr(binaries, "find", lambda *names, **_: found.extend(names))
-    monkeypatch.setattr(prometheus, "find", lambda _, *, download: found.append("prometheus") if download else None)
     makefile = (Path(__file__).parents[3] / "Makefile").read_text()
     (words,) = [line.split("tests.cluster ")[1].split() for line in makefile.splitlines() if "prepare" in line]
-    monkeypatch.setattr(command, "build", lambda *_, **__: {})
     assert command.main(words) == 0
-    assert found == [*binaries.OF_TESTS, "prometheus"]
+    assert native.programs == [*lifecycle.tools(2, True), *binaries.OF_TESTS, "prometheus"]
+
+
+def test_longest_build_is_the_first() -> None:
+    assert lifecycle.tools(2, True)[0] == "kube"
+
+
+def test_demo_gets_nothing_that_only_tests_use(monkeypatch: pytest.MonkeyPatch, native: Machine) -> None:
+    class UpError(Exception):
+        pass
+
+    def up(name: str, *, kwok: bool, **_: object) -> None:
+        assert not kwok
+        raise UpError
+
+    monkeypatch.setattr(api, "up", up)
+    with pytest.raises(UpError):
+        demo.main([])
+    assert native.programs == [*lifecycle.tools(2, False)]
+    assert not {"kwok", "gitops", "prometheus"} & set(native.programs)
+    assert native.built == list(demo.IMAGES)
+
+
+def test_cluster_of_others_needs_kubectl_and_helm(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, "kubeconfig")
+    assert command.main(["prepare", "--images"]) == 0
+    assert (machine.programs, machine.unpacked, machine.packages) == (["kube", "helm"], [], 0)
+    assert machine.built == list(IMAGES)

@@ -1,0 +1,53 @@
+"""Everything slow that a cluster needs: Debian packages, then programs and images at the same time."""
+
+from collections.abc import Sequence
+
+from tests.cluster import binaries, prometheus
+from tests.cluster.images import BuiltImage, build
+from tests.cluster.native import golden, lifecycle
+from tests.cluster.progress import Progress
+from tests.cluster.provider import detect_provider
+
+from .together import run_together
+
+
+def prepare(
+    progress: Progress, *, images: Sequence[str] = (), kwok: bool = True, tests: bool = False
+) -> dict[str, BuiltImage]:
+    """Get what a cluster needs and this machine lacks.
+
+    Programs are compiled while images are built: the first needs the processor, the second mostly the network and the disk.
+
+    Args:
+        images: names of this checkout's images that are built, and unpacked for clusters of this machine.
+        kwok: whether the cluster has fake nodes.
+        tests: whether to get what tests need in addition to a cluster: Argo CD's code and Prometheus.
+
+    Returns:
+        The images by name.
+
+    Raises:
+        ClusterError: something cannot be had; the message holds the fix.
+    """
+    native = detect_provider(None) == "native"
+    if native:
+        lifecycle.prepare_packages(progress)  # before both jobs: images are unpacked by containerd
+
+    def get_programs() -> dict[str, BuiltImage]:
+        if native:
+            lifecycle.prepare(progress, kwok=kwok)
+        else:
+            binaries.find("kube", "helm", progress=progress)
+        if tests:
+            binaries.find(*binaries.OF_TESTS, progress=progress)
+            with progress.step("prometheus"):
+                prometheus.find(progress, download=True)
+        return {}
+
+    def get_images() -> dict[str, BuiltImage]:
+        built = build(images, progress=progress) if images else {}
+        if native:
+            golden.add([image.archive for image in built.values()], progress)
+        return built
+
+    return run_together({"programs": get_programs, "images": get_images})["images"]
