@@ -2,9 +2,13 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TextIO
+
+from .preparation.commands import POLL_SECONDS, check_allowed
 
 
 def cache_root() -> Path:
@@ -43,5 +47,15 @@ def locked(name: str, *, shared: bool = False, waiting: AbstractContextManager[o
             fcntl.flock(handle, mode | fcntl.LOCK_NB)
         except BlockingIOError:
             with waiting or nullcontext():
-                fcntl.flock(handle, mode)
+                _wait_for_lock(handle, mode, name)
         yield
+
+
+def _wait_for_lock(handle: TextIO, mode: int, name: str) -> None:
+    """Poll: a thread that waits in the kernel could not be stopped."""
+    while True:
+        check_allowed(f"lock {name}")
+        with suppress(BlockingIOError):
+            fcntl.flock(handle, mode | fcntl.LOCK_NB)
+            return
+        time.sleep(POLL_SECONDS)

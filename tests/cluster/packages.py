@@ -74,6 +74,8 @@ def install(packages: Sequence[str], progress: Progress | None = None) -> None:
             if run(command, log, progress=progress, name=name, environment=environment) == 0:
                 return
             tail = "\n".join(text_from(log).strip().splitlines()[-5:])
+            if "dpkg --configure -a" in tail:  # an earlier installation was interrupted
+                run(["dpkg", "--configure", "-a"], log, progress=progress, name="dpkg", environment=environment)
             run(["apt-get", "update", "-q"], log, progress=progress, name="apt-get update", environment=environment)
     raise ClusterError(f"{' '.join(command)} failed {APT_TRIES} times:\n{tail}")
 

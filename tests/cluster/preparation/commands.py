@@ -14,8 +14,8 @@ from tests.cluster.progress import Progress
 
 from .output import last_line
 
-GRACE_SECONDS = 15.0
-"""Time to end after SIGINT, which the go command uses to delete its work folder."""
+STOP_SIGNALS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0))
+"""Signals to end, each with the time in seconds until the next, and at last SIGKILL. A shell's background job ignores SIGINT."""
 POLL_SECONDS = 0.2
 
 _stop = threading.Event()
@@ -67,8 +67,7 @@ def run(
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(timeout=POLL_SECONDS)
-            if _stop.is_set():
-                raise StoppedError(f"{name}: stopped")
+            check_allowed(name)
             if deadline is not None and time.monotonic() >= deadline:
                 raise ClusterError(f"{name}: {command[0]} ran longer than {timeout:.0f} s: see {log}")
 
@@ -76,6 +75,16 @@ def run(
 def stop_all() -> None:
     """Stop each `run` of this process: in all threads, running or still to come."""
     _stop.set()
+
+
+def check_allowed(name: str) -> None:
+    """Raise StoppedError after `stop_all`.
+
+    Args:
+        name: name of the work, for the message.
+    """
+    if _stop.is_set():
+        raise StoppedError(f"{name}: stopped")
 
 
 def allow_all() -> None:
@@ -99,9 +108,11 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         if process.poll() is None:
             try:
-                _signal_group(process.pid, signal.SIGINT)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=GRACE_SECONDS)
+                for number, seconds in STOP_SIGNALS:
+                    _signal_group(process.pid, number)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(timeout=seconds)
+                        break
             finally:  # also if a second Ctrl-C interrupts the wait
                 _signal_group(process.pid, signal.SIGKILL)
                 process.wait()

@@ -3,12 +3,15 @@
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from contextlib import suppress
+from typing import TypeAlias, TypeVar
 
 from . import commands
 
 T = TypeVar("T")
-STOP_SECONDS = commands.GRACE_SECONDS + 5.0
+Ended: TypeAlias = tuple[str, T | None, BaseException | None]
+STOP_SECONDS = 120.0
+"""Limit for the end of a job. It stops its command within 15 s, then deletes its folders, which takes long on a busy disk."""
 
 
 def run_together(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
@@ -20,7 +23,7 @@ def run_together(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
     Raises:
         BaseException: the first error of a job. The commands of all others have ended by then.
     """
-    ended: queue.SimpleQueue[tuple[str, T | None, BaseException | None]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[Ended[T]] = queue.SimpleQueue()
 
     def work(name: str, job: Callable[[], T]) -> None:
         try:
@@ -34,12 +37,12 @@ def run_together(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         for thread in threads:
             thread.start()
         for _ in threads:
-            name, result, error = ended.get()
+            name, result, error = _next(ended)
             if error is not None:
                 raise error
             results[name] = result  # type: ignore[assignment]
     except BaseException:
-        commands.stop_all()  # a thread that waits for a lock has no command: it ends with this process
+        commands.stop_all()
         for thread in threads:
             if thread.is_alive():
                 thread.join(timeout=STOP_SECONDS)
@@ -47,3 +50,10 @@ def run_together(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
             commands.allow_all()
         raise
     return results
+
+
+def _next(ended: queue.SimpleQueue[Ended[T]]) -> Ended[T]:
+    """Wait with a limit, again and again: a signal that another thread receives does not wake this one."""
+    while True:
+        with suppress(queue.Empty):
+            return ended.get(timeout=commands.POLL_SECONDS)

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import ClusterError
+from tests.cluster.cache import locked
 from tests.cluster.preparation import commands
 from tests.cluster.preparation.entry import INTERRUPTED, report_errors
 from tests.cluster.preparation.together import run_together
@@ -73,6 +75,39 @@ def test_failed_job_stops_the_commands_of_the_other(tmp_path: Path) -> None:
     assert commands.run(["true"], tmp_path / "log", progress=SILENT, name="x") == 0, "the next try works"
 
 
+def test_failed_job_stops_another_that_waits_for_a_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
+    waits = threading.Event()
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        waits.set()
+        yield
+
+    def wait_for_lock() -> int:
+        with locked("binary-kube", waiting=waiting()):
+            raise AssertionError("another job holds the lock")
+
+    def fail() -> int:
+        assert waits.wait(120)
+        raise ClusterError("image trainer: no")
+
+    with locked("binary-kube"), pytest.raises(ClusterError, match=r"^image trainer: no$"):
+        run_together({"programs": wait_for_lock, "images": fail})
+    assert commands.run(["true"], tmp_path / "log", progress=SILENT, name="x") == 0, "no job is left"
+
+
+def test_command_that_ignores_interrupts_is_ended(tmp_path: Path) -> None:
+    sleeper = Sleeper(tmp_path)
+    sleeper.script = f"trap '' INT; {sleeper.script}"
+    stopper = threading.Thread(target=lambda: (sleeper.wait_started(), commands.stop_all()))
+    stopper.start()
+    with pytest.raises(commands.StoppedError):
+        sleeper.run()
+    stopper.join(120)
+    sleeper.wait_gone()
+
+
 def test_jobs_run_at_the_same_time_and_return_their_results() -> None:
     meeting = threading.Barrier(2)
 
@@ -89,7 +124,8 @@ def test_signal_ends_all_commands_and_is_one_message(tmp_path: Path, number: sig
     for folder in folders:
         folder.mkdir()
     program = (
-        "import sys; from pathlib import Path\n"
+        "import signal, sys; from pathlib import Path\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored if a shell started the tests in the background
         "from tests.processes.cluster.test_commands import Sleeper, report_errors, run_together\n"
         "jobs = {folder: Sleeper(Path(folder)).run for folder in sys.argv[1:]}\n"
         "sys.exit(report_errors(lambda: len(run_together(jobs)), interrupted='interrupted'))"

@@ -76,6 +76,7 @@ def test_build_reports_packages_while_it_runs(monkeypatch: pytest.MonkeyPatch, t
         ("in_build", "write /x/_pkg_.a: no space left on device", r"`go build \.` failed with 1 .*RLRUN_CACHE"),
         ("in_build", "./main.go:3:4: undefined: x", r"undefined: x"),
     ],
+    ids=["offline", "full disk", "compiler"],
 )
 def test_failed_build_is_one_message_and_the_next_try_works(
     empty_cache: Path, tmp_path: Path, part: str, output: str, message: str
