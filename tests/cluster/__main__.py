@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
 
     up = command("up", "Bring a cluster up; of one that is up, say so.")
     up.add_argument("--nodes", type=int, default=2, help="nodes that run containers; 0 for fake nodes alone")
-    up.add_argument("--provider", choices=PROVIDERS, help="default: the first that works")
+    up.add_argument("--provider", choices=PROVIDERS, help="default: $RLRUN_PROVIDER, else the first that works")
     up.add_argument("--no-kwok", dest="kwok", action="store_false", help="without fake nodes")
     up.add_argument("--image", type=Path, action="append", default=[], metavar="ARCHIVE", help="load before the start")
     up.add_argument("--tie", action="store_true", help="stay, and end the cluster when this command is interrupted")

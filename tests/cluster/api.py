@@ -33,7 +33,7 @@ def up(
         kwok: whether `add_fake_nodes` shall work.
         images: docker archives whose images every node has from the start. Large ones belong here: they are unpacked
             once, `load_image` unpacks on each node.
-        provider: "kubeconfig", "kind" or "native"; by default the first that works.
+        provider: "kubeconfig", "kind" or "native". Default: `$RLRUN_PROVIDER`, else the first that works.
         tie: native only: end the cluster's processes when the thread that calls this ends, however it does. Folders and
             cgroups stay until the next `up` or `down` of that name.
         progress: prints what happens; silent by default.

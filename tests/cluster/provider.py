@@ -1,4 +1,8 @@
-"""Which of the three ways gives the cluster: a kubeconfig that we are told to use, kind, or the native provider."""
+"""Choice among the three providers of a cluster: a given kubeconfig, kind, or the native provider.
+
+The variable `RLRUN_PROVIDER` names one for all commands and tests of a process tree. CI sets it: a hosted runner has Docker and
+kind, so that the first provider that works there is kind, and most tests on clusters need the native one.
+"""
 
 import os
 import shutil
@@ -8,6 +12,7 @@ from collections.abc import Callable
 from .errors import ClusterError
 
 PROVIDERS = ("kubeconfig", "kind", "native")
+VARIABLE = "RLRUN_PROVIDER"
 DOCKER_TIMEOUT_S = 10.0
 
 
@@ -37,8 +42,19 @@ def choose_provider(wanted: str | None, *, kubeconfig: str, kind_works: Callable
 
 
 def detect_provider(wanted: str | None) -> str:
-    """`choose_provider` for this machine."""
-    return choose_provider(wanted, kubeconfig=os.environ.get("RLRUN_KUBECONFIG", ""), kind_works=kind_works)
+    """`choose_provider` for this machine.
+
+    Args:
+        wanted: provider that the caller names. Default: the value of `RLRUN_PROVIDER`, else the first that works.
+
+    Raises:
+        ClusterError: `RLRUN_PROVIDER` has an unknown value, or the chosen provider cannot work.
+    """
+    named = os.environ.get(VARIABLE, "")
+    if named and named not in PROVIDERS:
+        raise ClusterError(f"{VARIABLE} is {named!r}: set it to one of {', '.join(PROVIDERS)}, or unset it")
+    kubeconfig = os.environ.get("RLRUN_KUBECONFIG", "")
+    return choose_provider(wanted or named or None, kubeconfig=kubeconfig, kind_works=kind_works)
 
 
 def kind_works() -> bool:

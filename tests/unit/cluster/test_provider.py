@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import ClusterError, attach, up
+from tests.cluster import ClusterError, attach, provider, up
 from tests.cluster.kind import configuration
-from tests.cluster.provider import choose_provider
+from tests.cluster.provider import VARIABLE, choose_provider, detect_provider
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,59 @@ def test_one_that_cannot_work_says_what_is_missing(wanted: str, message: str) ->
         choose_provider(wanted, kubeconfig="", kind_works=lambda: False)
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """PATH starts with a working `docker` and `kind`, as on a hosted runner; each call of them adds a line to the returned file."""
+    log = tmp_path / "calls"
+    log.touch()
+    for program in ("docker", "kind"):
+        stand_in = tmp_path / "bin" / program
+        stand_in.parent.mkdir(exist_ok=True)
+        stand_in.write_text(f'#!/bin/sh\necho "{program} $*" >>{log}\n')
+        stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.delenv("RLRUN_KUBECONFIG", raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return log
+
+
+def test_named_provider_is_taken_without_asking_docker_or_kind(monkeypatch: pytest.MonkeyPatch, calls: Path) -> None:
+    monkeypatch.setenv(VARIABLE, "native")
+    assert detect_provider(None) == "native"
+    assert calls.read_text() == ""
+
+
+def test_callers_provider_comes_before_the_variable(monkeypatch: pytest.MonkeyPatch, calls: Path) -> None:
+    monkeypatch.setenv(VARIABLE, "kind")
+    assert detect_provider("native") == "native"
+    assert calls.read_text() == ""
+
+
+def test_empty_variable_names_no_provider(monkeypatch: pytest.MonkeyPatch, calls: Path) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setattr(provider, "kind_works", lambda: True)
+    assert detect_provider(None) == "kind"
+
+
+def test_unknown_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch, calls: Path) -> None:
+    monkeypatch.setenv(VARIABLE, "minikube")
+    for wanted in (None, "native"):
+        with pytest.raises(
+            ClusterError, match=r"RLRUN_PROVIDER is 'minikube': set it to one of kubeconfig, kind, native"
+        ):
+            detect_provider(wanted)
+
+
+def test_named_kubeconfig_needs_one(monkeypatch: pytest.MonkeyPatch, calls: Path) -> None:
+    monkeypatch.setenv(VARIABLE, "kubeconfig")
+    with pytest.raises(ClusterError, match="set RLRUN_KUBECONFIG"):
+        detect_provider(None)
+
+
 def test_a_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLRUN_CACHE", str(tmp_path))
     monkeypatch.setenv("RLRUN_KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(ClusterError, match=r"RLRUN_KUBECONFIG: .*/none does not exist"):
         up("given")
 
