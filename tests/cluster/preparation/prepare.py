@@ -12,7 +12,12 @@ from .together import run_together
 
 
 def prepare(
-    progress: Progress, *, images: Sequence[str] = (), kwok: bool = True, tests: bool = False
+    progress: Progress,
+    *,
+    images: Sequence[str] = (),
+    kwok: bool = True,
+    tests: bool = False,
+    provider: str | None = None,
 ) -> dict[str, BuiltImage]:
     """Get what a cluster needs and this machine lacks.
 
@@ -21,6 +26,7 @@ def prepare(
     Args:
         images: names of this checkout's images that are built, and unpacked for clusters of this machine.
         kwok: whether the cluster has fake nodes.
+        provider: name of the cluster's provider, or None for the first that works.
         tests: whether to get what tests need in addition to a cluster: Argo CD's code and Prometheus.
 
     Returns:
@@ -29,7 +35,7 @@ def prepare(
     Raises:
         ClusterError: something cannot be had; the message holds the fix.
     """
-    native = detect_provider(None) == "native"
+    native = detect_provider(provider) == "native"
     if native:
         lifecycle.prepare_packages(progress)  # before both jobs: images are unpacked by containerd
 
