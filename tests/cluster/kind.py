@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from .base import Cluster
@@ -20,7 +21,8 @@ from .progress import Progress
 
 PROVIDER = "kind"
 SHARED = "/var/rlrun-volumes"
-CREATE_TIMEOUT_S = 600.0
+KIND_TIMEOUT_S = 600.0
+READY_TIMEOUT_S = 120
 LOCAL_PATH = "local-path-storage"
 
 
@@ -44,7 +46,7 @@ def up(name: str, *, nodes: int, kwok: bool, images: Sequence[Path], progress: P
     """Create the cluster, or attach to it when it is up.
 
     Raises:
-        ClusterError: kind fails; its message is in the error.
+        ClusterError: kind fails; its message is in the error, and what it made is deleted.
     """
     with locked(f"cluster-{name}"):
         folder = clusters_root() / name
@@ -59,19 +61,33 @@ def up(name: str, *, nodes: int, kwok: bool, images: Sequence[Path], progress: P
         for command in ("kubectl", "helm"):
             (folder / "bin" / command).unlink(missing_ok=True)
             (folder / "bin" / command).symlink_to(commands[command])
-        config = folder / "kind.json"
-        config.write_text(json.dumps(configuration(nodes, folder / "volumes")))
-        kubeconfig = folder / "kubeconfig"
-        arguments = ("--name", _kind_name(name), "--config", str(config), "--kubeconfig", str(kubeconfig))
-        _kind("create", "cluster", *arguments, "--wait", "120s")
+        try:
+            cluster = _create(name, nodes, images, progress)
+        except BaseException:
+            # The record would be missing: nothing else could find the containers.
+            with suppress(ClusterError):
+                _kind("delete", "cluster", *_named(name))
+            raise
         (folder / "cluster.json").write_text(json.dumps({"provider": PROVIDER, "nodes": nodes}))
-        progress("kind cluster created")
-        cluster = KindCluster(name, kubeconfig, folder / "bin", _node_names(name))
-        _storage(cluster)
-        cluster.load_image(*images)
         if kwok:
             _start_kwok(commands["kwok"], folder)
         return cluster
+
+
+def _create(name: str, nodes: int, images: Sequence[Path], progress: Progress) -> KindCluster:
+    """Create the containers; return the cluster once its nodes are Ready and have the images."""
+    folder = clusters_root() / name
+    config = folder / "kind.json"
+    config.write_text(json.dumps(configuration(nodes, folder / "volumes")))
+    _kind("create", "cluster", *_named(name), "--config", str(config), "--wait", f"{READY_TIMEOUT_S}s")
+    progress("kind cluster created")
+    cluster = KindCluster(name, folder / "kubeconfig", folder / "bin", _node_names(name))
+    _storage(cluster)
+    # kind waits for the control plane alone.
+    limit = f"--timeout={READY_TIMEOUT_S}s"
+    cluster.kubectl("wait", "node", "--all", "--for=condition=Ready", limit, timeout=READY_TIMEOUT_S + 30)
+    cluster.load_image(*images)
+    return cluster
 
 
 def attach(name: str) -> KindCluster | None:
@@ -88,7 +104,8 @@ def down(name: str) -> bool:
     pid_file = folder / "kwok.pid"
     if pid_file.exists() and b"kwok" in _command_line(int(pid_file.read_text())):
         os.kill(int(pid_file.read_text()), signal.SIGTERM)
-    _kind("delete", "cluster", "--name", _kind_name(name))
+    _empty_volumes(name)
+    _kind("delete", "cluster", *_named(name))
     shutil.rmtree(folder)
     return True
 
@@ -140,15 +157,38 @@ def _kind_name(name: str) -> str:
     return f"rlrun-{name}"
 
 
+def _named(name: str) -> tuple[str, ...]:
+    """Options that select the cluster and keep kind away from the user's own kubeconfig."""
+    return ("--name", _kind_name(name), "--kubeconfig", str(clusters_root() / name / "kubeconfig"))
+
+
+def _containers(name: str) -> list[str]:
+    """The containers of all machines; kind names the nodes after them."""
+    return sorted(_kind("get", "nodes", "--name", _kind_name(name)).split())
+
+
 def _node_names(name: str) -> tuple[str, ...]:
-    listed = _kind("get", "nodes", "--name", _kind_name(name)).split()
-    return tuple(sorted(node for node in listed if "control-plane" not in node))
+    return tuple(node for node in _containers(name) if "control-plane" not in node)
+
+
+def _empty_volumes(name: str) -> None:
+    """Delete the volumes' files from inside a node: users of pods own them, and only root can delete them."""
+    for container in _containers(name)[:1]:
+        _run("docker", "exec", container, "find", SHARED, "-mindepth", "1", "-delete")
 
 
 def _kind(*arguments: str) -> str:
-    result = subprocess.run(["kind", *arguments], capture_output=True, text=True, timeout=CREATE_TIMEOUT_S)
+    return _run("kind", *arguments)
+
+
+def _run(*command: str) -> str:
+    shown = " ".join(command)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=KIND_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"`{shown}` did not end within {KIND_TIMEOUT_S:.0f} s") from None
     if result.returncode != 0:
-        raise ClusterError(f"`kind {' '.join(arguments)}` failed with {result.returncode}: {result.stderr.strip()}")
+        raise ClusterError(f"`{shown}` failed with {result.returncode}: {result.stderr.strip()}")
     return result.stdout
 
 
