@@ -140,6 +140,10 @@ def set_frozen(path: str, frozen: bool) -> None:
             return
         if version2.exists() and root == ROOT:
             version2.write_text("1" if frozen else "0")
+            # The kernel freezes the processes of all groups below one after the other, after the write has returned.
+            line = f"frozen {int(frozen)}"
+            events = root / path / "cgroup.events"
+            wait_until(lambda: line in events.read_text().splitlines(), f"{path} to report {line!r}", timeout=60)  # noqa: B023
             return
     raise ClusterError("this machine mounts no cgroup hierarchy with a freezer")
 
