@@ -6,6 +6,7 @@ Needs Python, and docker or buildah; nothing of this project is installed for it
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import shutil
@@ -24,6 +25,8 @@ CPU_ARGUMENTS = {
 }
 """Build arguments of trainer and engine for machines without a GPU; those of the Dockerfiles are for GPUs."""
 KIND_TAG = "dev"
+KIND_VARIABLES = {"BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+"""Variables of a build for kind: an image with a provenance attestation cannot be loaded there (kubernetes-sigs/kind#3795)."""
 VALUES = "images.yaml"
 
 
@@ -140,8 +143,9 @@ def make(wanted: Wanted, *, dry_run: bool = False) -> dict[str, str]:
     if wanted.kind is not None and shutil.which("kind") is None:
         raise ImagesError("kind is not installed; install it, or push the images with --registry")
     revision = "unknown" if dry_run else _output(["git", "rev-parse", "HEAD"], otherwise="unknown")
+    variables = KIND_VARIABLES if wanted.kind else {}
     for image in IMAGES:
-        _run(build_command(program, wanted, image, revision), dry_run)
+        _run(build_command(program, wanted, image, revision), dry_run, variables)
     for image in IMAGES:
         reference = wanted.reference(image)
         bring = (
@@ -165,9 +169,11 @@ def _by_digest(program: str, wanted: Wanted, image: str, dry_run: bool) -> str:
     return next((digest for digest in digests if digest.startswith(here)), reference)
 
 
-def _run(command: Sequence[str], dry_run: bool) -> None:
-    print(f"$ {shlex.join(command)}", flush=True)
-    if not dry_run and subprocess.run(command, cwd=ROOT).returncode != 0:
+def _run(command: Sequence[str], dry_run: bool, variables: Mapping[str, str] | None = None) -> None:
+    settings = "".join(f"{name}={value} " for name, value in (variables or {}).items())
+    print(f"$ {settings}{shlex.join(command)}", flush=True)
+    environment = {**os.environ, **(variables or {})}
+    if not dry_run and subprocess.run(command, cwd=ROOT, env=environment).returncode != 0:
         raise ImagesError(f"{shlex.join(command[:2])} failed; its output is above")
 
 

@@ -23,6 +23,9 @@ SETTINGS = ("/etc/pip.conf", "/etc/uv/uv.toml")
 INDEX_ARGUMENTS = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX")
 DOCKER_BASE = "debian:bookworm-slim"
 BUILD_TIMEOUT_S = 3600.0
+BUILD_VARIABLES = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+"""Variables of docker's builds. `docker save` names a provenance attestation without saving it, so that kind cannot load the archive
+(kubernetes-sigs/kind#3795)."""
 LOG_LINES = 25
 
 
@@ -95,7 +98,7 @@ class Docker:
 
     def build(self, context: Path, reference: str, values: Mapping[str, str], log: Path) -> None:
         command = ["docker", "build", "--tag", reference, *_build_arguments(values), str(context)]
-        _run(command, log, self._progress, reference, {**os.environ, "DOCKER_BUILDKIT": "1"})
+        _run(command, log, self._progress, reference, {**os.environ, **BUILD_VARIABLES})
 
     def save(self, reference: str, archive: Path, log: Path) -> None:
         _save(["docker", "save", "--output", str(archive), reference], archive, log, self._progress)
