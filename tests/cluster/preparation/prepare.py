@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from tests.cluster import binaries, prometheus
 from tests.cluster.images import BuiltImage, build
-from tests.cluster.native import golden, lifecycle
 from tests.cluster.progress import Progress
 from tests.cluster.provider import detect_provider
 
@@ -37,6 +36,8 @@ def prepare(
     """
     native = detect_provider(provider) == "native"
     if native:
+        from tests.cluster.native import golden, lifecycle  # other providers work without this project's packages
+
         lifecycle.prepare_packages(progress)  # before both jobs: images are unpacked by containerd
 
     def get_programs() -> dict[str, BuiltImage]:

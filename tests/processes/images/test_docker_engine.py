@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.images.engines import INDEX_ARGUMENTS, Docker
+from tests.cluster.progress import Progress
 from tools import images
 
 
@@ -27,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_image_is_built_without_attestation_and_saved(calls: Path, tmp_path: Path) -> None:
-    engine = Docker()
+    engine = Docker(Progress())
     engine.build(tmp_path, "localhost/a:1", {"ACCELERATOR": "cpu"}, tmp_path / "log")
     engine.save("localhost/a:1", tmp_path / "a.tar", tmp_path / "log")
     assert calls.read_text().splitlines() == [
