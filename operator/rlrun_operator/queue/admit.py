@@ -382,7 +382,8 @@ class _Pass:
             )
         if place(self.rooms, run.gang) is not None:
             kept = self.reservation
-            names = [f"{other.namespace}/{other.name}" for other in self.waiting if kept and other.uid == kept.uid]
+            others = [other for other in self.waiting if other.uid != run.uid]
+            names = [f"{other.namespace}/{other.name}" for other in others if kept and other.uid == kept.uid]
             if not names:
                 return "WaitingForTurn", "there is room, and pods of runs that were admitted before have no nodes yet"
             return "WaitingForTurn", f"there is room, which is kept for run {names[0]}: it has waited longer"

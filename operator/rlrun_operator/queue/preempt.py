@@ -1,4 +1,4 @@
-"""Choice of the runs that make room for another one: the fewest that are enough, or none."""
+"""Choice of the runs that make room for another one: no run that is not needed, or none at all."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def victims(
 def _needed(
     trial: Rooms, head: Applicant, chosen: Sequence[Applicant], charges: Charges
 ) -> tuple[list[Applicant], dict[str, dict[str, float]]]:
-    """The chosen runs without those that are not needed after all."""
+    """The chosen runs without those that are not needed after all; the most valuable of them is spared first."""
     kept = list(chosen)
-    for run in chosen:
+    for run in reversed(chosen):
         spared = trial.copy()
         spared.charge_all(charges.get(run.uid, {}))
         if place(spared, head.gang) is not None:
