@@ -13,7 +13,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.sim.queue.planted import PLANTED, hunt, live, live_saturated, weights_do_not_count
+from tests.sim.queue.planted import (
+    CONTENDED,
+    PLANTED,
+    hunt,
+    live,
+    live_contended,
+    live_saturated,
+    weights_do_not_count,
+)
 
 SHOWN = 5
 WITHIN = 1000
@@ -33,8 +41,8 @@ def _run(what: str, one: Callable[[int], str | None], seeds: range, jobs: int) -
 
 def _planted(seed: int) -> int:
     missed = 0
-    for bug in PLANTED:
-        found = hunt(bug, range(seed, seed + WITHIN))
+    for bug in (*PLANTED, *CONTENDED):
+        found = hunt(bug, range(seed, seed + WITHIN), live_contended if bug in CONTENDED else live)
         print(f"{bug.__name__}: {'never found' if found is None else f'found by world {found - seed + 1}'}")
         missed += found is None
     seed_found = hunt(weights_do_not_count, range(seed, seed + SATURATED_WITHIN), live_saturated)

@@ -82,6 +82,24 @@ def crowded_world(seed: int) -> World:
     return World(Settings(nodes, runs, rules, until=2000.0, supply=next_one), rng)
 
 
+def contended_world(seed: int) -> World:
+    """One namespace has the whole cluster before the others come, and a node is lost while all want more than there is."""
+    rng = Random(seed)
+    nodes = {"node-0": 4, "node-1": 4, "node-2": 4, "node-3": 1}
+    early = (pods("trainer", 2, 2),)
+    runs = [Run(f"early-{i}", "team-0", early, rng.uniform(400.0, 900.0), float(i)) for i in range(3)]
+    for i in range(8):
+        gang = (pods("trainer", rng.choice((1, 2)), rng.choice((1, 2))),)
+        came, priority = rng.uniform(20.0, 600.0), rng.choice((0, 0, 0, 10))
+        runs.append(Run(f"late-{i}", f"team-{1 + i % 2}", gang, rng.uniform(60.0, 300.0), came, priority))
+    settings = Settings(nodes, runs, RULES)
+    if seed % 2:
+        when = rng.uniform(200.0, 500.0)
+        settings.losses = [(when, rng.choice(sorted(nodes)), rng.uniform(100.0, 300.0))]
+        runs += [Run(f"small-{i}", "team-2", (pods("trainer", 1, 1),), 60.0, when + 5.0 * i) for i in range(1, 5)]
+    return World(settings, rng)
+
+
 def saturated_world(seed: int) -> World:
     """Namespaces that always want more than there is, for hours: their shares show."""
     rng = Random(seed)

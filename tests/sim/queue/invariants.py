@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from rlrun_operator.queue.admit import TRIES
 from rlrun_operator.queue.model import Plan
+from tests.sim.queue.promises import PROMISES, Pass, Promise
 from tests.sim.queue.world import GPU, LEAVE_SECONDS, LOOK_SECONDS, PODS_SECONDS, RECORD_SECONDS, Run, World
 
 SLACK_SECONDS = 2 * (RECORD_SECONDS + PODS_SECONDS + LEAVE_SECONDS + 6 * LOOK_SECONDS)
@@ -16,15 +20,29 @@ class BrokenError(Exception):
 
 
 class Checks:
-    """Watcher of one world."""
+    """Watcher of one world.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        world: before its first pass.
+        promises: promises about one pass to check.
+
+    Attributes:
+        world: as given.
+        reached: number of situations of each promise.
+    """
+
+    def __init__(self, world: World, promises: Sequence[Promise] = PROMISES) -> None:
+        self.world = world
+        self._promises = promises
+        self.reached: Counter[str] = Counter()
         self._first: tuple[str, float] | None = None
         self._kept: dict[str, float] = {}
         world.watchers.append(self.after_pass)
 
     def after_pass(self, world: World, plan: Plan) -> None:
         """Check all that holds after each pass."""
+        assert world.seen is not None
+        self._promised(world.seen)
         _positions(plan)
         _whole(world)
         _rooms(world)
@@ -34,6 +52,13 @@ class Checks:
                 _conserves(world, plan)
                 self._first_begins(world, plan)
             self._keeps(world, plan)
+
+    def _promised(self, seen: Pass) -> None:
+        for promise in self._promises:
+            for broken in promise(seen):
+                self.reached[promise.__name__] += 1
+                if broken:
+                    raise BrokenError(f"{promise.__name__}: {broken}")
 
     def _passed(self, world: World, plan: Plan) -> None:
         """None of a lower priority begins while a higher one waits that fits into the same room."""

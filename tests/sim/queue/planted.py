@@ -3,34 +3,58 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rlrun_operator.queue import admit, fit, holding, preempt, shares
 from tests.sim.planted.plant import Plant, put
-from tests.sim.queue.draw import crowded_world, random_world, saturated_world
+from tests.sim.queue.draw import contended_world, crowded_world, random_world, saturated_world
 from tests.sim.queue.invariants import BrokenError, Checks, at_the_end, fair
 from tests.sim.queue.world import World
 
 
-def live(seed: int) -> str | None:
+def live(seed: int, reached: Counter[str] | None = None) -> str | None:
     """Live through one random world; what is broken in it, or None."""
     crowded = seed % 10 == 9
-    return _broken(crowded_world(seed) if crowded else random_world(seed), _nothing if crowded else at_the_end)
+    world = crowded_world(seed) if crowded else random_world(seed)
+    return _broken(Checks(world), _nothing if crowded else at_the_end, reached)
+
+
+def live_contended(seed: int, reached: Counter[str] | None = None) -> str | None:
+    """The same for a world in which one namespace has borrowed the shares of others."""
+    return _broken(Checks(contended_world(seed)), at_the_end, reached)
 
 
 def live_saturated(seed: int) -> str | None:
     """The same for a world in which all namespaces always want more than there is."""
-    return _broken(saturated_world(seed), fair)
+    with contextlib.ExitStack() as stack:
+        _explain_equal_runs_once(stack)
+        return _broken(Checks(saturated_world(seed), promises=()), fair)
 
 
-def _broken(world: World, then: Callable[[World], None]) -> str | None:
+def _explain_equal_runs_once(stack: contextlib.ExitStack) -> None:
+    """Explain the wait of one run of each gang in a pass: dozens of equal ones take two thirds of a day of this simulation."""
+    original = admit._Pass._wait_of
+
+    def wait_of(self: Any, run: Any) -> Any:
+        known = self.__dict__.setdefault("_explained", {})
+        if id(run.gang) not in known:
+            known[id(run.gang)] = original(self, run)
+        return known[id(run.gang)]
+
+    put(stack, admit._Pass, "_wait_of", wait_of)
+
+
+def _broken(checks: Checks, then: Callable[[World], None], reached: Counter[str] | None = None) -> str | None:
     try:
-        Checks(world)
-        world.live()
-        then(world)
+        checks.world.live()
+        then(checks.world)
     except BrokenError as error:
         return str(error)
+    if reached is not None:
+        reached.update(checks.reached)
     return None
 
 
@@ -120,6 +144,55 @@ def several_begin_at_once_in_the_dark(stack: contextlib.ExitStack) -> None:
     put(stack, holding, "released", lambda *args: None)
 
 
+def a_young_run_is_preempted_for_a_share(stack: contextlib.ExitStack) -> None:
+    original = preempt._may
+
+    def may(run: Any, *rest: Any) -> bool:
+        return original(replace(run, started=float("-inf")), *rest)
+
+    put(stack, preempt, "_may", may)
+
+
+def more_runs_are_preempted_than_needed(stack: contextlib.ExitStack) -> None:
+    def needed(trial: Any, head: Any, chosen: Any, charges: Any) -> Any:
+        return chosen, fit.place(trial, head.gang) or {}
+
+    put(stack, preempt, "_needed", needed)
+
+
+def releases_do_not_move_a_run_to_the_end(stack: contextlib.ExitStack) -> None:
+    put(stack, admit, "TRIES", 1000)
+
+
+def runs_start_that_the_scheduler_could_put_into_kept_room(stack: contextlib.ExitStack) -> None:
+    put(stack, admit._Pass, "_lands", lambda self, pods, kept: False)
+
+
+def an_admitted_run_without_room_holds_back_no_other(stack: contextlib.ExitStack) -> None:
+    class Blind(set[str]):
+        def __contains__(self, uid: object) -> bool:
+            return False
+
+    original = holding.hold
+
+    def hold(*args: Any) -> Any:
+        held = original(*args)
+        held.homeless = Blind(held.homeless)
+        return held
+
+    put(stack, holding, "hold", hold)
+
+
+def arrival_does_not_count(stack: contextlib.ExitStack) -> None:
+    original = shares.Shares.order
+
+    def order(self: Any, run: Any) -> Any:
+        priority, share, since, uid = original(self, run)
+        return priority, share, -since, uid
+
+    put(stack, shares.Shares, "order", order)
+
+
 def weights_do_not_count(stack: contextlib.ExitStack) -> None:
     """All namespaces get the same."""
     original = shares.Shares.order
@@ -146,4 +219,13 @@ PLANTED: tuple[Plant, ...] = (
     what_finds_no_room_is_never_released,
     pods_are_not_packed,
     several_begin_at_once_in_the_dark,
+    releases_do_not_move_a_run_to_the_end,
 )
+CONTENDED: tuple[Plant, ...] = (
+    a_young_run_is_preempted_for_a_share,
+    more_runs_are_preempted_than_needed,
+    runs_start_that_the_scheduler_could_put_into_kept_room,
+    an_admitted_run_without_room_holds_back_no_other,
+    arrival_does_not_count,
+)
+"""Bugs that `live_contended` finds."""

@@ -23,8 +23,8 @@ from rlrun_operator.queue.model import (
     Room,
     Stage,
 )
+from tests.sim.queue.promises import GPU, Pass
 
-GPU = "nvidia.com/gpu"
 RECORD_SECONDS, PODS_SECONDS, LEAVE_SECONDS = 2.0, 3.0, 20.0
 """From a verdict to the record of it, from there to the pods, and from a stop to their end."""
 LOOK_SECONDS = 30.0
@@ -100,6 +100,7 @@ class World:
         self.there: list[Run] = []
         self.state = QueueState()
         self.plan: Plan | None = None
+        self.seen: Pass | None = None
         self.passes = 0
         self.fragmented = False
         """The scheduler, which takes pods as they come, has put some otherwise than the queue had in mind."""
@@ -170,8 +171,10 @@ class World:
 
     def _decide(self) -> None:
         self.passes += 1
-        plan = core.admit(self.applicants(), self.capacity(), self.settings.rules, self.state, self.now)
+        runs, before, rules = self.applicants(), self.state, self.settings.rules
+        plan = core.admit(runs, self.capacity(), rules, before, self.now)
         self.state, self.plan = plan.state, plan
+        self.seen = Pass(self.now, tuple(runs), rules, before, plan, dict(self.nodes), self.settings.known)
         for watcher in self.watchers:
             watcher(self, plan)
         for run in self.there:
