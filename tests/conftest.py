@@ -8,7 +8,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import fixture_failures
+from tests import fixture_failures, hang_limit
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported. Threads that wait for each other spin: on busy cores a tiny model's step takes fifty times as long."""
@@ -19,8 +19,9 @@ settings.load_profile("any-load")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """As a plugin, and not as hooks of this folder: those would not see fixtures of a whole session."""
+    """Register plugins: hooks of this folder would not see fixtures of a whole session."""
     config.pluginmanager.register(fixture_failures)
+    config.pluginmanager.register(hang_limit)
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,109 @@
+"""Waits of tests, on a clock of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from tests.support.waiting import (
+    LIMIT_FACTOR,
+    LONGEST_POLL_SECONDS,
+    PATIENCE_SECONDS,
+    StalledError,
+    Wait,
+    result_of,
+    wait_until,
+)
+
+POLL_SECONDS = 0.125
+
+
+class Clock:
+    """A clock that advances in `sleep`, by `late` seconds more than asked for."""
+
+    def __init__(self, late: float = 0.0) -> None:
+        self.now, self.late, self.sleeps = 100.0, late, 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        self.now += seconds + self.late
+
+    def wait_until(self, condition: Callable[[], object], **options: Callable[[], object]) -> object:
+        return wait_until(condition, "the step", poll_seconds=POLL_SECONDS, clock=self, sleep=self.sleep, **options)
+
+
+def after(polls: int) -> Callable[[], bool]:
+    """A condition that is true after so many polls."""
+    numbers = count()
+    return lambda: next(numbers) >= polls
+
+
+def test_wait_returns_true_value_without_sleep() -> None:
+    clock = Clock()
+    assert clock.wait_until(lambda: "found", progress=lambda: pytest.fail("read too early")) == "found"
+    assert clock.sleeps == 0
+
+
+@pytest.mark.parametrize("progress", [None, lambda: "step 3"])
+def test_wait_without_progress_fails_with_state(progress: Callable[[], object] | None) -> None:
+    clock = Clock()
+    with pytest.raises(StalledError) as failed:
+        clock.wait_until(lambda: False, state=lambda: "pid 7 stopped", **({"progress": progress} if progress else {}))
+    assert str(failed.value).startswith(f"the step: no progress for {PATIENCE_SECONDS:.0f} s")
+    assert "pid 7 stopped" in str(failed.value)
+    assert ("last progress: step 3" in str(failed.value)) == (progress is not None)
+    assert PATIENCE_SECONDS <= clock.now - 100.0 < PATIENCE_SECONDS + 2.0
+
+
+def test_wait_with_slow_progress_passes() -> None:
+    """Each step takes nearly the whole patience, and the wait five times as long."""
+    clock = Clock()
+    polls = int(5 * PATIENCE_SECONDS / POLL_SECONDS)
+    clock.wait_until(after(polls), progress=lambda: int(clock.now / (0.9 * PATIENCE_SECONDS)))
+    with pytest.raises(StalledError):
+        clock.wait_until(after(polls), progress=lambda: int(clock.now / (1.2 * PATIENCE_SECONDS)))
+
+
+def test_wait_with_progress_has_limit() -> None:
+    clock = Clock()
+    with pytest.raises(StalledError, match="with progress"):
+        clock.wait_until(lambda: False, progress=lambda: clock.now)
+    assert clock.now - 100.0 == pytest.approx(LIMIT_FACTOR * PATIENCE_SECONDS, abs=2.0)
+
+
+def test_wait_counts_late_poll_as_one_poll() -> None:
+    """Ten polls that come an hour late use no more patience than ten other polls."""
+    polls = int(0.9 * PATIENCE_SECONDS / LONGEST_POLL_SECONDS)
+    assert Clock(late=3600.0).wait_until(after(polls)) is True
+    with pytest.raises(StalledError):
+        Clock(late=3600.0).wait_until(after(2 * polls))
+
+
+def test_snapshot_is_read_once_per_second() -> None:
+    clock, reads = Clock(), count()
+    clock.wait_until(after(80), progress=lambda: next(reads))
+    assert next(reads) <= 80 * POLL_SECONDS + 1
+
+
+async def test_result_is_returned_and_error_raised() -> None:
+    async def fails() -> None:
+        raise ValueError("its own")
+
+    assert await result_of(asyncio.sleep(0, "done"), "the answer") == "done"
+    with pytest.raises(ValueError, match="its own"):
+        await result_of(fails(), "the answer")
+
+
+async def test_result_that_never_comes_cancels_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wait, "poll", lambda self: (_ for _ in ()).throw(StalledError("no progress")))
+    monkeypatch.setattr("tests.support.waiting.LONGEST_POLL_SECONDS", 0.001)
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    with pytest.raises(StalledError):
+        await result_of(task, "the answer")
+    assert task.cancelled()
