@@ -1,7 +1,7 @@
 """Programs that tests start: their output and their end, waited for as long as their processes make progress.
 
-A tree of processes makes progress while it writes output, or while it uses `MOVING_SHARE` of one core: a process that only polls uses CPU
-time too.
+A tree of processes makes progress while it writes output or computes. It computes if its threads run or wait for a core for `MOVING_SHARE`
+of the time: a process that only polls uses CPU time too, and on an overloaded machine a process that computes gets little of it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, AnyStr
+from pathlib import Path
+from typing import Any, AnyStr, TypeVar
 
 import psutil
 
 from tests.support import waiting
-from tests.support.waiting import LONGEST_POLL_SECONDS, Progress, StalledError, Wait
+from tests.support.waiting import LONG_POLL_SECONDS, Progress, StalledError, Wait, wait_until, wait_until_async
 
-MOVING_SHARE = 0.05
-"""On two cores under a load of 40, a process that computes has as much; most processes that poll use less."""
+MOVING_SHARE = 0.1
 OUTPUT_CHARACTERS = 4000
+T = TypeVar("T")
 
 
 def process_tree(*pids: int) -> list[psutil.Process]:
@@ -34,16 +35,18 @@ def process_tree(*pids: int) -> list[psutil.Process]:
 
 def cpu_seconds(*pids: int) -> float:
     """CPU time of these processes, their descendants and their children that have ended."""
-    total = 0.0
-    for process in process_tree(*pids):
-        with suppress(psutil.NoSuchProcess):
-            total += sum(process.cpu_times()[:4])  # user and system, its own and those of its children
-    return total
+    return _cpu_seconds(process_tree(*pids))
 
 
 def tree_progress(*pids: int) -> Progress:
     """Progress of these processes and their descendants: a number that changes while they compute."""
-    return lambda: f"{int(cpu_seconds(*pids) / (waiting.PATIENCE_SECONDS * MOVING_SHARE))} units of CPU time"
+    return lambda: _units(process_tree(*pids))
+
+
+def children_progress() -> object:
+    """Progress of all descendants of this process. Its own CPU time is that of its polls."""
+    own = psutil.Process()
+    return _units(own.children(recursive=True), ended=sum(own.cpu_times()[2:4]))
 
 
 def tree_states(*pids: int) -> str:
@@ -63,6 +66,45 @@ def kill_tree(pid: int) -> None:
             process.kill()
 
 
+def wait_for(
+    condition: Callable[[], T],
+    what: str = "",
+    *,
+    progress: Progress | None = None,
+    state: Callable[[], object] | None = None,
+    poll_seconds: float = waiting.POLL_SECONDS,
+) -> T:
+    """Poll `condition`, which a program makes true, until its value is true; return that value.
+
+    Raises:
+        StalledError: no descendant of this process computed, and `progress` has not changed.
+    """
+    return wait_until(
+        condition,
+        what,
+        progress=lambda: (children_progress(), progress and progress()),
+        state=lambda: _states(os.getpid(), state),
+        poll_seconds=poll_seconds,
+    )
+
+
+async def wait_for_async(
+    condition: Callable[[], object],
+    what: str = "",
+    *,
+    state: Callable[[], object] | None = None,
+    poll_seconds: float = waiting.POLL_SECONDS,
+) -> None:
+    """Poll `condition` as `wait_for`, while other tasks of the event loop run; it may be a coroutine function."""
+    await wait_until_async(
+        condition,
+        what,
+        progress=children_progress,
+        state=lambda: _states(os.getpid(), state),
+        poll_seconds=poll_seconds,
+    )
+
+
 def wait_for_exit(
     process: subprocess.Popen[Any],
     *,
@@ -72,12 +114,13 @@ def wait_for_exit(
     """Wait for the end of a process; return its exit code. After a failure the process still runs.
 
     Raises:
-        StalledError: its tree used no CPU time, and `progress` has not changed.
+        StalledError: no descendant of this process computed, and `progress` has not changed.
     """
-    wait = _wait_for_tree(process, progress, state)
+    wait = _wait_for_end(process, progress, state)
     while True:
         with suppress(subprocess.TimeoutExpired):
-            return process.wait(LONGEST_POLL_SECONDS)
+            return process.wait(LONG_POLL_SECONDS)
+        wait.woke()
         wait.poll()
 
 
@@ -87,15 +130,16 @@ def finish(
     """Read a process's output to its end, as `communicate`; return stdout and stderr.
 
     Raises:
-        StalledError: its tree used no CPU time and wrote nothing, and `progress` has not changed. The tree is killed.
+        StalledError: it wrote nothing, no descendant of this process computed, and `progress` has not changed. The tree is killed.
     """
     written = 0
-    wait = _wait_for_tree(process, lambda: (f"{written} bytes written", progress and progress()), None)
+    wait = _wait_for_end(process, lambda: (f"{written} bytes written", progress and progress()), None)
     while True:
         try:
-            return process.communicate(input, timeout=LONGEST_POLL_SECONDS)
+            return process.communicate(input, timeout=LONG_POLL_SECONDS)
         except subprocess.TimeoutExpired as late:
             input, written = None, len(late.output or b"") + len(late.stderr or b"")
+        wait.woke()
         try:
             wait.poll()
         except StalledError as error:
@@ -115,7 +159,7 @@ def run_program(
         options: further options of `subprocess.Popen`.
 
     Raises:
-        StalledError: its tree used no CPU time and wrote nothing.
+        StalledError: as for `finish`.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if input is not None:
@@ -131,21 +175,54 @@ def run_program(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def _wait_for_tree(
+def _wait_for_end(
     process: subprocess.Popen[Any], progress: Progress | None, state: Callable[[], object] | None
 ) -> Wait:
-    moved = tree_progress(process.pid)
     return Wait(
         f"the end of {str(process.args)[:300]}",
-        lambda: (moved(), progress and progress()),
-        lambda: f"{tree_states(process.pid)}\n{state() if state is not None else ''}",
+        lambda: (children_progress(), progress and progress()),
+        lambda: _states(os.getpid(), state),
+        LONG_POLL_SECONDS,
     )
+
+
+def _cpu_seconds(processes: list[psutil.Process]) -> float:
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:4])  # user and system time, its own and that of its children
+    return total
+
+
+def _delay_seconds(processes: list[psutil.Process]) -> float:
+    """Time that live threads of the processes have waited for a core (proc_pid_schedstat(5), second field, in nanoseconds)."""
+    nanoseconds = 0
+    for process in processes:
+        for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            with suppress(OSError):  # the thread has ended
+                nanoseconds += int(file.read_text().split()[1])
+    return nanoseconds / 1e9
+
+
+def _units(processes: list[psutil.Process], ended: float = 0.0) -> str:
+    """Work of processes in units of the least that counts as progress within the time of the patience.
+
+    Args:
+        processes: live processes.
+        ended: CPU time of others, in seconds.
+    """
+    seconds = ended + _cpu_seconds(processes) + _delay_seconds(processes)
+    return f"{int(seconds / (waiting.PATIENCE_SECONDS * MOVING_SHARE))} units of computing"
+
+
+def _states(pid: int, more: Callable[[], object] | None) -> str:
+    return f"{tree_states(pid)}\n{more() if more is not None else ''}"
 
 
 def _last_output(process: subprocess.Popen[Any]) -> str:
     """The end of stdout and stderr of a killed process, even if a process outside of its tree keeps the pipes open."""
     try:
-        parts = process.communicate(timeout=LONGEST_POLL_SECONDS)
+        parts = process.communicate(timeout=LONG_POLL_SECONDS)
     except subprocess.TimeoutExpired as late:
         parts = (late.output, late.stderr)
     texts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in parts if part]

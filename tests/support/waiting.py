@@ -4,8 +4,8 @@ A busy machine makes every process slow. A limit in seconds then fails a correct
 Each wait of this module polls a condition and fails after `PATIENCE_SECONDS` without progress. Progress is any change of a snapshot that
 the caller names: CPU time of processes, sizes of logs, the newest step. Without a snapshot, the polls themselves are counted.
 
-The time without progress is the sum of the polls. A poll counts at most `LONGEST_POLL_SECONDS`: while this process does not run, the
-program that it waits for may not run either, so a stopped or overloaded machine uses no patience.
+A sleep between two polls counts at most `LATE_FACTOR` times its length: while this process or its event loop is late, so is the work that
+it waits for. A stopped or overloaded machine uses little patience.
 
 Each wait has a limit of `LIMIT_FACTOR` times the patience, progress or not. `tests.support.programs` waits for processes.
 """
@@ -13,6 +13,7 @@ Each wait has a limit of `LIMIT_FACTOR` times the patience, progress or not. `te
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -22,9 +23,15 @@ from typing import TypeVar
 PATIENCE = "RLRUN_TEST_PATIENCE"
 """Environment variable: seconds without progress after which a wait fails. A small value shows the message of a wait that fails."""
 PATIENCE_SECONDS = float(os.environ.get(PATIENCE, "120"))
-LIMIT_FACTOR = 10
+LIMIT_FACTOR = 20
+UNREACHED_SECONDS = 100 * PATIENCE_SECONDS
+"""A time limit of the product that a test does not reach: what has to time out has a short one."""
 POLL_SECONDS = 0.02
-LONGEST_POLL_SECONDS = 0.25
+LONG_POLL_SECONDS = 0.25
+"""Interval of polls that end as soon as the result is there."""
+LATE_FACTOR = 5
+LONGEST_LOOK_SECONDS = 10.0
+"""A condition that takes longer counts as much: a request to a server may take seconds."""
 SNAPSHOT_SECONDS = 1.0
 """Time between two snapshots of the progress: a look at all processes takes some milliseconds."""
 
@@ -45,6 +52,7 @@ class Wait:
         what: the condition, in words.
         progress: snapshot of the work that is done, or None if only the polls count.
         state: text for the message of a failure.
+        poll_seconds: interval of the polls.
         patience: seconds without progress.
         clock: seconds of a clock that never goes back.
     """
@@ -52,32 +60,40 @@ class Wait:
     what: str
     progress: Progress | None = None
     state: Callable[[], object] | None = None
+    poll_seconds: float = POLL_SECONDS
     patience: float = field(default_factory=lambda: PATIENCE_SECONDS)
     clock: Callable[[], float] = time.monotonic
     waited: float = field(default=0.0, init=False)
     still: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self._last_poll, self._last_look = self.clock(), 0.0
+        self._counted_at, self._last_look = self.clock(), 0.0
         self._snapshot: object = None
 
     def poll(self) -> None:
-        """Count one poll whose condition was false.
+        """Count a look at a condition that was false.
 
         Raises:
             StalledError: without progress for the time of the patience, or at the limit.
         """
-        now = self.clock()
-        counted = min(now - self._last_poll, LONGEST_POLL_SECONDS)
-        self._last_poll = now
-        self.waited += counted
-        self.still += counted
+        self._count(LONGEST_LOOK_SECONDS)
         if self.waited - self._last_look >= min(SNAPSHOT_SECONDS, self.patience / 4):
             self._look()
         if self.still >= self.patience:
             raise StalledError(self._message(f"no progress for {self.still:.0f} s"))
         if self.waited >= LIMIT_FACTOR * self.patience:
             raise StalledError(self._message(f"not within {self.waited:.0f} s, with progress"))
+
+    def woke(self) -> None:
+        """Count a sleep of `poll_seconds`."""
+        self._count(LATE_FACTOR * self.poll_seconds)
+
+    def _count(self, longest: float) -> None:
+        now = self.clock()
+        counted = min(now - self._counted_at, longest)
+        self._counted_at = now
+        self.waited += counted
+        self.still += counted
 
     def _look(self) -> None:
         self._last_look = self.waited
@@ -95,7 +111,7 @@ class Wait:
 
 def wait_until(
     condition: Callable[[], T],
-    what: str,
+    what: str = "",
     *,
     progress: Progress | None = None,
     state: Callable[[], object] | None = None,
@@ -105,30 +121,43 @@ def wait_until(
 ) -> T:
     """Poll `condition` until its value is true; return that value.
 
+    Args:
+        condition: function that is called again and again.
+        what: the condition, in words. Default: its source.
+        progress: snapshot of the work that is done.
+        state: text for the message of a failure.
+        poll_seconds: interval of the polls.
+        clock: seconds of a clock that never goes back.
+        sleep: waits so many seconds.
+
     Raises:
         StalledError: nothing made progress.
     """
-    wait = Wait(what, progress, state, clock=clock)
+    wait = Wait(what or _source(condition), progress, state, poll_seconds, clock=clock)
     while not (found := condition()):
         wait.poll()
         sleep(poll_seconds)
+        wait.woke()
     return found
 
 
 async def wait_until_async(
-    condition: Callable[[], T],
-    what: str,
+    condition: Callable[[], object],
+    what: str = "",
     *,
     progress: Progress | None = None,
     state: Callable[[], object] | None = None,
     poll_seconds: float = POLL_SECONDS,
-) -> T:
-    """As `wait_until`, while other tasks of the event loop run."""
-    wait = Wait(what, progress, state)
-    while not (found := condition()):
+) -> None:
+    """Poll `condition` until it is true, while other tasks of the event loop run; it may be a coroutine function."""
+    wait = Wait(what or _source(condition), progress, state, poll_seconds)
+    while True:
+        found = condition()
+        if await found if isinstance(found, Awaitable) else found:
+            return
         wait.poll()
         await asyncio.sleep(poll_seconds)
-    return found
+        wait.woke()
 
 
 async def result_of(
@@ -143,12 +172,21 @@ async def result_of(
     Raises:
         StalledError: nothing made progress.
     """
-    wait, task = Wait(what, progress, state), asyncio.ensure_future(awaitable)
+    wait, task = Wait(what, progress, state, LONG_POLL_SECONDS), asyncio.ensure_future(awaitable)
     try:
-        while not (await asyncio.wait({task}, timeout=LONGEST_POLL_SECONDS))[0]:
+        while not (await asyncio.wait({task}, timeout=LONG_POLL_SECONDS))[0]:
+            wait.woke()
             wait.poll()
     finally:
         if not task.done():
             task.cancel()
-            await asyncio.wait({task}, timeout=LONGEST_POLL_SECONDS)
+            await asyncio.wait({task}, timeout=LONG_POLL_SECONDS)
     return task.result()
+
+
+def _source(condition: Callable[..., object]) -> str:
+    """Source of a condition, for a message."""
+    try:
+        return " ".join(inspect.getsource(condition).split())[:300]
+    except (OSError, TypeError):
+        return repr(condition)

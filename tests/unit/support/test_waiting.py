@@ -9,13 +9,15 @@ from itertools import count
 import pytest
 
 from tests.support.waiting import (
+    LATE_FACTOR,
     LIMIT_FACTOR,
-    LONGEST_POLL_SECONDS,
+    LONGEST_LOOK_SECONDS,
     PATIENCE_SECONDS,
     StalledError,
     Wait,
     result_of,
     wait_until,
+    wait_until_async,
 )
 
 POLL_SECONDS = 0.125
@@ -77,18 +79,43 @@ def test_wait_with_progress_has_limit() -> None:
     assert clock.now - 100.0 == pytest.approx(LIMIT_FACTOR * PATIENCE_SECONDS, abs=2.0)
 
 
-def test_wait_counts_late_poll_as_one_poll() -> None:
-    """Ten polls that come an hour late use no more patience than ten other polls."""
-    polls = int(0.9 * PATIENCE_SECONDS / LONGEST_POLL_SECONDS)
+def test_wait_counts_late_poll_as_few_polls() -> None:
+    """A poll that comes an hour late uses the patience of few others."""
+    polls = int(0.9 * PATIENCE_SECONDS / (LATE_FACTOR * POLL_SECONDS))
     assert Clock(late=3600.0).wait_until(after(polls)) is True
     with pytest.raises(StalledError):
         Clock(late=3600.0).wait_until(after(2 * polls))
+
+
+def test_slow_condition_uses_patience() -> None:
+    clock = Clock()
+
+    def slow() -> bool:
+        clock.now += LONGEST_LOOK_SECONDS
+        return False
+
+    with pytest.raises(StalledError):
+        clock.wait_until(slow)
+    assert clock.sleeps == pytest.approx(PATIENCE_SECONDS / LONGEST_LOOK_SECONDS, abs=2)
 
 
 def test_snapshot_is_read_once_per_second() -> None:
     clock, reads = Clock(), count()
     clock.wait_until(after(80), progress=lambda: next(reads))
     assert next(reads) <= 80 * POLL_SECONDS + 1
+
+
+async def test_condition_may_be_coroutine_and_is_named_by_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = count()
+
+    async def third() -> bool:
+        return next(numbers) == 2
+
+    await wait_until_async(third, poll_seconds=0.0)
+    assert next(numbers) == 3
+    monkeypatch.setattr("tests.support.waiting.PATIENCE_SECONDS", 0.0)
+    with pytest.raises(StalledError, match=r"next\(numbers\) == 2"):
+        await wait_until_async(third, poll_seconds=0.0)
 
 
 async def test_result_is_returned_and_error_raised() -> None:
@@ -102,7 +129,7 @@ async def test_result_is_returned_and_error_raised() -> None:
 
 async def test_result_that_never_comes_cancels_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wait, "poll", lambda self: (_ for _ in ()).throw(StalledError("no progress")))
-    monkeypatch.setattr("tests.support.waiting.LONGEST_POLL_SECONDS", 0.001)
+    monkeypatch.setattr("tests.support.waiting.LONG_POLL_SECONDS", 0.001)
     task = asyncio.ensure_future(asyncio.Event().wait())
     with pytest.raises(StalledError):
         await result_of(task, "the answer")
