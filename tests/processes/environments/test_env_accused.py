@@ -17,6 +17,7 @@ from rlrun.environments.process.talk import Death, Ready, Talk, _Rollout
 from rlrun.environments.process.wire import Document, WireError
 from rlrun.environments.protocol import ModelClient
 from rlrun.environments.stage import Played, TaskRef
+from tests.support.waiting import UNREACHED_SECONDS, wait_until_async
 
 DEADLY = [TaskRef("train", i) for i in range(3)]
 INNOCENT = [TaskRef("train", i) for i in range(3, 11)]
@@ -78,7 +79,7 @@ async def test_several_deadly_tasks_wait_for_the_rollouts_that_they_have_ended(
         nonlocal most_in_row
         model: Any = None
         try:
-            await environment.play(task, model, timeout_seconds=120, reward_seconds=120)
+            await environment.play(task, model, timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS)
         except EpisodeError as error:
             ends.add(error.death)
             if len(done) < len(INNOCENT):
@@ -100,7 +101,11 @@ async def test_several_deadly_tasks_wait_for_the_rollouts_that_they_have_ended(
     playing = [asyncio.ensure_future(again_and_again(task)) for task in DEADLY]
     innocent = asyncio.gather(*(until_played(task) for task in INNOCENT))
     try:
-        await asyncio.wait([running, innocent], timeout=90, return_when=asyncio.FIRST_COMPLETED)
+        await wait_until_async(
+            lambda: running.done() or innocent.done(),
+            "all innocent tasks are played",
+            progress=lambda: (len(done), record.restarts),
+        )
         assert not innocent.done() or innocent.exception() is None
         assert not running.done(), f"the run has ended after {record.restarts} ends: {running.exception()}"
         assert sorted(done, key=lambda task: task.index) == INNOCENT

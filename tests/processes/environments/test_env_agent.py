@@ -17,6 +17,8 @@ from openai import AsyncOpenAI
 from rlrun.environments import AgentEnvironment, EpisodeError, Message, Reply, Score, Task, run_episode, run_program
 from rlrun.environments.adapters.openai_api import RequestError, read_request
 from rlrun.environments.adapters.openai_server import ChatServer, Endpoint, Served
+from tests.support.programs import wait_for_async
+from tests.support.waiting import UNREACHED_SECONDS
 
 TOOL = {"type": "function", "function": {"name": "calc", "description": "", "parameters": {"type": "object"}}}
 CALL = {"id": "call_0", "type": "function", "function": {"name": "calc", "arguments": '{"x": 1}'}}
@@ -179,8 +181,7 @@ async def test_a_program_that_goes_away_takes_its_call_along() -> None:
         asking = asyncio.ensure_future(ask(client, [user("a")]))
         await asked.wait()
         asking.cancel()
-        async with asyncio.timeout(60):
-            await gone.wait()
+        await wait_for_async(gone.is_set, "the end of the request")
         assert (await ask(client, [user("a")])).choices[0].message.content == "b"
 
 
@@ -213,7 +214,7 @@ async def two_calls(task: Task, endpoint: Endpoint) -> str:
     return first.content + second.content
 
 
-async def play(agent: Agent, model: Model, seconds: float = 60) -> tuple[Any, Score]:
+async def play(agent: Agent, model: Model, seconds: float = UNREACHED_SECONDS) -> tuple[Any, Score]:
     try:
         return await run_episode(agent, TASK, model, timeout_seconds=seconds)
     finally:
@@ -292,12 +293,6 @@ async def test_a_program_of_its_own_finds_the_policy_in_its_environment(failing:
     assert json.dumps(model.asked[0][0]) == json.dumps([user("a")])
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 def runs(pid: int) -> bool:
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -314,12 +309,12 @@ async def test_a_program_that_is_given_up_is_killed_with_what_it_started(tmp_pat
         )
 
     playing = asyncio.ensure_future(play(Agent(program), Model()))
-    await until(pids.exists)
+    await wait_for_async(pids.exists)
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing
     for pid in map(int, pids.read_text().split()):
-        await until(lambda pid=pid: not runs(pid))  # type: ignore[misc]
+        await wait_for_async(lambda pid=pid: not runs(pid))  # type: ignore[misc]
 
 
 async def test_a_deadline_ends_an_episode_whose_program_waits() -> None:

@@ -17,9 +17,13 @@ from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Played
+from tests.support.programs import wait_for_async
 from tests.support.python_path import before
+from tests.support.waiting import UNREACHED_SECONDS
 
-LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=60, look_seconds=0.05)
+LIMITS = Limits(
+    start_seconds=UNREACHED_SECONDS, memory_bytes=400 * 1024**2, hang_seconds=UNREACHED_SECONDS, look_seconds=0.05
+)
 sys.path.insert(0, FOLDER := str(Path(__file__).parent / "misbehaving"))
 from comparing import DEEDS  # noqa: E402
 
@@ -44,7 +48,7 @@ async def compare(environment: IsolatedEnvironment, deed: str, seconds: float = 
         for reply in ("a", "bcd")
     ]
     task = environment.tasks("train")[DEEDS.index(deed)]
-    return await environment.compare(task, group, timeout_seconds=30, reward_seconds=seconds)
+    return await environment.compare(task, group, timeout_seconds=UNREACHED_SECONDS, reward_seconds=seconds)
 
 
 async def test_a_comparison_that_goes_wrong_is_an_error_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +77,7 @@ async def test_one_that_nobody_waits_for_is_given_up_and_one_too_large_is_not_se
 ) -> None:
     async with running(monkeypatch) as environment:
         waiting = asyncio.create_task(compare(environment, "sleeps"))
-        while not environment.workers[0].life.in_flight:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await wait_for_async(lambda: environment.workers[0].life.in_flight, "the comparison runs")
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert environment.workers[0].life.in_flight == 0

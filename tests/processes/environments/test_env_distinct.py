@@ -18,6 +18,7 @@ from rlrun.environments.registry import load
 from rlrun.environments.splits import GeneratedTasks, split_of
 from rlrun.environments.stage import InProcessStage, TaskRef
 from tests.support.python_path import before
+from tests.support.waiting import UNREACHED_SECONDS
 
 ENVIRONMENT = """
 from rlrun.environments.protocol import Episode, Score, SingleTurnEnvironment, Task
@@ -97,7 +98,7 @@ def fixed(train: list[list[str]], held_out: list[list[str]]) -> Command:
 def test_the_environment_s_own_process_refuses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fixed_tasks.py").write_text(ENVIRONMENT)
     monkeypatch.setenv("PYTHONPATH", before(tmp_path))
-    limits = Limits(start_seconds=60)
+    limits = Limits(start_seconds=UNREACHED_SECONDS)
     good = fixed([["a", "1"], ["b", "2"]], [["c", "3"]])
     twice, shared = fixed([["a", "1"], ["a", "2"]], [["c", "3"]]), fixed([["a", "1"], ["b", "2"]], [["b", "3"]])
     passed, first, second = check([(command, limits) for command in (good, twice, shared)])
@@ -148,7 +149,9 @@ async def test_ids_of_a_lazy_sequence_are_compared_as_they_are_played() -> None:
 
     async def play(split: Split, index: int) -> str:
         ref = TaskRef(split, index)
-        return (await stage.play(ref, Model(), timeout_seconds=60, reward_seconds=60)).task_id
+        return (
+            await stage.play(ref, Model(), timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS)
+        ).task_id
 
     assert [await play("train", 0), await play("train", 1), await play("train", 0)] == ["a", "b", "a"]
     for split, index, other in (("train", 2, "train[0]"), ("eval", 0, "train[1]")):

@@ -17,6 +17,7 @@ from rlrun.environments.layouts import LAYOUTS
 from rlrun.environments.rewards.functions import ARGUMENTS
 from rlrun.environments.rewards.scorers import BUILT_IN
 from rlrun.environments.stage import InProcessStage, Played, TaskRef
+from tests.support.waiting import UNREACHED_SECONDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
 
@@ -44,11 +45,14 @@ async def test_the_pages_example_plays_and_scores(scripted: Any) -> None:
     assert task.answer is not None
     ideal = env.demonstration(task)
     episode, score = await run_episode(
-        env, task, scripted([m["content"] for m in ideal if m["role"] == "assistant"]), timeout_seconds=60
+        env,
+        task,
+        scripted([m["content"] for m in ideal if m["role"] == "assistant"]),
+        timeout_seconds=UNREACHED_SECONDS,
     )
     assert episode.messages == [*task.prompt, *ideal]
     assert score.reward == 1.0
-    episode, score = await run_episode(env, task, scripted(lambda _: "z"), timeout_seconds=60)
+    episode, score = await run_episode(env, task, scripted(lambda _: "z"), timeout_seconds=UNREACHED_SECONDS)
     assert (episode.replies, score.reward) == (8, 0.0)
 
 
@@ -72,7 +76,7 @@ async def test_the_pages_agent_is_played_as_it_is(tmp_path: Path, monkeypatch: p
                 return Reply("", tool_calls=({"id": "call_0", "type": "function", "function": call},), content="")
             return Reply(messages[-1]["content"])
 
-    _, score = await run_episode(env, task, Model(), timeout_seconds=60)
+    _, score = await run_episode(env, task, Model(), timeout_seconds=UNREACHED_SECONDS)
     await env.close()
     assert score.reward == 1.0
     assert asked[1][-1] == {"role": "tool", "tool_call_id": "call_0", "content": task.answer}
@@ -84,7 +88,7 @@ async def test_the_pages_verifiers_taskset_runs(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(tmp_path))
     env = load("verifiers:my-taskset", {})
     task = env.tasks("train")[0]
-    _, score = await run_episode(env, task, scripted([task.answer]), timeout_seconds=60)
+    _, score = await run_episode(env, task, scripted([task.answer]), timeout_seconds=UNREACHED_SECONDS)
     assert score.reward == 1.0
 
 
@@ -106,13 +110,13 @@ async def test_the_pages_rewards_pay_what_they_say(
     assert task.prompt == [{"role": "user", "content": "1+2?\n\nEnd with the number."}]
     group = []
     for reply in ("It is 3", "It is so long: " + "ha " * 400 + "4"):
-        episode, score = await run_episode(environment, task, scripted([reply]), timeout_seconds=60)
+        episode, score = await run_episode(environment, task, scripted([reply]), timeout_seconds=UNREACHED_SECONDS)
         group.append(Played(task.id, episode, score))
     assert group[0].score.reward == pytest.approx(1 + 0.1)
     assert group[0].score.metrics["compute_score_answered"] == 1.0
     assert 0 < group[1].score.reward < 0.1
     ref = TaskRef("train", 0)
-    compared = await stage.compare(ref, group, timeout_seconds=60, reward_seconds=60)
+    compared = await stage.compare(ref, group, timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS)
     assert compared[0].reward == pytest.approx(1.15)
     assert compared[1].reward == group[1].score.reward
 

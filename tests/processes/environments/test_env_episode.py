@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlrun.environments import Episode, EpisodeError, Score, SingleTurnEnvironment, Split, Task, run_episode
+from tests.support.waiting import UNREACHED_SECONDS
 
 TASK = Task(id="train-7", prompt=[{"role": "user", "content": "?"}])
 
@@ -67,7 +68,9 @@ async def swallows_the_models_error(task: Task, model: Any) -> Any:
 
 
 async def test_a_good_episode_comes_back_with_plain_floats(scripted: Any) -> None:
-    episode, score = await run_episode(Probe(score=1, metrics={"n": 2}), TASK, scripted(["hi"]), timeout_seconds=60)
+    episode, score = await run_episode(
+        Probe(score=1, metrics={"n": 2}), TASK, scripted(["hi"]), timeout_seconds=UNREACHED_SECONDS
+    )
     assert episode.messages == [{"role": "user", "content": "?"}, {"role": "assistant", "content": "hi"}]
     assert episode.info == {"finish_reason": "stop", "truncated": False}
     assert (score, type(score.reward), type(score.metrics["n"])) == (Score(1.0, {"n": 2.0}), float, float)
@@ -90,7 +93,7 @@ async def test_a_good_episode_comes_back_with_plain_floats(scripted: Any) -> Non
 async def test_failures_are_sorted_by_fault(env: Probe, kind: str, says: str, scripted: Any) -> None:
     script = ["hi"] if env._score is forever else [ConnectionError("engine gone")]
     with pytest.raises(EpisodeError, match=says) as caught:
-        await run_episode(env, TASK, scripted(script), timeout_seconds=0.1 if kind == "timeout" else 60)
+        await run_episode(env, TASK, scripted(script), timeout_seconds=0.1 if kind == "timeout" else UNREACHED_SECONDS)
     error = caught.value
     assert (error.kind, error.env_id, error.task_id) == (kind, "probe", "train-7")
     assert str(error).startswith("environment 'probe', task 'train-7': ")
@@ -110,13 +113,15 @@ async def test_failures_are_sorted_by_fault(env: Probe, kind: str, says: str, sc
 )
 async def test_unusable_scores_name_the_environment(env: Probe, says: str, scripted: Any) -> None:
     with pytest.raises(EpisodeError, match=says) as caught:
-        await run_episode(env, TASK, scripted(["hi"]), timeout_seconds=60)
+        await run_episode(env, TASK, scripted(["hi"]), timeout_seconds=UNREACHED_SECONDS)
     assert caught.value.kind == "reward"
     assert "'probe'" in str(caught.value)
 
 
 async def test_cancellation_is_not_an_error_of_the_episode(scripted: Any) -> None:
-    playing = asyncio.create_task(run_episode(Probe(run=forever), TASK, scripted([]), timeout_seconds=60))
+    playing = asyncio.create_task(
+        run_episode(Probe(run=forever), TASK, scripted([]), timeout_seconds=UNREACHED_SECONDS)
+    )
     await asyncio.sleep(0)
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):

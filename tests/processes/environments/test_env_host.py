@@ -8,7 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,13 @@ from rlrun.orchestrator.rollouts.environment_pool import host_of
 from rlrun.pod.main import main
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime.bootstrap import HOST_MODULE, SOCKETS_VARIABLE, START
+from tests.support.programs import children_progress, wait_for_async, wait_for_exit
 from tests.support.python_path import before
+from tests.support.waiting import UNREACHED_SECONDS, result_of
 
-LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=30, look_seconds=0.05)
+LIMITS = Limits(
+    start_seconds=UNREACHED_SECONDS, memory_bytes=400 * 1024**2, hang_seconds=UNREACHED_SECONDS, look_seconds=0.05
+)
 MISBEHAVING = "misbehaving:misbehaving"
 FOLDER = str(Path(__file__).parent / "misbehaving")
 sys.path.insert(0, FOLDER)
@@ -78,7 +82,7 @@ class Container:
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         self.process.send_signal(number)
-        return self.process.wait(120)
+        return wait_for_exit(self.process)
 
 
 @pytest.fixture
@@ -105,17 +109,10 @@ async def playing(container: Container, id: str = MISBEHAVING) -> AsyncIterator[
 
 async def play(environment: IsolatedEnvironment, name: str, model: Echo | None = None) -> Played:
     task = environment.tasks("train")[NAMES.index(name)]
-    async with asyncio.timeout(60):
-        return await environment.play(task, model or Echo(), timeout_seconds=30, reward_seconds=30)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another task does."""
-    for _ in range(6000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen in time")
+    playing = environment.play(
+        task, model or Echo(), timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS
+    )
+    return await result_of(playing, f"the end of the episode {name}", progress=children_progress)
 
 
 async def test_episodes_are_played_there_and_what_they_do_costs_only_themselves(container: Container) -> None:
@@ -130,7 +127,7 @@ async def test_episodes_are_played_there_and_what_they_do_costs_only_themselves(
             await play(environment, "exits")
         assert caught.value.kind == "crash"
         assert (await play(environment, "good")).score.reward == 1.0
-        await until(lambda: environment.metrics()["memory_gib"] > 0)
+        await wait_for_async(lambda: environment.metrics()["memory_gib"] > 0)
         assert environment.metrics()["restarts"] == 1
 
 
@@ -142,7 +139,7 @@ async def test_groups_are_compared_there_and_the_guilty_one_is_known(container: 
         found = await environment.compare(tasks["good"], group, **deadlines)
         assert [score.reward for score in found] == [2.0, 4.0]
         beside = asyncio.create_task(environment.compare(tasks["sleeps"], group, **deadlines))
-        await until(lambda: environment.workers[0].life.in_flight == 1)
+        await wait_for_async(lambda: environment.workers[0].life.in_flight == 1)
         with pytest.raises(EpisodeError, match="exited with code 3") as caught:
             await environment.compare(tasks["exits"], group, **deadlines)
         assert not caught.value.bystander
@@ -175,23 +172,23 @@ async def test_who_ended_a_process_there_is_known_here(container: Container, dee
     async with playing(container) as environment:
         model, asked = Slow(), Slow()
         beside = asyncio.ensure_future(play(environment, "slow", model))
-        await asyncio.wait_for(model.asked.wait(), 120)
+        await wait_for_async(model.asked.is_set, "the first question")
         culprit = asyncio.ensure_future(play(environment, deed, asked))
         if deed == "dies_late":
-            await asyncio.wait_for(asked.asked.wait(), 120)
+            await wait_for_async(asked.asked.is_set, "the question of the culprit")
             culprit.cancel()
         with pytest.raises(EpisodeError, match="exited with code 3") as caught:
             await beside
         assert (caught.value.bystander, caught.value.death) == (True, 1)
         await asyncio.gather(culprit, return_exceptions=True)
-        await until(lambda: [NAMES[task.index] for task in environment._record.accused] == [deed])
+        await wait_for_async(lambda: [NAMES[task.index] for task in environment._record.accused] == [deed])
 
 
 async def test_a_container_that_is_started_again_is_found_again(container: Container) -> None:
     async with playing(container) as environment:
         await play(environment, "good")
         waits = asyncio.create_task(play(environment, "waits"))
-        await until(lambda: bool(environment.workers[0].life._rollouts))
+        await wait_for_async(lambda: bool(environment.workers[0].life._rollouts))
         container.kill()
         with pytest.raises(EpisodeError, match="was in a container that ended"):
             await waits

@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,12 @@ from tests.support.python_path import before
 sys.path.insert(0, FOLDER := str(Path(__file__).parent / "misbehaving"))
 from hostile import NAMES
 
-LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=60, look_seconds=0.1)
+from tests.support.programs import wait_for_async
+from tests.support.waiting import UNREACHED_SECONDS
+
+LIMITS = Limits(
+    start_seconds=UNREACHED_SECONDS, memory_bytes=400 * 1024**2, hang_seconds=UNREACHED_SECONDS, look_seconds=0.1
+)
 MARK = f"hostile-child-of-{os.getpid()}"
 """An argument of all processes that deeds let go: those of another run of these tests, beside this one, are not looked at."""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -223,17 +228,11 @@ def life_of(environment: IsolatedEnvironment) -> Life:
     return found
 
 
-def play(environment: IsolatedEnvironment, name: str, model: Model | None = None, timeout: float = 60) -> Any:
+def play(
+    environment: IsolatedEnvironment, name: str, model: Model | None = None, timeout: float = UNREACHED_SECONDS
+) -> Any:
     task = environment.tasks("train")[NAMES.index(name)]
-    return environment.play(task, model or Model(), timeout_seconds=timeout, reward_seconds=60)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(12_000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen in time")
+    return environment.play(task, model or Model(), timeout_seconds=timeout, reward_seconds=UNREACHED_SECONDS)
 
 
 def children() -> list[int]:
@@ -284,7 +283,7 @@ async def test_a_deed_costs_nothing(hostile: IsolatedEnvironment, name: str) -> 
     assert neighbour.task_id == "neighbour"
     assert isinstance(await play(hostile, "good"), Played)
     own = life_of(hostile)._mark
-    await until(lambda: len(processes_with(MARK_VARIABLE, own)) == 2)  # the keeper and what it keeps
+    await wait_for_async(lambda: len(processes_with(MARK_VARIABLE, own)) == 2)  # the keeper and what it keeps
 
 
 @pytest.mark.parametrize("name", WHOLE_PROCESS)
@@ -293,7 +292,7 @@ async def test_a_deed_that_ends_its_process_costs_its_own_rollout_once_the_other
 ) -> None:
     kind, message = WHOLE_PROCESS[name]
     if kind == "hang":  # all others answer, however late a busy machine lets them
-        await until(lambda: hostile.workers[0].up)
+        await wait_for_async(lambda: hostile.workers[0].up)
         life_of(hostile).limits = replace(LIMITS, hang_seconds=2.0)
     error, neighbour = await beside(hostile, name, 60)
     assert isinstance(error, EpisodeError)
@@ -328,7 +327,7 @@ async def test_what_one_rollout_has_broken_for_all_is_gone_with_its_process(host
     for _ in range(supervised.MAX_FAILURES - 1):
         with pytest.raises(EpisodeError, match="its task list is gone"):
             await play(hostile, "good")
-    await until(lambda: hostile.metrics()["restarts"] == restarts + 1)
+    await wait_for_async(lambda: hostile.metrics()["restarts"] == restarts + 1)
     assert isinstance(await play(hostile, "good"), Played)
     model.may.set()
     (found,) = await asyncio.gather(neighbour, return_exceptions=True)
@@ -362,7 +361,7 @@ async def test_workers_share_the_rollouts_and_each_is_started_again_on_its_own()
         found = await asyncio.gather(*playing, return_exceptions=True)
         assert sum(isinstance(one, Played) for one in found) == 4
         assert sum(isinstance(one, EpisodeError) and one.bystander for one in found) == 2
-        await until(lambda: all(worker.up for worker in environment.workers))
+        await wait_for_async(lambda: all(worker.up for worker in environment.workers))
         assert environment.metrics()["restarts"] == 1
 
 
@@ -384,10 +383,10 @@ async def test_an_environment_that_exits_while_it_loads_is_told(id: str, says: s
 async def test_nothing_outlives_an_orchestrator_that_was_killed(tmp_path: Path) -> None:
     code = HOLDER.format(name="lives_on", index=NAMES.index("lives_on"))
     holder = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
-    await until(lambda: len(children()) == 1)
+    await wait_for_async(lambda: len(children()) == 1)
     holder.kill()
     await holder.wait()
-    await until(lambda: children() == [])
+    await wait_for_async(lambda: children() == [])
 
 
 HOLDER = """

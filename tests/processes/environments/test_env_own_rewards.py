@@ -13,6 +13,7 @@ import pytest
 
 from rlrun.environments import EnvironmentLoadError, Episode, EpisodeError, Score, load, run_episode
 from rlrun.environments.stage import InProcessStage, Played, TaskRef
+from tests.support.waiting import UNREACHED_SECONDS
 
 MODULE = '''
 import os
@@ -129,7 +130,7 @@ def dataset(tmp_path: Path) -> Callable[..., Any]:
 def score(scripted: Any) -> Callable[..., Any]:
     async def play(environment: Any, reply: str, index: int = 0) -> Score:
         task = environment.tasks("train")[index]
-        return (await run_episode(environment, task, scripted([reply]), timeout_seconds=30))[1]
+        return (await run_episode(environment, task, scripted([reply]), timeout_seconds=UNREACHED_SECONDS))[1]
 
     return play
 
@@ -245,7 +246,7 @@ async def compared(environment: Any, replies: list[str], scores: list[Score] | N
         Played("row-0", Episode([{"role": "user", "content": "?"}, {"role": "assistant", "content": reply}], 1), score)
         for reply, score in zip(replies, scores or [Score(0.0)] * len(replies), strict=True)
     ]
-    return await stage.compare(task, group, timeout_seconds=30, reward_seconds=30)
+    return await stage.compare(task, group, timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS)
 
 
 async def test_a_function_of_completions_gets_the_whole_group(dataset: Any, score: Any) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import os
 import re
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,12 @@ from rlrun.orchestrator.rollouts import environment_pool
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.runtime.processes import processes_with
+from tests.support.programs import cpu_seconds, wait_for_async
 from tests.support.python_path import before
+from tests.support.waiting import UNREACHED_SECONDS, result_of, wait_until
 
 MEMORY = 200 * 1024**2
-LIMITS = Limits(start_seconds=60, memory_bytes=MEMORY, hang_seconds=60, look_seconds=0.1)
+LIMITS = Limits(start_seconds=UNREACHED_SECONDS, memory_bytes=MEMORY, hang_seconds=UNREACHED_SECONDS, look_seconds=0.1)
 MODULE = "misbehaving:misbehaving"
 sys.path.insert(0, FOLDER := str(Path(__file__).parent / "misbehaving"))
 from misbehaving import ASYNC, DEEDS  # noqa: E402
@@ -86,7 +87,7 @@ async def running(
     try:
         yield environment
         if gives_up or supervising.done():
-            await asyncio.wait_for(supervising, 60)
+            await result_of(supervising, "the end of the supervision")
     finally:
         supervising.cancel()
         environment.close()
@@ -102,19 +103,15 @@ async def living(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Isol
 
 
 def play(
-    environment: IsolatedEnvironment, task: str, model: Any = None, *, timeout: float = 30, reward: float = 30
+    environment: IsolatedEnvironment,
+    task: str,
+    model: Any = None,
+    *,
+    timeout: float = UNREACHED_SECONDS,
+    reward: float = UNREACHED_SECONDS,
 ) -> Awaitable[Played]:
     ref = environment.tasks("train")[NAMES.index(task)]
     return environment.play(ref, model or Model(), timeout_seconds=timeout, reward_seconds=reward)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another task does."""
-    for _ in range(12_000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen in time")
 
 
 async def fails(playing: Awaitable[Played]) -> EpisodeError:
@@ -144,7 +141,7 @@ async def test_an_episode_played_there_is_as_one_played_here(living: IsolatedEnv
 @on_module_loop
 async def test_what_a_living_process_does_costs_one_rollout_each(living: IsolatedEnvironment) -> None:
     found = {
-        name: await fails(play(living, name, timeout=0.2 if name == "waits" else 30.0, reward=0.2))
+        name: await fails(play(living, name, timeout=0.2 if name == "waits" else UNREACHED_SECONDS, reward=0.2))
         for name in ("raises", "exits_politely", "swallows_memory", "waits", "no_json", "scores_slowly")
     }
     told = {name: (error.kind, error.task_id) for name, error in found.items()}
@@ -179,7 +176,7 @@ async def test_what_is_printed_ends_in_the_log_even_if_it_looks_like_a_message(l
     assert (await play(living, "good")).task_id == "good"
     path = living.workers[0].log.path
     assert path is not None
-    await until(lambda: path.read_bytes().count(b'"op":"played"') == 10_000)
+    await wait_for_async(lambda: path.read_bytes().count(b'"op":"played"') == 10_000)
     assert b"\xff\x00" in await asyncio.to_thread(path.read_bytes)
 
 
@@ -212,10 +209,10 @@ async def test_a_reply_that_nobody_waits_for_is_cancelled_and_never_taken_for_th
 async def test_a_rollout_that_is_cancelled_leaves_nothing_behind(living: IsolatedEnvironment) -> None:
     model = Model()
     playing = asyncio.ensure_future(play(living, "slow", model))
-    await until(lambda: len(model.seen) == 1)
+    await wait_for_async(lambda: len(model.seen) == 1)
     playing.cancel()
     await asyncio.gather(playing, return_exceptions=True)
-    await until(lambda: model.cancelled == 1)
+    await wait_for_async(lambda: model.cancelled == 1)
     assert living.workers[0].life._rollouts == {}
 
 
@@ -251,7 +248,7 @@ async def test_a_deadly_deed_costs_the_rollouts_in_flight_and_the_process_comes_
         for deaths, (deed, (kind, message)) in enumerate(says.items(), 1):
             model = Model()
             beside = asyncio.ensure_future(play(environment, "slow", model))
-            await until(lambda model=model: bool(model.seen))  # it waits for the model
+            await wait_for_async(lambda model=model: bool(model.seen))  # it waits for the model
             if kind == "hang":  # all others answer, however late a busy machine lets them
                 environment.workers[0].life.limits = replace(LIMITS, hang_seconds=2.0)
             error = await fails(play(environment, deed))
@@ -260,7 +257,7 @@ async def test_a_deadly_deed_costs_the_rollouts_in_flight_and_the_process_comes_
             assert re.search(message, str(error))
             lost = await fails(beside)
             assert (lost.kind, lost.death) == (kind, deaths)
-            await until(lambda model=model: model.cancelled == 1)
+            await wait_for_async(lambda model=model: model.cancelled == 1)
             assert (await play(environment, "good")).task_id == "good"  # waits until it is up again
             assert environment.metrics()["restarts"] == deaths
 
@@ -271,11 +268,11 @@ async def test_a_rollout_that_was_given_up_is_blamed_for_the_end_of_the_process(
         model, late = Model(), Model()
         beside = asyncio.ensure_future(play(environment, "slow", model))
         given_up = asyncio.ensure_future(play(environment, "dies_late", late))
-        await until(lambda: bool(model.seen) and bool(late.seen))
+        await wait_for_async(lambda: bool(model.seen) and bool(late.seen))
         given_up.cancel()
         lost = await fails(beside)
         assert (lost.kind, lost.death, lost.bystander) == ("crash", 1, True)
-        await until(lambda: environment._record.accused == {TaskRef("train", NAMES.index("dies_late"))})
+        await wait_for_async(lambda: environment._record.accused == {TaskRef("train", NAMES.index("dies_late"))})
 
 
 async def test_rollouts_that_were_given_up_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +281,7 @@ async def test_rollouts_that_were_given_up_are_remembered_within_bounds(monkeypa
         for _ in range(5):
             model = Model()
             playing = asyncio.ensure_future(play(environment, "slow", model))
-            await until(lambda model=model: bool(model.seen))
+            await wait_for_async(lambda model=model: bool(model.seen))
             playing.cancel()
             await asyncio.gather(playing, return_exceptions=True)
         assert len(environment.workers[0].life._given_up) == 3
@@ -295,7 +292,7 @@ async def test_one_that_was_ended_is_not_killed_once_more_when_its_connection_is
     living = life.Life(Command(MODULE, {}), LIMITS, Log(None))
     await living.start()
     living.end()
-    await until(lambda: living._wire._transport is None)
+    await wait_for_async(lambda: living._wire._transport is None)
     assert living._closing is None
     assert living._killing is None
 
@@ -324,7 +321,7 @@ async def test_nothing_that_an_environment_started_outlives_it() -> None:
 )
 async def test_an_environment_that_does_not_start_is_named(command: Command, says: str, code: int) -> None:
     environment = IsolatedEnvironment(
-        "bad", command, replace(LIMITS, start_seconds=1 if "slow" in command.id else 60), [Log(None)]
+        "bad", command, replace(LIMITS, start_seconds=1 if "slow" in command.id else UNREACHED_SECONDS), [Log(None)]
     )
     with pytest.raises(RoleError, match=says) as caught:
         await environment.start()
@@ -370,6 +367,7 @@ async def test_a_late_reply_to_a_call_that_was_given_up_is_dropped() -> None:
     assert (await second).text == "in time"
 
 
+COMPUTED_SECONDS = 0.5
 HOLDER = """
 import asyncio, sys
 from rlrun.environments.process.life import Command, Life, Limits
@@ -380,7 +378,6 @@ async def main():
     life = Life(Command("misbehaving:misbehaving", {}), Limits(), Log(None))
     await life.start()
     asyncio.ensure_future(life.play(TaskRef("train", int(sys.argv[1])), None, timeout_seconds=60, reward_seconds=60))
-    await asyncio.sleep(0.2)
     print(life._mark, flush=True)
     await asyncio.sleep(60)
 
@@ -393,10 +390,13 @@ async def test_it_ends_with_the_orchestrator_even_while_it_computes() -> None:
     holder = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert holder.stdout is not None
     mark = (await holder.stdout.readline()).decode().strip()
-    assert len(processes_with(MARK_VARIABLE, mark)) == 2
+    held = processes_with(MARK_VARIABLE, mark)
+    assert len(held) == 2
+    used = cpu_seconds(*held)
+    await wait_for_async(lambda: cpu_seconds(*held) > used + COMPUTED_SECONDS, "it computes")
     holder.kill()
     await holder.wait()
-    await until(lambda: processes_with(MARK_VARIABLE, mark) == [])
+    await wait_for_async(lambda: processes_with(MARK_VARIABLE, mark) == [])
 
 
 async def test_limits_and_interpreter_are_those_of_the_configuration(tmp_path: Path) -> None:
@@ -433,8 +433,7 @@ def test_a_line_that_is_still_being_written_can_be_left_out() -> None:
     reader, writer = os.pipe()
     thread = log.follow(reader)
     os.write(writer, b'Stack (most recent call first):\n  File "a.py"')
-    while len(log.last_lines()) < 2:
-        time.sleep(0.001)
+    wait_until(lambda: len(log.last_lines()) == 2)
     assert log.last_lines(whole=True) == ["Stack (most recent call first):"]
     os.write(writer, b", line 7 in hangs\n")
     os.close(writer)

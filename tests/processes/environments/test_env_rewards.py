@@ -29,6 +29,8 @@ from rlrun.environments.rewards.served import RateLimit
 sys.path.insert(0, str(Path(__file__).parent / "misbehaving"))
 import slow_functions
 
+from tests.support.waiting import UNREACHED_SECONDS
+
 
 async def test_a_function_that_never_returns_is_killed_and_the_next_one_runs() -> None:
     calls = BoundedCalls(processes=2, timeout_seconds=5)
@@ -58,7 +60,7 @@ async def test_preparation_is_no_part_of_a_calls_time_and_happens_once_in_each_p
 
 async def test_a_preparation_that_never_ends_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "IMPORT_SECONDS", 0.5)
-    calls = BoundedCalls(processes=1, timeout_seconds=60, prepare=slow_functions.compute_for_ever)
+    calls = BoundedCalls(processes=1, timeout_seconds=UNREACHED_SECONDS, prepare=slow_functions.compute_for_ever)
     with pytest.raises(ImportTimeError, match=r"slow_functions.add needs were not imported within 0.5 seconds"):
         await calls.call(slow_functions.add, 1, 1)
 
@@ -248,7 +250,7 @@ async def test_gsm8k_reads_the_hubs_files(tmp_path: Path, scripted: Any, monkeyp
     task = environment.tasks("eval")[0]
     assert task.prompt[0]["content"].startswith("What is 7 times 1000?\n\nReason step by step")
     for reply, reward in (("\\boxed{7,000}", 1.0), ("\\boxed{7}", 0.0)):
-        _, score = await run_episode(environment, task, scripted([reply]), timeout_seconds=60)
+        _, score = await run_episode(environment, task, scripted([reply]), timeout_seconds=UNREACHED_SECONDS)
         assert (score.reward, score.metrics) == (reward, {"boxed": 1.0})
 
 
@@ -277,7 +279,7 @@ async def test_a_parquet_data_set_with_its_columns(tmp_path: Path, scripted: Any
     assert any({"u3", "again"} <= set(found) for found in ids.values())  # the same problem is never in both
     task = environment.tasks("train")[0]
     assert task.prompt == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{task.answer}?"}]
-    _, score = await run_episode(environment, task, scripted([f" {task.answer}\n"]), timeout_seconds=60)
+    _, score = await run_episode(environment, task, scripted([f" {task.answer}\n"]), timeout_seconds=UNREACHED_SECONDS)
     assert score.reward == 1.0
 
 
@@ -288,7 +290,9 @@ async def test_a_data_set_of_programs(tmp_path: Path, scripted: Any) -> None:
     args = {"path": str(tmp_path), "reward": "code", "train_split": "train", "eval_split": "test"}
     environment = load("dataset", args | {"reward_args": {"timeout_seconds": 20}})
     reply = "```python\nprint(2 * int(input()))\n```"
-    _, score = await run_episode(environment, environment.tasks("train")[0], scripted([reply]), timeout_seconds=60)
+    _, score = await run_episode(
+        environment, environment.tasks("train")[0], scripted([reply]), timeout_seconds=UNREACHED_SECONDS
+    )
     assert score.reward == 0.5
 
 

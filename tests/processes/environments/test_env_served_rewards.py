@@ -17,6 +17,7 @@ from rlrun.environments.process.variables import named_by
 from rlrun.environments.rewards.judge import GroupJudge, GroupJudgeArgs, JudgeError
 from rlrun.environments.rewards.reward_model import RewardModel, RewardModelArgs, RewardModelError
 from rlrun.environments.stage import InProcessStage, Played, TaskRef
+from tests.support.waiting import UNREACHED_SECONDS
 
 Answer = Callable[[str, dict[str, Any]], Any]
 
@@ -168,15 +169,15 @@ async def test_a_data_set_is_paid_by_a_model_and_a_judge_of_groups(
         stage, group = InProcessStage(environment), []
         for reply in ("aa", "aaaa"):
             task = environment.tasks("train")[0]
-            episode, score = await run_episode(environment, task, scripted([reply]), timeout_seconds=30)
+            episode, score = await run_episode(environment, task, scripted([reply]), timeout_seconds=UNREACHED_SECONDS)
             group.append(Played(task.id, episode, score))
         assert [played.score.reward for played in group] == [1.0, 2.0]
         ref = TaskRef("train", 0)
-        found = await stage.compare(ref, group, timeout_seconds=30, reward_seconds=30)
+        found = await stage.compare(ref, group, timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS)
         assert [score.reward for score in found] == [1.2, 2.4]
         assert found[0].metrics == {"reward_reward-model": 2.0, "reward_group-judge": 0.2}
         with pytest.raises(EpisodeError, match="at least 2 replies"):
-            await stage.compare(ref, group[:1], timeout_seconds=30, reward_seconds=30)
+            await stage.compare(ref, group[:1], timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS)
     assert set(served.keys) == {"Bearer k"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import string
-import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
@@ -20,6 +19,8 @@ from rlrun.environments.bundled.text import position_score
 from rlrun.environments.splits import split_of
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.programs import run_program
+from tests.support.waiting import UNREACHED_SECONDS
 
 SMALL: dict[str, dict[str, Any]] = {
     "reverse-text": {},
@@ -42,9 +43,7 @@ assert "torch" not in sys.modules and "vllm" not in sys.modules and "verifiers" 
 def test_tasks_are_the_same_in_every_process() -> None:
     def fingerprint(hash_seed: str) -> str:
         env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        run = subprocess.run(
-            [sys.executable, "-c", FINGERPRINT], env=env, capture_output=True, text=True, timeout=60, check=True
-        )
+        run = run_program([sys.executable, "-c", FINGERPRINT], env=env, check=True)
         return run.stdout
 
     assert fingerprint("1") == fingerprint("271828")
@@ -100,13 +99,13 @@ async def test_a_model_that_says_the_demonstration_gets_the_full_reward(id: str,
     for task in islice(env.tasks("eval"), 20):
         ideal = env.demonstration(task)
         model = scripted([m["content"] for m in ideal if m["role"] == "assistant"])
-        episode, score = await run_episode(env, task, model, timeout_seconds=60)
+        episode, score = await run_episode(env, task, model, timeout_seconds=UNREACHED_SECONDS)
         assert score.reward == 1.0
         assert episode.messages == [*task.prompt, *ideal]
 
 
 async def reward_of(env: Environment, task: Task, said: str, scripted: Any) -> float:
-    _, score = await run_episode(env, task, scripted([said]), timeout_seconds=60)
+    _, score = await run_episode(env, task, scripted([said]), timeout_seconds=UNREACHED_SECONDS)
     return score.reward
 
 
@@ -196,7 +195,7 @@ async def test_calculator_conversations(
     script: list[Any], reward: float, heard: list[str] | None, scripted: Any
 ) -> None:
     model = scripted(script)
-    episode, score = await run_episode(load("calculator", {}), CALC, model, timeout_seconds=60)
+    episode, score = await run_episode(load("calculator", {}), CALC, model, timeout_seconds=UNREACHED_SECONDS)
     assert score.reward == reward
     assert episode.replies == len(model.seen) == len(script)
     answers = [m["content"] for m in episode.messages[1:] if m["role"] == "user"]
@@ -210,9 +209,11 @@ async def test_calculator_conversations(
 
 async def test_calculator_turns_and_credit_are_arguments(scripted: Any) -> None:
     env = load("calculator", {"max_turns": 2, "call_credit": 0.25, "instructions": False})
-    episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "calc(403)", "403"]), timeout_seconds=60)
+    episode, score = await run_episode(
+        env, CALC, scripted(["calc(12*34-5)", "calc(403)", "403"]), timeout_seconds=UNREACHED_SECONDS
+    )
     assert (episode.replies, score.reward) == (2, 0.25)
-    _, wrong = await run_episode(env, CALC, scripted(["calc(12*34)", "408"]), timeout_seconds=60)
+    _, wrong = await run_episode(env, CALC, scripted(["calc(12*34)", "408"]), timeout_seconds=UNREACHED_SECONDS)
     assert wrong.reward == 0.0
     assert [m["role"] for m in env.tasks("train")[0].prompt] == ["user"]
     assert [m["role"] for m in load("calculator", {}).tasks("train")[0].prompt] == ["system", "user"]
@@ -220,7 +221,7 @@ async def test_calculator_turns_and_credit_are_arguments(scripted: Any) -> None:
 
 async def test_scoring_again_from_the_stored_episode_gives_the_same(scripted: Any) -> None:
     env = load("calculator", {})
-    episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "403"]), timeout_seconds=60)
+    episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "403"]), timeout_seconds=UNREACHED_SECONDS)
     assert await env.score(CALC, Episode(**vars(episode))) == score
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rlrun.environments import EnvironmentLoadError, EpisodeError, load, run_episode
 from rlrun.environments.stage import InProcessStage
+from tests.support.waiting import UNREACHED_SECONDS
 
 pytestmark = pytest.mark.usefixtures("tasksets", "no_network")
 
@@ -29,7 +30,7 @@ async def test_single_turn_is_scored_by_the_tasksets_own_weighted_rewards(script
     assert task.prompt[-1]["content"] == "Capital of Italy, please?"
     for said, reward in (("Rome", 1.0), ("Milan", 0.25), ("It might well be Rome, I think.", 0.0)):
         model = scripted([said])
-        episode, score = await run_episode(env, task, model, timeout_seconds=60)
+        episode, score = await run_episode(env, task, model, timeout_seconds=UNREACHED_SECONDS)
         assert score.reward == pytest.approx(reward)
         assert score.metrics == {"characters": len(said), "reward_right": said == "Rome", "reward_short": reward > 0}
         assert episode.messages == [*task.prompt, {"role": "assistant", "content": said}]
@@ -62,7 +63,7 @@ def test_one_that_asks_the_model_once_says_so(id: str, args: dict[str, Any], sin
 async def test_multi_turn_environment_answers_until_the_game_ends(scripted: Any) -> None:
     env = load("verifiers:vf-guess", {"limit": 20})
     task = next(t for t in all_tasks(env) if t.info["index"] == 5)
-    episode, score = await run_episode(env, task, scripted(["8", " 20 ", "15"]), timeout_seconds=60)
+    episode, score = await run_episode(env, task, scripted(["8", " 20 ", "15"]), timeout_seconds=UNREACHED_SECONDS)
     assert [m["content"] for m in episode.messages] == ["Guess my number.", "8", "higher", " 20 ", "lower", "15"]
     assert episode.replies == 3
     assert score.reward == pytest.approx(1 / 3)
@@ -72,7 +73,9 @@ async def test_multi_turn_environment_answers_until_the_game_ends(scripted: Any)
 async def test_turn_limits_end_the_conversation_and_it_is_still_scored(scripted: Any) -> None:
     for args, replies in (({}, 4), ({"max_turns": 2}, 2)):
         env = load("verifiers:vf-guess", {"limit": 20, **args})
-        episode, score = await run_episode(env, env.tasks("train")[0], scripted(lambda _: "0"), timeout_seconds=60)
+        episode, score = await run_episode(
+            env, env.tasks("train")[0], scripted(lambda _: "0"), timeout_seconds=UNREACHED_SECONDS
+        )
         assert episode.replies == replies
         assert episode.info["truncated"]
         assert score.reward == 0.0
@@ -88,7 +91,7 @@ async def test_tools_run_in_process_with_state_that_rewards_see(scripted: Any) -
         "Done.",
     ]
     model = scripted(replies)
-    episode, score = await run_episode(env, task, model, timeout_seconds=60)
+    episode, score = await run_episode(env, task, model, timeout_seconds=UNREACHED_SECONDS)
     user, *rest = episode.messages
     assert user == {"role": "user", "content": "Buy 2 of fig."}
     assert len(model.offered) == 4
@@ -118,7 +121,9 @@ async def test_tools_run_in_process_with_state_that_rewards_see(scripted: Any) -
 async def test_a_stop_hook_ends_the_episode_before_the_next_reply(scripted: Any) -> None:
     env = load("verifiers:vf-shop", {})
     task = next(t for t in all_tasks(env) if "fig" in t.prompt[0]["content"])
-    episode, score = await run_episode(env, task, scripted([call("buy", fruit="fig", count=10)]), timeout_seconds=60)
+    episode, score = await run_episode(
+        env, task, scripted([call("buy", fruit="fig", count=10)]), timeout_seconds=UNREACHED_SECONDS
+    )
     assert episode.info["stop_condition"] == "enough"
     assert score.reward == 0.0
 
@@ -129,7 +134,7 @@ async def test_concurrent_episodes_do_not_share_state(scripted: Any) -> None:
     async def play(task: Any, count: int) -> float:
         fruit = task.prompt[-1]["content"].split()[-1].strip(".")
         script = [call("buy", fruit=fruit), call("prices_of", fruit=fruit), call("buy", fruit=fruit, count=count), "ok"]
-        _, score = await run_episode(env, task, scripted(script), timeout_seconds=60)
+        _, score = await run_episode(env, task, scripted(script), timeout_seconds=UNREACHED_SECONDS)
         return score.reward
 
     plays = [play(task, count) for task in all_tasks(env) for count in (1, 2, 1)]
@@ -150,7 +155,7 @@ async def test_faulty_rewards_are_errors_that_name_the_environment(
     env = load("verifiers:vf-faulty", {"scoring_timeout_seconds": 0.2 if fault == "hang" else 60})
     task = next(t for t in all_tasks(env) if t.info["index"] == ["hang", "raise", "nan"].index(fault))
     with pytest.raises(EpisodeError, match=says) as caught:
-        await run_episode(env, task, scripted(["x"]), timeout_seconds=60)
+        await run_episode(env, task, scripted(["x"]), timeout_seconds=UNREACHED_SECONDS)
     assert caught.value.kind == kind
     assert caught.value.env_id == "verifiers:vf-faulty"
 
@@ -158,7 +163,9 @@ async def test_faulty_rewards_are_errors_that_name_the_environment(
 async def test_a_failing_model_client_is_not_the_environments_fault(scripted: Any) -> None:
     env = load("verifiers:vf-capitals", {})
     with pytest.raises(EpisodeError, match="engine gone") as caught:
-        await run_episode(env, env.tasks("train")[0], scripted([ConnectionError("engine gone")]), timeout_seconds=60)
+        await run_episode(
+            env, env.tasks("train")[0], scripted([ConnectionError("engine gone")]), timeout_seconds=UNREACHED_SECONDS
+        )
     assert caught.value.kind == "model"
 
 

@@ -12,6 +12,7 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from rlrun.environments import EnvironmentLoadError, EpisodeError, load, run_episode
+from tests.support.waiting import UNREACHED_SECONDS
 
 pytestmark = pytest.mark.usefixtures("no_network")
 
@@ -207,7 +208,7 @@ async def test_it_is_played(
     env = load(install(f"foreign_{name}", **made), args)
     task = env.tasks("train")[0]
     model = scripted([text.replace("{answer}", task.answer or "") for text in says])
-    episode, score = await run_episode(env, task, model, timeout_seconds=30)
+    episode, score = await run_episode(env, task, model, timeout_seconds=UNREACHED_SECONDS)
     assert score.reward == pytest.approx(reward)
     assert [message["role"] for message in episode.messages] == roles
     assert episode.replies == len(says) == len(model.seen)
@@ -221,7 +222,7 @@ async def test_a_limit_of_tokens_ends_the_episode(scripted: Any) -> None:
 
     env = load(install("foreign_limit", env=UntilLimit), {})
     model = scripted([Reply("x", prompt_tokens=4, completion_tokens=3)] * 9)
-    episode, _ = await run_episode(env, env.tasks("train")[0], model, timeout_seconds=30)
+    episode, _ = await run_episode(env, env.tasks("train")[0], model, timeout_seconds=UNREACHED_SECONDS)
     assert episode.replies == 2
     assert episode.info["stop_condition"] == "max_output_tokens"
 
@@ -332,10 +333,10 @@ class Slow(vf.Env[TwiceConfig]):
         import asyncio
 
         await agents.agent.run(task)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(60)
 
 
 async def test_the_environments_own_time_limit_is_kept(scripted: Any) -> None:
     env = load(install("foreign_slow", env=Slow), {"env": {"timeout": {"episode": 0.4}}})
     with pytest.raises(EpisodeError, match="TimeoutError"):
-        await run_episode(env, env.tasks("train")[0], scripted(["x"]), timeout_seconds=30)
+        await run_episode(env, env.tasks("train")[0], scripted(["x"]), timeout_seconds=UNREACHED_SECONDS)

@@ -16,6 +16,7 @@ from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation
 from rlrun.orchestrator.rollouts.tool_parsing import Said
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
+from tests.support.waiting import UNREACHED_SECONDS
 
 pytestmark = pytest.mark.usefixtures("tasksets", "no_network")
 
@@ -62,7 +63,7 @@ async def test_tools_go_through_the_chat_template_and_the_engines_parser() -> No
     conversation = Conversation(engine, chat, seq_len=400, max_tokens=99, parse=engine.parse)
     env = load("verifiers:vf-shop", {})
     task = next(t for t in [*env.tasks("train"), *env.tasks("eval")] if "fig" in t.prompt[0]["content"])
-    _, score = await run_episode(env, task, conversation, timeout_seconds=60)
+    _, score = await run_episode(env, task, conversation, timeout_seconds=UNREACHED_SECONDS)
     assert score.reward == 1.0
     assert engine.parsed == [["prices_of", "buy"]] * 3
     (sample,) = conversation.recorded()
@@ -90,7 +91,7 @@ async def test_arguments_that_no_tool_takes_are_answered_with_what_is_wrong(argu
 
     conversation: Any = Conversation(engine, chat, seq_len=400, max_tokens=99, parse=parse)
     env = load("verifiers:vf-shop", {})
-    episode, _ = await run_episode(env, env.tasks("train")[0], conversation, timeout_seconds=60)
+    episode, _ = await run_episode(env, env.tasks("train")[0], conversation, timeout_seconds=UNREACHED_SECONDS)
     answer = next(m for m in episode.messages if m["role"] == "tool")
     assert answer["content"].startswith("error: ")
     assert says in answer["content"]
@@ -102,7 +103,7 @@ async def test_a_prompt_with_calls_in_it_reaches_the_template_as_calls() -> None
     chat = chat_tokens()
     engine = Engine(chat, [task.answer or ""])
     conversation = Conversation(engine, chat, seq_len=400, max_tokens=9)
-    episode, score = await run_episode(env, task, conversation, timeout_seconds=60)
+    episode, score = await run_episode(env, task, conversation, timeout_seconds=UNREACHED_SECONDS)
     assert json.loads(task.prompt[2]["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
     assert '!add{"a": 1}' in chat.decode(engine.asked[0])
     assert episode.messages[: len(task.prompt)] == task.prompt

@@ -19,6 +19,7 @@ from rlrun.evaluate.policies import Policy
 from rlrun.orchestrator.engines.health_monitor import Pace
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.processes.stub.harness.stub_run import StubRun
+from tests.support.waiting import result_of
 
 TASKS, SAMPLES = 8, 2
 
@@ -67,14 +68,14 @@ async def test_an_engine_that_hangs_costs_an_evaluation_no_answer(
 ) -> None:
     monkeypatch.setattr(play, "open_arenas", in_process)
     good, bad = FakeEngine(), FakeEngine(lambda: 600.0)  # what it has got it does not answer before it hangs
-    async with open_doors(good, bad) as (good_door, bad_door), asyncio.timeout(150):
+    async with open_doors(good, bad) as (good_door, bad_door):
         idle = dict.fromkeys(["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"], 0.0)
         good_door.load = bad_door.load = idle
         job = make_job(tmp_path, [good_door.url, bad_door.url])
         asking = asyncio.create_task(play._run(job, Silent(), Pace(interval=0.05, answer=0.5)))
         await eventually(lambda: bad.running > 0 or asking.done())
         bad_door.mode = "hangs"
-        [part] = await asking
+        [part] = await result_of(asking, "the end of the evaluation", progress=lambda: len(good.requests))
     answers = part.answers()
     assert len(answers) == TASKS * SAMPLES
     assert all(answer.rollout is not None for answer in answers)

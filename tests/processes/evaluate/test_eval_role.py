@@ -42,6 +42,7 @@ from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from rlrun_operator.status.progress import read_lease
 from tests.processes.evaluate.test_eval_answers import ENVIRONMENT as WHERE
 from tests.processes.evaluate.test_eval_answers import POLICY, QUESTIONS, answer
+from tests.support.waiting import result_of
 
 TASKS, SAMPLES, POLICIES = 4, 2, 3
 ALL = TASKS * SAMPLES * POLICIES
@@ -101,20 +102,19 @@ async def attempt(
         )
     )
     try:
-        async with asyncio.timeout(120):
-            if isinstance(engine, Gated) and (kill or stop is not None):
-                kept = sum(lines(config).values()) + engine.most
-                await eventually(
-                    lambda: (engine.full.is_set() and sum(lines(config).values()) == kept and ready()) or work.done()
-                )
-                if kill:
-                    work.cancel()
-                    await asyncio.gather(work, return_exceptions=True)
-                    return None
-                assert stop is not None
-                assert stop.act is not None
-                stop.act()
-            return await work
+        if isinstance(engine, Gated) and (kill or stop is not None):
+            kept = sum(lines(config).values()) + engine.most
+            await eventually(
+                lambda: (engine.full.is_set() and sum(lines(config).values()) == kept and ready()) or work.done()
+            )
+            if kill:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                return None
+            assert stop is not None
+            assert stop.act is not None
+            stop.act()
+        return await result_of(work, "the end of the attempt", progress=lambda: len(engine.requests))
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -170,7 +170,7 @@ async def test_on_a_full_volume_it_says_so_and_goes_on_when_there_is_space(
     monkeypatch.setattr(os, "fdatasync", flush)
     monkeypatch.setattr(attempt_module, "lease_from_environment", lambda **known: looks.append(known["look"]))
     work = asyncio.create_task(attempt(config, 1, Gated()))
-    assert await asyncio.to_thread(refused.acquire, timeout=60)
+    await eventually(lambda: refused.acquire(blocking=False))
     await eventually(lambda: looks[0]().storage is not None)
     trouble = looks[0]().storage
     assert trouble is not None

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from rlrun.evaluate.served.client import ClientConfig
 from rlrun.evaluate.served.servers import RefusedError, Servers
 from rlrun.protocol.files.failures import RoleError
 from tests.support.chat_api import Answer, ChatApi, backwards, cut, never, status, text
+from tests.support.programs import wait_for
+from tests.support.waiting import UNREACHED_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[3]
 BODY = {"model": "m", "messages": [{"role": "user", "content": "<abc>"}], "max_tokens": 8}
@@ -82,7 +83,7 @@ async def test_each_failure_of_a_server_is_tried_again_or_says_why_not(answer: A
 @pytest.mark.parametrize("answer", [never, cut, status(503, "loading")])
 async def test_tries_are_bounded(answer: Answer) -> None:
     api = ChatApi(answers=[answer])
-    said = await ask(api, max_retries=2, timeout=0.2 if answer is never else 60)
+    said = await ask(api, max_retries=2, timeout=0.2 if answer is never else UNREACHED_SECONDS)
     assert said.startswith("RefusedError: 3 tries failed, the last one: URL/chat/completions ")
     assert len(api.asked) == 3 or (answer is never and len(api.asked) < 3), "a try may be over before it is heard"
 
@@ -184,7 +185,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatApi]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert ready.wait(120)
+    wait_until(ready.is_set, "the server answers")
     yield served_here
     loop.call_soon_threadsafe(end.set)
     thread.join()
@@ -293,10 +294,7 @@ def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path,
         return sum(file.read_bytes().count(b"\n") for file in Path("evaluations/r/answers").rglob("*.jsonl"))
 
     try:
-        for _ in range(12_000):
-            if (len(api.asked), kept()) == (3, 2) or process.poll() is not None:
-                break
-            time.sleep(0.01)
+        wait_for(lambda: (len(api.asked), kept()) == (3, 2) or process.poll() is not None)
         assert (len(api.asked), kept()) == (3, 2), (
             "answers are made durable beside the next question, many with one flush"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from rlrun.inference.fork import may_fork
 from rlrun.inference.settings import InferenceSettings
+from tests.support.programs import run_program
 
 FORKED = """
 import multiprocessing, os, signal, socket, sys, types
@@ -69,5 +69,5 @@ def test_one_process_with_one_thread_on_the_cpu_is_forked(changes: dict[str, Any
 
 
 def test_a_forked_engine_holds_no_listener_and_its_signals_are_its_own() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120)
+    done = run_program([sys.executable, "-c", FORKED])
     assert done.stdout == "ForkProcess 7 b'' True\n", done.stderr

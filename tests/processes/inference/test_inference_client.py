@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +20,8 @@ from rlrun.inference.client.engine_client import (
 )
 from rlrun.inference.client.engine_metrics import EngineMetrics, parse_metrics
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE_PACKED
+from tests.support.programs import run_program
+from tests.support.waiting import result_of
 
 METRICS = """# HELP vllm:num_requests_running x
 vllm:num_requests_running{engine="0",model_name="a b"} 3.0
@@ -232,10 +233,9 @@ async def test_cancelling_closes_the_connection(engine: tuple[str, dict[str, Any
     state["answers"]["/inference/v1/generate"] = (200, "hang")
     async with EngineClient(url, "the-key") as client:
         task = asyncio.create_task(generation(client))
-        async with asyncio.timeout(30):
-            await state["hanging"].wait()
-            task.cancel()
-            await state["closed"].wait()
+        await result_of(state["hanging"].wait(), "the request reaches the engine")
+        task.cancel()
+        await result_of(state["closed"].wait(), "the end of the connection")
 
 
 async def test_an_engine_that_is_given_up_under_a_request_is_unavailable(engine: tuple[str, dict[str, Any]]) -> None:
@@ -244,20 +244,19 @@ async def test_an_engine_that_is_given_up_under_a_request_is_unavailable(engine:
     state["answers"]["/inference/v1/generate"] = (200, "hang")
     client = EngineClient(url, "the-key")
     task = asyncio.create_task(generation(client))
-    async with asyncio.timeout(30):
-        await state["hanging"].wait()
-        await asyncio.gather(client.close(), client.close())
-        with pytest.raises(EngineUnavailableError):
-            await task
-        with pytest.raises(EngineUnavailableError, match="is closed"):
-            await client.status()
-        unused = EngineClient(url, "the-key")
-        await unused.close()
-        with pytest.raises(EngineUnavailableError, match="is closed"):
-            await unused.status()
+    await result_of(state["hanging"].wait(), "the request reaches the engine")
+    await result_of(asyncio.gather(client.close(), client.close()), "the end of the client")
+    with pytest.raises(EngineUnavailableError):
+        await result_of(task, "the end of the request")
+    with pytest.raises(EngineUnavailableError, match="is closed"):
+        await client.status()
+    unused = EngineClient(url, "the-key")
+    await unused.close()
+    with pytest.raises(EngineUnavailableError, match="is closed"):
+        await unused.status()
 
 
 def test_the_client_imports_neither_vllm_nor_torch() -> None:
     code = "import sys, rlrun.inference.client.engine_client; print([m for m in ('vllm', 'torch', 'fastapi') if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = run_program([sys.executable, "-c", code], check=True)
     assert result.stdout.strip() == "[]"

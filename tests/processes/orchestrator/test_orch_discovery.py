@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from orch_simulation import API_KEY, DEADLINE_SECONDS, FakeEngine, FakeTrainer, begin, eventually, make_config
+from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually, make_config
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
@@ -25,6 +25,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import endpoints
 from rlrun.runtime import exit_codes
+from tests.support.waiting import result_of, wait_until_async
 
 SERVICE = "http://run-inference.team.svc:8000"
 
@@ -72,18 +73,20 @@ async def orchestrate(
     """A whole run, or an endless one until all has happened; `during` is a coroutine function that plays the cluster."""
     paths = RunPaths(Path(config.output_dir))
     trainer = FakeTrainer(paths, begin(paths, 1), config.max_steps, config.checkpoint.interval, lambda: step_seconds)
-    async with trainer, asyncio.timeout(DEADLINE_SECONDS):
+    async with trainer:
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_service": SERVICE})
         world = asyncio.create_task(during(trainer))  # type: ignore[arg-type]
         try:
             outside = Outside(cluster.connect, cluster.look_up, wishes=wishes)
             work = asyncio.ensure_future(run(resolved, attempt=1, api_key=API_KEY, outside=outside))
             if endless:
-                await asyncio.wait({work, world}, return_when=asyncio.FIRST_COMPLETED)
+                first = asyncio.wait({work, world}, return_when=asyncio.FIRST_COMPLETED)
+                await result_of(first, "the end of the run or of the cluster", progress=lambda: len(trainer.batches))
                 assert not work.done(), work
             else:
-                assert await work == exit_codes.OK
-            await world
+                ended = await result_of(work, "the end of the run", progress=lambda: len(trainer.batches))
+                assert ended == exit_codes.OK
+            await result_of(world, "the end of the cluster")
         finally:
             world.cancel()
             work.cancel()
@@ -128,14 +131,16 @@ async def test_engines_that_are_to_go_end_their_requests_and_no_rollout_is_lost(
     async def drained() -> str:
         """The host of an engine that is told to be drained."""
         headers = {"Authorization": f"Bearer {API_KEY}"}
-        async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession(headers=headers) as session:
-            for _ in iter(int, 1):
+        async with aiohttp.ClientSession(headers=headers) as session:
+            found: list[str] = []
+
+            async def is_drained() -> bool:
                 async with session.get(url) as response:
-                    found = (await response.json())["engines_drained"]
-                if found and found[0] in cluster.running:
-                    return str(found[0])
-                await asyncio.sleep(0.01)
-        raise AssertionError("no engine was drained")
+                    found[:] = (await response.json())["engines_drained"]
+                return bool(found) and found[0] in cluster.running
+
+            await wait_until_async(is_drained, "an engine is drained")
+            return found[0]
 
     async def more(trainer: FakeTrainer, steps: int) -> None:
         goal = len(trainer.batches) + steps

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from orch_simulation import make_config
+
+from tests.support.programs import run_program
 
 ROLE = """
 import asyncio, resource, sys
@@ -43,11 +44,8 @@ def test_the_role_raises_its_limit_and_says_where_it_is_too_few(
     file = tmp_path / "run.json"
     config = make_config(tmp_path / "out", tokenizer_folder, max_concurrency=concurrency)
     file.write_text(config.model_dump_json())
-    ended = subprocess.run(
+    ended = run_program(
         [sys.executable, "-c", ROLE, str(file)],
-        capture_output=True,
-        text=True,
-        timeout=120,
         check=True,
         env=os.environ | {"RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": "key"},
         preexec_fn=lowered(soft, hard),

@@ -30,6 +30,7 @@ from rlrun.protocol.files.volume_faults import Trouble
 from rlrun.protocol.messages import annotations, endpoints
 from rlrun.protocol.messages.engine_load import parse_load
 from rlrun.runtime import exit_codes
+from tests.support.waiting import result_of
 
 PROGRESS = Progress(
     step=7, max_steps=100, policy_version=7, checkpoint_step=5, resumed_from_step=None, reward=0.51234,
@@ -307,8 +308,7 @@ async def test_the_last_word_does_not_wait_for_a_server_that_hangs(
 ) -> None:
     monkeypatch.setattr(lease_module, "FAREWELL_SECONDS", 0.2)
     async with await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", server.port):
-        async with asyncio.timeout(30):
-            await make_lease(server, [PROGRESS]).farewell()
+        await result_of(make_lease(server, [PROGRESS]).farewell(), "the last word")
 
 
 def test_outside_a_cluster_there_is_no_lease() -> None:

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,9 @@ from rlrun.protocol.files import batch as batch_module
 from rlrun.protocol.files import volume_faults
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.programs import finish
 from tests.support.python_path import before
+from tests.support.waiting import UNREACHED_SECONDS, result_of, wait_until_async
 
 ROOT = Path(rlrun.__file__).parent.parent
 
@@ -117,7 +118,7 @@ def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokeniz
             if "waiting for the trainer" in line:
                 break
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=120)
+        _, rest = finish(process)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
@@ -181,9 +182,7 @@ async def test_told_to_stop_it_waits_no_grace_period_for_a_trainer_whose_pod_is_
     client = TrainerClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", API_KEY, attempt=1)
     following = asyncio.create_task(asyncio.sleep(3600))
     client.ending = True
-    began = time.monotonic()
-    await client.see_off(following, 600)
-    assert time.monotonic() - began < 300, "not the whole grace period"
+    await result_of(client.see_off(following, UNREACHED_SECONDS), "an end before the grace period")
     assert not following.done(), "its owner ends it"
     following.cancel()
     await client.close()
@@ -266,13 +265,16 @@ async def told_by(config: OrchestratorConfig, waiting_on: str) -> dict[str, Any]
     """What the run tells of itself, once it waits for this; it answers while the volume does not."""
     url, headers = f"http://127.0.0.1:{config.metrics_port}/rlrun/progress", {"Authorization": f"Bearer {API_KEY}"}
     async with aiohttp.ClientSession(headers=headers) as session:
-        while True:
+        told: dict[str, Any] = {}
+
+        async def waits() -> bool:
             with suppress(aiohttp.ClientConnectionError):  # not up yet
                 async with session.get(url) as answer:
-                    told = dict(await answer.json())
-                if waiting_on in told["waiting_on"]:
-                    return told
-            await asyncio.sleep(0.01)
+                    told.update(await answer.json())
+            return waiting_on in told.get("waiting_on", "")
+
+        await wait_until_async(waits, f"the run waits: {waiting_on}", state=lambda: told)
+        return told
 
 
 @pytest.mark.parametrize("end", ["space", "signal"])

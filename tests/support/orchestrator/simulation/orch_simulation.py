@@ -29,21 +29,16 @@ from rlrun.protocol.files.batch import Batch, read_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, complete_checkpoints, write_manifest
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.channel.run_channel import Channel
+from tests.support.waiting import result_of, wait_until_async
 
 API_KEY = "key"
-DEADLINE_SECONDS = 120.0
 TRAINED = {"loss": 0.5, "perf/throughput": 10.0}
 """The trainer's metrics of each step."""
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait for something that another task does."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    for _ in iter(lambda: time.monotonic() < deadline, False):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it did not happen in time")
+    await wait_until_async(condition, poll_seconds=0.001)
 
 
 @dataclass
@@ -315,7 +310,7 @@ async def simulate(
 ) -> Outcome:
     """One attempt, to its end or until `until` is true, when the orchestrator is killed and the trainer with it.
 
-    `during` is a coroutine function that plays the outside world. Every run has a deadline.
+    `during` is a coroutine function that plays the outside world. A run without progress fails.
     """
     paths = RunPaths(Path(config.output_dir))
     engines = list(engines or [FakeEngine()])
@@ -347,18 +342,24 @@ async def simulate(
             )
         )
         world = asyncio.create_task(during(trainer)) if during is not None else None
+
+        def progress() -> object:
+            return len(trainer.batches), [len(engine.requests) for engine in engines]
+
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                if until is not None:
-                    await eventually(lambda: until(trainer) or work.done())
-                    work.cancel()
-                    await asyncio.gather(work, return_exceptions=True)
-                    return Outcome(None, trainer, engines, paths)
-                await asyncio.wait({work, trainer.task}, return_when=asyncio.FIRST_COMPLETED)
-                wrong = trainer.task.exception() if trainer.task.done() and not trainer.task.cancelled() else None
-                if isinstance(wrong, AssertionError):  # it was told what it must not be told
-                    raise wrong
-                code = await work
+            if until is not None:
+                await wait_until_async(
+                    lambda: until(trainer) or work.done(), progress=progress, state=progress, poll_seconds=0.001
+                )
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                return Outcome(None, trainer, engines, paths)
+            first = asyncio.wait({work, trainer.task}, return_when=asyncio.FIRST_COMPLETED)
+            await result_of(first, "the end of the run or of its trainer", progress=progress)
+            wrong = trainer.task.exception() if trainer.task.done() and not trainer.task.cancelled() else None
+            if isinstance(wrong, AssertionError):  # it was told what it must not be told
+                raise wrong
+            code = await result_of(work, "the end of the run", progress=progress)
         finally:
             work.cancel()
             if world is not None:
