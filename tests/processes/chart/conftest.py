@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import yaml
 
 from tests.cluster import binaries
 from tests.cluster.progress import Progress
-from tests.processes.chart.rendering import CHART, KUBE_VERSION, SECONDS, RefusedError, Render
+from tests.processes.chart.rendering import CHART, KUBE_VERSION, RefusedError, Render
+from tests.support.programs import run_program
 
 
 @pytest.fixture(scope="session")
@@ -42,15 +42,7 @@ def render(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
             values = values | {"watchNamespaces": ["team-a"]}
         command = [str(helm), "template", release, str(CHART), "--namespace", "rlrun-system", "--values", "-"]
         command += ["--kube-version", KUBE_VERSION]
-        answer = subprocess.run(
-            command,
-            input=yaml.safe_dump(values),
-            text=True,
-            capture_output=True,
-            env=env,
-            timeout=SECONDS,
-            check=False,
-        )
+        answer = run_program(command, input=yaml.safe_dump(values), env=env)
         if answer.returncode:
             raise RefusedError(answer.stderr)
         return [document for document in yaml.safe_load_all(answer.stdout) if document]

@@ -9,7 +9,6 @@ from typing import Any
 CHART = Path(__file__).parents[3] / "charts" / "rlrun-operator"
 KUBE_VERSION = "1.34.0"
 """Of the cluster that the chart is rendered for."""
-SECONDS = 60
 
 Render = Callable[..., list[dict[str, Any]]]
 

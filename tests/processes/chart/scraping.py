@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -17,6 +16,9 @@ from typing import Any
 
 import yaml
 
+from tests.support.programs import wait_for
+from tests.support.waiting import PATIENCE_SECONDS
+
 PODS = {
     "orchestrator": ("metrics", {"run": "good", "role": "orchestrator", "attempt": "1"}),
     "trainer": ("health", {"run": "good", "role": "trainer", "attempt": "1"}),
@@ -24,7 +26,7 @@ PODS = {
     "forged": ("http", {"run": "good", "role": "inference"}),
 }
 """Exporters that stand for pods: the port's name, and labels of the pod."""
-DEADLINE_SECONDS = 200.0
+POLL_SECONDS = 0.3
 LOG = "prometheus.log"
 
 
@@ -80,26 +82,23 @@ class Server:
         """
         url = f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
                 return list(json.load(answer)["data"]["result"])
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{expression}: {error.read().decode()}") from None
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts that are pending or firing."""
-        with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=PATIENCE_SECONDS) as answer:
             return list(json.load(answer)["data"]["alerts"])
 
     def until(self, condition: Callable[[], object], what: Callable[[], object]) -> None:
         """Wait until `condition` holds.
 
         Raises:
-            AssertionError: it does not for long; the message is that of `what`.
+            StalledError: it does not, without progress; the message contains that of `what`.
         """
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, what()
-            time.sleep(0.3)
+        wait_for(condition, state=what, poll_seconds=POLL_SECONDS)
 
 
 def start(
@@ -127,15 +126,18 @@ def ready(process: subprocess.Popen[bytes], folder: Path) -> Server:
     """Wait until a Prometheus that was started in `folder` answers.
 
     Raises:
-        AssertionError: it has ended, or does not answer for long; the message is its log.
+        AssertionError: it has ended, or does not answer; the message contains its log.
     """
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while True:
-        said = (folder / LOG).read_text()
-        if found := re.search(r'msg="Listening on" address=(\S+)', said):
+    log = folder / LOG
+
+    def serving() -> Server | None:
+        assert process.poll() is None, log.read_text()
+        if found := re.search(r'msg="Listening on" address=(\S+)', log.read_text()):
             server = Server(f"http://{found[1]}")
             with suppress(OSError), urllib.request.urlopen(f"{server.url}/-/ready", timeout=5):
                 return server
-        assert process.poll() is None, said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.1)
+        return None
+
+    server = wait_for(serving, "Prometheus serves", state=log.read_text)
+    assert server is not None
+    return server

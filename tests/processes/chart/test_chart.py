@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rlrun_operator.restrictions import Installation, RunPolicy
 from rlrun_operator.runtime.preflight import lacking
 from rlrun_operator.settings import NetworkSettings, RenderSettings, from_environment
 from tests.processes.chart.rendering import CHART, RefusedError, Render
+from tests.support.programs import run_program
 from tests.unit.operator.build.examples import KEY, example
 
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
@@ -51,13 +51,7 @@ def verbs(role: dict[str, Any], group: str, resource: str) -> set[str]:
 
 
 def test_chart_has_no_lint_warnings(helm: Path) -> None:
-    answer = subprocess.run(
-        [helm, "lint", "--strict", CHART, "--set", "watchNamespaces={team-a}"],
-        text=True,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    answer = run_program([helm, "lint", "--strict", CHART, "--set", "watchNamespaces={team-a}"])
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 

@@ -18,6 +18,7 @@ from tests.cluster import prometheus
 from tests.processes.chart import scraping
 from tests.processes.chart.alert_series import CASES, HEALTHY, Case, rule_tests
 from tests.processes.chart.rendering import RefusedError, Render
+from tests.support.programs import run_program, wait_for_exit
 from tools.dashboards import DASHBOARDS
 from tools.docs_metrics import shared
 
@@ -136,13 +137,7 @@ def rules_file(render: Render, folder: Path) -> Path:
 
 
 def test_prometheus_takes_the_rules(render: Render, programs: dict[str, Path], tmp_path: Path) -> None:
-    answer = subprocess.run(
-        [programs["promtool"], "check", "rules", rules_file(render, tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    answer = run_program([programs["promtool"], "check", "rules", rules_file(render, tmp_path)])
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
@@ -153,9 +148,7 @@ def test_each_alert_fires_in_a_run_that_is_broken_so_and_in_no_healthy_one(
     rules_file(render, tmp_path)
     file = tmp_path / "tests.yaml"
     file.write_text(yaml.safe_dump(rule_tests("rules.yaml", [Case("", HEALTHY, "4h"), *CASES])))
-    answer = subprocess.run(
-        [programs["promtool"], "test", "rules", file], capture_output=True, text=True, timeout=120, check=False
-    )
+    answer = run_program([programs["promtool"], "test", "rules", file])
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
@@ -181,7 +174,7 @@ def server(
                 yield scraping.ready(process, folder)
             finally:
                 process.terminate()
-                process.wait(30)
+                wait_for_exit(process)
         finally:
             exporters.stdin.close()
 

@@ -18,6 +18,7 @@ import pytest
 from rlrun.cli.main import COMMANDS
 from rlrun.protocol.files.launcher import new_record, write_record
 from rlrun.protocol.files.paths import RunPaths
+from tests.support.programs import run_program
 
 STEPS, METRICS, ROLLOUTS = 2000, 80, 4096
 TRIES = 5
@@ -93,11 +94,12 @@ def seconds(words: list[str], folder: Path, code: int, most: float) -> float:
         for left in folder.iterdir():
             left.unlink()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
+        done = run_program(
             [sys.executable, "-m", "rlrun.cli.main", *words],
-            capture_output=True, text=True, timeout=300, check=False, cwd=folder, stdin=subprocess.DEVNULL,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
             env={**os.environ, "HOME": str(folder)},
-        )  # fmt: skip
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr

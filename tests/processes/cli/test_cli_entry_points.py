@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime import exit_codes
+from tests.support.programs import run_program
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
 PROGRAMS = sorted(PROJECT["scripts"].items())
@@ -19,9 +20,7 @@ NO_CLUSTER = {"KUBECONFIG": "/nonexistent/config", "PATH": "/usr/bin:/bin", "HOM
 
 
 def call(code: list[str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *code, *words], capture_output=True, text=True, timeout=120, env=NO_CLUSTER, check=False
-    )
+    return run_program([sys.executable, *code, *words], env=NO_CLUSTER)
 
 
 def program(name: str, target: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlrun.cli.main import COMMANDS, main
+from tests.support.programs import run_program
 
 MANIFEST = """\
 apiVersion: rlrun.io/v1alpha1
@@ -140,7 +141,7 @@ def test_nothing_heavy_is_imported(manifest: Any, words: list[str]) -> None:
         "heavy = {'torch', 'vllm', 'transformers', 'numpy', 'verifiers', 'aiohttp'} & set(sys.modules); "
         "sys.exit(f'imported: {heavy}' if heavy else code)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=60, check=False)
+    done = run_program([sys.executable, "-c", code, *argv])
     assert done.returncode == 0, done.stderr
 
 

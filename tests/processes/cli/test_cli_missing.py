@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime import extras
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -73,10 +73,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tupl
     values = {"run": ROOT / "examples/quickstart.yaml", "tmp": folder}
     cases = [("all", command) for command in COMMANDS] + ALONE
     given = [(MODULES[extra], command.format(**values).split()) for extra, command in cases]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER], input=json.dumps([SCRIPTS, given]), capture_output=True, text=True,
-        timeout=100, check=True, cwd=folder, env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+    variables = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": ":".join(sys.path)}
+    asked = json.dumps([SCRIPTS, given])
+    done = run_program([sys.executable, "-c", DRIVER], input=asked, check=True, cwd=folder, env=variables)
     return dict(zip(cases, map(tuple, json.loads(done.stdout)), strict=True))
 
 

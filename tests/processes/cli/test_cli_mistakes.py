@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ import pytest
 from tests.processes.cli.mistakes.mistake import Mistake
 from tests.processes.cli.mistakes.outcome import Outcome
 from tests.processes.cli.mistakes.table import MISTAKES
+from tests.support.programs import run_program
 
 SLOW_SECONDS = 5.0
 """CPU time: an import of torch alone takes longer than all else here, and a machine under load is no mistake."""
@@ -38,7 +38,7 @@ def faults(mistake: Mistake, outcome: Outcome) -> list[str]:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Outcomes of all mistakes; all are made in one process, because each start of one takes longer than ten mistakes."""
     command = [sys.executable, "-m", "tests.processes.cli.mistakes.run", str(tmp_path_factory.mktemp("mistakes"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = run_program(command)
     assert done.returncode == 0, done.stderr
     made = [Outcome(**json.loads(line)) for line in done.stdout.splitlines()]
     return {outcome.what: outcome for outcome in made}

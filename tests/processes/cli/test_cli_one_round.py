@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.numpy import save_file
 
 from rlrun.cli import rl, sft
 from rlrun.cli.main import main
+from tests.support.programs import run_program
 from tests.support.python_path import before
 
 RL = """\
@@ -252,7 +252,7 @@ def test_a_family_that_cannot_be_trained_is_refused_beside_a_typo(
     )
     Path("run.yaml").write_text(manifest)
     code = f"import sys; from rlrun.cli.main import main; print(main({[*words, 'run.yaml']}), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    done = run_program([sys.executable, "-c", code], check=True)
     assert done.stdout.split() == ["78" if words == ["validate"] else "65", "False"], "a command line imports no torch"
     _same(done.stderr.splitlines(), [f"run.yaml:5: spec.model.path: {REFUSED}"])
     assert {path.name for path in Path.cwd().iterdir()} == before, "nothing is made"

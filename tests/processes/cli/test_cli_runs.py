@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from rlrun.protocol.files.launcher import LauncherRecord, read_record
+from tests.support.programs import run_program, wait_for, wait_for_exit
 
 HEAVY = [
     *("torch", "numpy", "rich", "plotext", "kubernetes", "aiohttp", "transformers"),
@@ -52,7 +52,7 @@ write_record(path, replace(new_record("a", 1, "rlrun local a.yaml --resume"), st
 def rlrun(*words: str, path: str = os.environ["PATH"], **more: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": path, **more}
     command = [sys.executable, "-m", "rlrun.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
+    return run_program(command, env=environment)
 
 
 @pytest.fixture
@@ -72,9 +72,7 @@ def test_what_takes_long_is_not_imported(run: Path, words: list[str]) -> None:
         "heavy = [name for name in sys.argv[1].split() if name in sys.modules]; sys.exit(f'imported: {heavy}' if heavy else code)"
     )
     argv = [str(run) if word == "RUN" else word for word in words]
-    done = subprocess.run(
-        [sys.executable, "-c", code, " ".join(HEAVY), *argv], capture_output=True, text=True, timeout=280, check=False
-    )
+    done = run_program([sys.executable, "-c", code, " ".join(HEAVY), *argv])
     assert done.returncode == 0, done.stderr
 
 
@@ -84,14 +82,14 @@ def test_no_command_is_imported_for_another_one(words: list[str]) -> None:
         "import sys; from rlrun.cli.main import main; main(sys.argv[1:]); "
         "print(*sorted(name for name in sys.modules if name.startswith('rlrun.cli.')))"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=280, check=True)
+    done = run_program([sys.executable, "-c", code, *words], check=True)
     commands = {"rlrun.cli.version"} if words == ["version"] else set()
     assert set(done.stdout.splitlines()[-1].split()) == {"rlrun.cli.common", "rlrun.cli.main"} | commands
 
 
 def test_every_command_is_there() -> None:
     code = "from rlrun.cli.main import COMMANDS; [one.run.found() for one in COMMANDS.values()]"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
+    done = run_program([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
 
 
@@ -140,13 +138,13 @@ def test_a_part_is_copied_out_of_a_cluster(tmp_path: Path) -> None:
 
 
 def wait_for_record(path: Path, state: str) -> LauncherRecord:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
+    def record_in_state() -> LauncherRecord | None:
         record = read_record(path)
-        if record is not None and record.state == state:
-            return record
-        time.sleep(0.02)
-    raise AssertionError(f"no record says {state}")
+        return record if record is not None and record.state == state else None
+
+    found = wait_for(record_in_state, f"a record with the state {state}")
+    assert found is not None
+    return found
 
 
 def test_a_run_of_this_machine_is_suspended(run: Path) -> None:
@@ -158,7 +156,7 @@ def test_a_run_of_this_machine_is_suspended(run: Path) -> None:
         asked = rlrun("suspend", str(run))
         assert (asked.returncode, f"asked process {launcher.pid}" in asked.stderr) == (0, True), asked.stderr
         wait_for_record(record, "Interrupted")
-        assert launcher.wait(240) == 0
+        assert wait_for_exit(launcher) == 0
     finally:
         launcher.kill()
         launcher.wait()

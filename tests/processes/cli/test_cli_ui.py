@@ -16,15 +16,17 @@ import pytest
 from rlrun.ui.server import Address, guarded
 from tests.browser.served import served
 from tests.support.made_runs import Client, made
+from tests.support.programs import run_program, wait_for_exit
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def rlrun(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rlrun.cli.main", "ui", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_program(command)
 
 
 def ask(url: str, path: str, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
     connection.request("GET", path, headers=headers)
     reply = connection.getresponse()
     found = reply.status, reply.read()
@@ -43,11 +45,11 @@ def test_the_page_and_its_answers_are_served_until_a_signal(tmp_path: Path) -> N
         assert ask(server.url, "/api/runs", Host="evil.example")[0] == 421
         for path in ("/..%2f..%2fpyproject.toml", "/assets/../../app.py", "/%2e%2e/app.py"):
             assert ask(server.url, path)[0] == 404
-        events = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+        events = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=PATIENCE_SECONDS)
         events.request("GET", "/api/events")
         assert events.getresponse().readline() == b"event: runs\n"
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) in (0, -signal.SIGTERM), "a stream of events does not hold it up"
+        assert wait_for_exit(server.process) in (0, -signal.SIGTERM), "a stream of events does not hold it up"
         events.close()
 
 

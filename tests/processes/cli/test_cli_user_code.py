@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.programs import run_program, wait_for, wait_for_exit
 from tests.support.python_path import before
 
 FOLDER = Path(__file__).parent / "usercode"
@@ -62,15 +62,7 @@ def write(folder: Path, text: str) -> str:
 
 def call(*words: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; from rlrun.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        env=environ(**more),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_program([sys.executable, "-c", code, *words], env=environ(**more), cwd=cwd)
 
 
 @pytest.mark.parametrize(("deed", "said"), DEEDS, ids=[deed for deed, _ in DEEDS])
@@ -115,13 +107,11 @@ def test_a_signal_ends_a_check_that_hangs(tmp_path: Path, command: str, number: 
         [sys.executable, "-c", code, command, file], env=environ(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
-    deadline = time.monotonic() + 120
-    while not note.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(note.exists, "the check hangs")
     loading = children(process.pid)
     assert loading
     process.send_signal(number)
-    assert process.wait(120) == 130, "long before the check's own 300 seconds are over"
+    assert wait_for_exit(process) == 130, "long before the check's own 300 seconds are over"
     assert "Traceback" not in process.stderr.read()
     assert [pid for pid in loading if Path("/proc", str(pid)).exists()] == []
 

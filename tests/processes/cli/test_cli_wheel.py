@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import finish, run_program
+
 ROOT = Path(__file__).parents[3]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "workloads", "operator", "charts", "crds", "examples")
 CASES = [("3.11", "local"), ("3.12", "local"), ("3.13", "local"), ("3.12", "local,gpu"), ("3.13", "operator")]
@@ -38,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--out-dir",
         str(target),
     ]
-    done = subprocess.run([UV, *words, str(source)], capture_output=True, text=True, timeout=120)
+    done = run_program([UV, *words, str(source)])
     assert done.returncode == 0, done.stderr
     (built,) = target.glob("*.whl")
     return built
@@ -82,7 +84,7 @@ def test_every_python_finds_what_the_extras_ask_for(wheel: Path, tmp_path: Path)
             subprocess.Popen([UV, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
         )
     for (python, extra), process in zip(CASES, running, strict=True):
-        error = process.communicate(timeout=120)[1]
+        error = finish(process)[1]
         assert process.returncode == 0, f"rlrun[{extra}] cannot be installed with Python {python}:\n{error}"
         chosen = (tmp_path / f"{python}-{extra}.txt").read_text()
         assert ("torch==2.13.0" in chosen, "\nvllm==" in chosen) == (extra != "operator", "gpu" in extra)

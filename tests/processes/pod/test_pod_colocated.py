@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pod_harness import Pod, run_config, wait_until
+from pod_harness import Pod, run_config
 
 from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
@@ -16,6 +16,7 @@ from rlrun.pod.role.process import descendants
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from tests.support.command_line import command_line
+from tests.support.programs import wait_for, wait_for_exit
 
 SPEC: dict[str, Any] = {
     "model": {"tiny": {}},
@@ -58,20 +59,20 @@ def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..
     pod = pods("demo-trainer-0", config)
     assert pod.run_stub("model")[0] == 0
     container = pod.start_stub("trainer")
-    wait_until(lambda: pod.ready()[0] == 200, "the trainer waits for batches, so that the engine sleeps")
+    wait_for(lambda: pod.ready()[0] == 200, "the trainer waits for batches, so that the engine sleeps")
     engine = engine_of(container.pid)
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
-    assert container.wait(120) == 128 + signal.SIGKILL
+    assert wait_for_exit(container) == 128 + signal.SIGKILL
     assert "was ended by SIGKILL" in pod.message
     assert "the engine without vLLM serves" in pod.message, "the last lines are the engine's"
 
     pod = pods("demo-trainer-0", config)
     container = pod.start_stub("trainer", RLRUN_ATTEMPT="2")
-    wait_until(lambda: pod.ready()[0] == 200, "the trainer waits for batches, so that the engine sleeps")
+    wait_for(lambda: pod.ready()[0] == 200, "the trainer waits for batches, so that the engine sleeps")
     engine = engine_of(container.pid)
     container.send_signal(signal.SIGTERM)
-    assert container.wait(120) == 128 + signal.SIGTERM
+    assert wait_for_exit(container) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{engine}").exists()
     logs = RunPaths(tmp_path / "demo").logs(2, "inference")
     assert "the engine without vLLM serves" in (logs / "demo-trainer-0.log").read_text()

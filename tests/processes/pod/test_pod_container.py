@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pod_harness import PATIENT, Pod, run_config, wait_until
+from pod_harness import PATIENT, Pod, run_config
 
 from rlrun.pod.role.termination_message import MAX_BYTES
 from rlrun.protocol.files.failures import RoleError, read_error, write_error
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from rlrun_operator.render.containers import HEARS_SIGNALS
+from tests.support.programs import finish, run_program, wait_for, wait_for_exit
 
 FAILS = """
     import sys
@@ -28,6 +28,8 @@ FAILS = """
     print("a line")
     sys.exit(65)
 """
+HEAD_START_SECONDS = 0.5
+"""A pod that does not wait for its peer ends in this time, and then reports another message. No event marks the start of the wait."""
 WAITS = """
     import signal, sys, time
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -51,13 +53,13 @@ def test_a_failed_trainer_is_told_once_and_never_started_again(pods: Callable[..
     assert pod.message == "checkpoint.interval: too long"
     assert "a line" in pod.log("trainer")
     again = pod.start("trainer", "print('started again')")
-    status, reason = wait_until(lambda: (found := pod.ready())[0] and found, "the second start answers its probe")
+    status, reason = wait_for(lambda: (found := pod.ready())[0] and found, "the second start answers its probe")
     assert status == 503
     assert reason is not None
     assert "has ended" in reason
     assert again.poll() is None
     again.send_signal(signal.SIGTERM)
-    out, err = again.communicate(timeout=60)
+    out, err = finish(again)
     assert again.returncode == 0
     assert out == ""
     assert err.count("\n") == 1
@@ -70,7 +72,7 @@ def test_a_signal_reaches_the_role_and_its_exit_code_comes_back(pods: Callable[.
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 7
+    assert wait_for_exit(process) == 7
     assert pod.message == "", "it was asked to stop: nothing failed"
 
 
@@ -84,7 +86,7 @@ def test_a_signal_that_comes_before_the_first_process_can_hear_it_is_not_lost(
     program.write_text(f'#!/bin/sh\nkill -TERM $$\nexec {sys.executable} -m rlrun.pod "$@"\n')
     program.chmod(0o755)
     again = pod.start_command(["sh", "-c", HEARS_SIGNALS, str(program), "trainer"])
-    _, err = again.communicate(timeout=60)
+    _, err = finish(again)
     assert again.returncode == 0, err
     assert "holds until it is deleted" in err
 
@@ -95,14 +97,12 @@ def test_a_signal_that_comes_while_the_shell_still_looks_around_ends_the_contain
     looks.chmod(0o755)
     path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["sh", "-c", HEARS_SIGNALS, "echo", "started"]
-    end = subprocess.run(command, env=path, capture_output=True, text=True, timeout=60)
+    end = run_program(command, env=path)
     assert (end.returncode, end.stdout) == (143, "")
 
 
 def test_an_image_without_the_program_is_an_error_of_the_configuration() -> None:
-    end = subprocess.run(
-        ["sh", "-c", HEARS_SIGNALS, "rlrun-nothing", "trainer"], capture_output=True, text=True, timeout=60
-    )
+    end = run_program(["sh", "-c", HEARS_SIGNALS, "rlrun-nothing", "trainer"])
     assert end.returncode == exit_codes.CONFIGURATION
     assert end.stderr == "the image has no rlrun-nothing: it needs the package rlrun\n"
 
@@ -113,7 +113,7 @@ def test_an_env_that_cannot_block_signals_does_not_keep_the_role_from_starting(t
     old.chmod(0o755)
     path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["sh", "-c", HEARS_SIGNALS, "echo", "started"]
-    end = subprocess.run(command, env=path, capture_output=True, text=True, timeout=60)
+    end = run_program(command, env=path)
     assert (end.returncode, end.stdout, end.stderr) == (0, "started\n", "")
 
 
@@ -147,8 +147,8 @@ def test_a_pod_that_lost_a_rank_of_another_pod_tells_that_ranks_last_word(pods: 
         os._exit(1)
     """
     process = pod.start("trainer", loses, **{PATIENT: "1"})
-    wait_until(lambda: read_error(folder), "the rank of this pod has told")
-    time.sleep(0.5)  # longer than it takes to end without waiting for the peer
+    wait_for(lambda: read_error(folder), "the rank of this pod has told")
+    time.sleep(HEAD_START_SECONDS)
     write_error(folder, "trainer", RoleError("rank 3 was ended by SIGSEGV; its last lines:\nin publish", 139))
     process.communicate()
     assert process.returncode == 1
@@ -283,8 +283,8 @@ def test_the_first_pod_makes_the_model_and_the_others_wait(pods: Callable[..., P
     make = f"import os; from pathlib import Path; assert 'RLRUN_API_KEY' not in os.environ; Path({str(folder)!r}).mkdir(parents=True)"
     code, _, err = first.run("model", make)
     assert (code, folder.is_dir()) == (0, True), err
-    assert waiting.wait(60) == 0
-    assert serving.communicate(timeout=60)[0] == "serving\n"
+    assert wait_for_exit(waiting) == 0
+    assert finish(serving)[0] == "serving\n"
     assert first.run("model", "raise SystemExit('it is there')")[0] == 0
     assert RunPaths(tmp_path / "demo").run_json.is_file()
 
@@ -293,7 +293,7 @@ def test_pods_of_a_group_start_together_and_only_within_one_attempt(pods: Callab
     config = run_config(tmp_path / "demo", trainer={"replicas": 2})
     first, old, second = (pods(f"demo-trainer-{ordinal}", config) for ordinal in (0, 1, 1))
     leading = first.start("trainer", WAITS)
-    wait_until(lambda: first.ready()[0], "the first pod answers")
+    wait_for(lambda: first.ready()[0], "the first pod answers")
     stray = old.start("trainer", WAITS, RLRUN_ATTEMPT="7")
     assert stray.stderr is not None
     assert "this is attempt 1" in stray.stderr.readline()
@@ -305,10 +305,10 @@ def test_pods_of_a_group_start_together_and_only_within_one_attempt(pods: Callab
     assert second.ready() == (200, None)
     assert first.ready() == (503, "the channel of rank 0 does not answer")
     stray.send_signal(signal.SIGTERM)
-    assert stray.wait(60) == 128 + signal.SIGTERM
+    assert wait_for_exit(stray) == 128 + signal.SIGTERM
     for process in (leading, late):
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 7
+        assert wait_for_exit(process) == 7
 
 
 def test_a_used_attempt_number_is_refused_with_the_next_one(pods: Callable[..., Pod]) -> None:

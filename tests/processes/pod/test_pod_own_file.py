@@ -15,6 +15,7 @@ from rlrun.pod.signals import Signals
 from rlrun.pod.start.own_file import wait_for_own_file
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.programs import finish
 
 ENDS = "print('the role begins', flush=True)"
 
@@ -41,7 +42,7 @@ def test_a_container_waits_until_its_own_file_is_mounted(pods: Callable[..., Pod
     assert "waiting for the configuration that this pod was made for" in line
     assert "is of another attempt, or was edited" in line
     file.write_text(text)
-    output, _ = process.communicate(timeout=60)
+    output, _ = finish(process)
     assert "the role begins" in output
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ from rlrun.pod.signals import Signals
 from rlrun.pod.start.waits import wait_until
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.programs import run_program
 from tests.support.stub.pod import programs
 
 FILE = Path("/scratch/run.json")
@@ -166,5 +166,5 @@ def test_a_wait_ends_at_its_deadline_and_says_what_was_missing(signals: Signals)
 
 def test_the_first_process_of_a_container_starts_without_heavy_libraries() -> None:
     code = "import rlrun.pod.main, rlrun.pod.container, sys; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = run_program([sys.executable, "-c", code], check=True).stdout.split()
     assert {"torch", "vllm", "transformers", "numpy", "aiohttp", "kopf"}.isdisjoint(loaded)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pod_harness import Pod, run_config, wait_until
+from pod_harness import Pod, run_config
 
 from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
@@ -21,6 +21,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages.endpoints import ENGINE_READY
 from rlrun.runtime import exit_codes
 from tests.support.mlflow_server import Server
+from tests.support.programs import wait_for, wait_for_exit
 
 SPEC: dict[str, Any] = {
     "model": {"tiny": {}},
@@ -94,15 +95,15 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
         pod.env["RLRUN_MASTER_PORT"] = first.env["RLRUN_MASTER_PORT"]
     serving = engine.start_stub("inference", **script)
     assert first.run_stub("model", **script)[0] == 0
-    wait_until(lambda: engine_status(config) == 503, "the engine serves without weights")
+    wait_for(lambda: engine_status(config) == 503, "the engine serves without weights")
     trainers = [pod.start_stub("trainer", **script) for pod in (first, second)]
     orchestrating = conductor.start_stub("orchestrator", **script)
-    wait_until(lambda: first.ready()[0] == second.ready()[0] == 200, "both trainer pods are ready")
-    wait_until(lambda: engine_status(config) == 200, "the engine holds a version")
-    assert trainers[0].wait(120) == 1
-    assert trainers[1].wait(120) != 0
+    wait_for(lambda: first.ready()[0] == second.ready()[0] == 200, "both trainer pods are ready")
+    wait_for(lambda: engine_status(config) == 200, "the engine holds a version")
+    assert wait_for_exit(trainers[0]) == 1
+    assert wait_for_exit(trainers[1]) != 0
     orchestrating.send_signal(signal.SIGTERM)
-    assert orchestrating.wait(120) == 128 + signal.SIGTERM
+    assert wait_for_exit(orchestrating) == 128 + signal.SIGTERM
 
     after = group()
     for pod in after[:2]:
@@ -115,10 +116,10 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
         for pod, role in zip(after, ("trainer", "trainer", "orchestrator"), strict=True)
     ]
     for pod, process in zip(after, running, strict=True):
-        assert process.wait(120) == 0, pod.message
+        assert wait_for_exit(process) == 0, pod.message
     assert serving.poll() is None
     serving.send_signal(signal.SIGTERM)
-    assert serving.wait(120) in (0, 128 + signal.SIGTERM)
+    assert wait_for_exit(serving) in (0, 128 + signal.SIGTERM)
     assert read_attempt(paths.attempt_file(2)).base_step in (2, 4)
     assert complete_checkpoints(paths)[-1].step == 6
     assert json.loads(paths.run_json.read_text())["trainer"]["uid"] == "uid-1"
@@ -151,4 +152,4 @@ def test_a_run_without_a_trainer_makes_its_model_in_the_orchestrators_pod_and_cl
     assert code == exit_codes.ATTEMPT_TAKEN, "its number is in the folder, as a trainer's is"
     assert "the next is 3" in err + conductor.message
     serving.send_signal(signal.SIGTERM)
-    assert serving.wait(120) in (0, 128 + signal.SIGTERM)
+    assert wait_for_exit(serving) in (0, 128 + signal.SIGTERM)

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from pod_harness import PATIENT, Pod, run_config, wait_until
+from pod_harness import PATIENT, Pod, run_config
 
 from rlrun.diagnostics import stacks
 from rlrun.inference.command import ENGINE_VARIABLE
@@ -21,6 +20,7 @@ from rlrun.pod.role.hang_report import StuckRole
 from rlrun.pod.role.output import Output
 from rlrun.pod.signals import Signals
 from rlrun.protocol.files.paths import RunPaths
+from tests.support.programs import finish, run_program, wait_for
 
 HANGS = """
     import ctypes, os, signal, subprocess, sys
@@ -68,14 +68,14 @@ def hanging(pods: Callable[..., Pod], tmp_path: Path) -> tuple[Pod, subprocess.P
 def end(process: subprocess.Popen[str], pids: list[int]) -> tuple[str, str]:
     """What the kubelet does in the end, here to the role."""
     os.kill(pids[0], signal.SIGKILL)
-    return process.communicate(timeout=60)
+    return finish(process)
 
 
 def test_all_processes_of_a_role_that_hangs_tell_where_they_are(pods: Callable[..., Pod], tmp_path: Path) -> None:
     pod, process, pids = hanging(pods, tmp_path)
     process.send_signal(signal.SIGTERM)
     file = kept(pod, "orchestrator")
-    told = wait_until(lambda: file.exists() and file.read_text(), "the stacks are on the volume")
+    told = wait_for(lambda: file.exists() and file.read_text(), "the stacks are on the volume")
     assert Path(f"/proc/{pids[2]}").exists(), "one that does not listen is not ended by the question"
     _, err = end(process, pids)
     assert process.returncode == 128 + signal.SIGKILL
@@ -153,8 +153,7 @@ def test_an_answer_that_is_there_before_it_is_waited_for_counts(
 
     def and_wait(pid: int, number: int) -> None:
         kill(pid, number)
-        wait_until(lambda: "most recent call first" in file.read_text(), "it has answered")
-        time.sleep(0.2)
+        wait_for(lambda: "in <module>" in file.read_text(), "the last line of the answer")
 
     monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(os, "kill", and_wait)
@@ -192,9 +191,7 @@ def test_an_engines_processes_listen_through_vllms_plugin(tmp_path: Path) -> Non
 
     def loaded(**more: str) -> str:
         environment = {k: v for k, v in os.environ.items() if k != ENGINE_VARIABLE} | more
-        done = subprocess.run(
-            [sys.executable, "-c", f"{load}; {look}"], env=environment, capture_output=True, text=True
-        )
+        done = run_program([sys.executable, "-c", f"{load}; {look}"], env=environment)
         return done.stdout.splitlines()[-1] if done.stdout else done.stderr
 
     assert loaded(**{ENGINE_VARIABLE: "1"}) == "True"

@@ -20,8 +20,8 @@ def test_every_request_of_a_program_is_trained_on(tmp_path: Path) -> None:
         run.start("inference")
         trainer = run.start("trainer")
         playing = run.start("orchestrator", PYTHONPATH=f"{PROGRAMS}:{IMPORT_PATH}")
-        assert run.wait(playing, 240) == exit_codes.OK, run.state()
-        assert run.wait(trainer, 240) == exit_codes.OK, run.state()
+        assert run.wait(playing) == exit_codes.OK, run.state()
+        assert run.wait(trainer) == exit_codes.OK, run.state()
         traces = sorted(run.paths.root.glob("traces/step_*.jsonl"))
         rollouts = [json.loads(line) for trace in traces for line in trace.read_text().splitlines()]
         assert len(rollouts) == 3 * 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from rlrun.config.models.model import TinyModelConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.programs import run_program
 from tests.support.stub.engine import StubEngine
 from tests.support.stub.metrics import step_metrics
 from tests.support.stub.model import make_model
@@ -173,7 +173,7 @@ def test_a_stub_is_small_and_imports_no_model_library(role: str) -> None:
         "print(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])"
     )
     environment = {"PYTHONPATH": IMPORT_PATH, "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = run_program([sys.executable, "-c", program], env=environment, check=True)
     imported, kib = done.stdout.split("\n")[:2]
     assert imported == "set()"
     assert int(kib) < 80 * 1024

@@ -16,6 +16,7 @@ from rlrun.runtime import exit_codes
 from tests.small_volume import SmallVolume, small_volume
 from tests.support.stub.policy import Policy
 from tests.support.stub.script import PolicyScript
+from tests.support.waiting import PATIENCE_SECONDS
 
 STEPS = 14
 
@@ -24,7 +25,7 @@ def progress(run: StubRun) -> dict[str, Any]:
     """What the orchestrator tells, as it tells the Lease."""
     url = f"http://127.0.0.1:{run.config.orchestrator.metrics_port}/rlrun/progress"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {API_KEY}"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
         return dict(json.load(answer))
 
 

@@ -7,11 +7,9 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,8 @@ from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.messages.endpoints import POD_PORT, POD_READY
 from rlrun.runtime.processes import LAUNCH_VARIABLE
+from tests.support.programs import finish
 
-DEADLINE_SECONDS = 120.0
 STUB_POD = Path(__file__).parents[4] / "tests/support/stub/rlrun-pod"
 """`rlrun-pod` of the stub image."""
 IMPORT_PATH = f"{Path(__file__).parents[4]}:{Path(rlrun.__file__).parents[1]}"
@@ -46,15 +44,6 @@ def programs():
 
 sys.exit(main([COMMAND], programs=programs))
 """
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    """What `condition` gives as soon as it is true; no more than the deadline."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
-        time.sleep(0.02)
-    return found
 
 
 def run_config(root: Path, *, uid: str = "uid-1", **spec: Any) -> RunConfig:
@@ -144,5 +133,5 @@ class Pod:
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    out, err = finish(process)
     return process.returncode, out, err

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +19,12 @@ from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator.progress.metrics_file import read_lines
 from rlrun.protocol.files.paths import RunPaths
+from tests.support.programs import wait_for
 
 ROOT = Path(__file__).parents[4]
 WITHOUT_TORCH, FAULTS = Path(__file__).parent / "without_torch", ROOT / "tests/support/faults"
 IMPORT_PATH = ":".join(map(str, (WITHOUT_TORCH, FAULTS, ROOT, Path(rlrun.__file__).parents[1])))
 API_KEY = "a-key-of-this-run"
-DEADLINE_SECONDS = 240.0
-POLL_SECONDS = 0.02
 
 
 class StubRun:
@@ -111,20 +109,20 @@ class StubRun:
     def log(self, name: str, attempt: int = 1) -> Path:
         return self.root / f"{name}.{attempt}.log"
 
-    def wait(self, process: subprocess.Popen[bytes], seconds: float = DEADLINE_SECONDS) -> int:
-        """Its exit code."""
-        try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{process.args} did not end within {seconds} s\n{self.state()}") from None
+    def wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of a process, while any of the run makes progress; return its exit code."""
+        wait_for(
+            lambda: process.poll() is not None, f"the end of {process.args}", progress=self.steps, state=self.state
+        )
+        return process.wait()
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something that a process does."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {seconds} s: {what}\n{self.state()}")
-            time.sleep(POLL_SECONDS)
+        wait_for(condition, what, progress=self.steps, state=self.state)
+
+    def steps(self) -> int:
+        """Trained steps of all attempts."""
+        return len(self.metrics()) if self.paths.metrics.exists() else 0
 
     def state(self) -> str:
         """The ends of all logs, for a failed test."""
