@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
@@ -49,9 +50,7 @@ def run_pytest(folder: Path, text: str) -> tuple[dict[str, int], str]:
         f"sys.exit(pytest.main(['-rA', '-p', 'no:cacheprovider', {str(folder)!r}], plugins=[fixture_failures]))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_program([sys.executable, "-c", code], cwd=ROOT, env=environment)
     words = done.stdout.strip().splitlines()[-1].replace(",", "").split()
     return {words[i + 1].rstrip("s"): int(words[i]) for i in range(len(words) - 1) if words[i].isdigit()}, done.stdout
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
+from tests.support.programs import run_program
 from tests.support.slow import SLOW, patience, program, seconds
 
 
@@ -19,7 +19,7 @@ def test_without_the_variable_nothing_is_slow(monkeypatch: pytest.MonkeyPatch) -
 def test_with_it_the_parts_that_it_slows_are_there(monkeypatch: pytest.MonkeyPatch, slow_down: str) -> None:
     monkeypatch.setenv(SLOW, "0.3-1.5")
     made = program("print('began')", slow_down)
-    ended = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, timeout=60, check=False)
+    ended = run_program([sys.executable, "-c", made])
     assert ended.stdout == "began\n", ended.stderr
     assert patience() > 1.0
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.stutter import Processes
+from tests.support.programs import run_program, wait_for_exit
 
 WORK = """
 import json, os, subprocess, sys, time
@@ -30,7 +31,7 @@ sys.exit(7)
 
 def test_every_process_of_a_command_is_stopped_at_times_and_goes_on() -> None:
     command = [sys.executable, "-m", "tests.stutter", "--share", "0.3", "--most", "0.5", sys.executable, "-c", WORK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = run_program(command)
     assert done.returncode == 7, done.stderr
     child, late, seen = json.loads(done.stdout)
     assert (late, seen) == (True, True)
@@ -46,7 +47,7 @@ def test_a_request_to_end_goes_on_to_the_command_and_leaves_nothing_stopped() ->
         assert stuttering.stdout is not None
         assert stuttering.stdout.readline() == "up\n"
         stuttering.terminate()
-        assert stuttering.wait(120) == -signal.SIGTERM % 256
+        assert wait_for_exit(stuttering) == -signal.SIGTERM % 256
 
 
 def test_nothing_else_is_a_process_of_the_command() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests import flakes
 from tests import tiers as runner
+from tests.support.programs import finish, run_program
 from tests.support.python_path import before
 from tests.tiers import AT_LAST, LANES, THEN, TIERS, WAITING
 
@@ -52,9 +53,7 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
 
 def run(*tiers: str, options: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTEST_ADDOPTS": options}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.tiers", *tiers], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    return run_program([sys.executable, "-m", "tests.tiers", *tiers], cwd=ROOT, env=environment)
 
 
 def holds(arguments: Sequence[str], file: Path) -> bool:
@@ -367,5 +366,5 @@ def test_a_signal_ends_what_runs_and_starts_nothing_more(tmp_path: Path) -> None
     started = {process.stdout.readline() for _ in (*LANES, *WAITING)}
     assert started == {"== controlplane\n", f"== {THEN[0]}\n", f"== {THEN[1]}\n"}
     process.terminate()
-    output, _ = process.communicate(timeout=120)
+    output, _ = finish(process)
     assert (process.returncode, f"== {THEN[2]}" in output) == (1, False), output

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import run_program
+
 SCRIPT = Path(__file__).parents[2] / "cluster" / "native" / "golden_import.py"
 # Its layers are files of its folder; the one named `collected` goes when its label is to be set.
 CTR = """#!/bin/sh
@@ -37,7 +39,7 @@ def label(folder: Path, *layers: str) -> subprocess.CompletedProcess[str]:
     (folder / "ctr").chmod(0o755)
     code = f"import runpy; runpy.run_path({str(SCRIPT)!r})['label_layers']('golden')"
     path = {"PATH": f"{folder}:/usr/bin:/bin"}
-    return subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=False)
+    return run_program([sys.executable, "-c", code], env=path)
 
 
 def test_a_layer_that_is_collected_meanwhile_is_none_to_label(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from rlrun.diagnostics import crash
 from rlrun.protocol.files.failures import telling_lines
+from tests.support.programs import run_program
 
 CRASHES_BESIDE_THREADS = """
     import ctypes, threading
@@ -38,9 +39,7 @@ Extension modules: numpy.core (total: 1)
 
 def run(code: str, folder: Path | str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, crash.FOLDER_VARIABLE: str(folder), "PYTHONFAULTHANDLER": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, check=False
-    )
+    return run_program([sys.executable, "-c", textwrap.dedent(code)], env=environment)
 
 
 def test_the_thread_that_crashed_comes_first_though_younger_ones_wait(tmp_path: Path) -> None:

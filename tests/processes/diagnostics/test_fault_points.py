@@ -16,6 +16,7 @@ from rlrun.protocol.files import durable
 from rlrun.runtime import exit_codes
 from tests.support.faults import rlrun_faults
 from tests.support.faults.rlrun_faults import POINTS, VARIABLE, Fault, FaultPlanError, FaultPoints, read_plan
+from tests.support.programs import run_program
 
 PACKAGE = Path(fault_points.__file__).parents[1]
 FAULTS = Path(rlrun_faults.__file__).parent
@@ -78,7 +79,7 @@ def test_it_happens_once_for_all_processes_that_share_a_folder(tmp_path: Path) -
 def _run(code: str, plan: str, *, installed: bool = True) -> subprocess.CompletedProcess[str]:
     path = [str(PACKAGE.parent), *([str(FAULTS)] if installed else [])]
     env = os.environ | {VARIABLE: plan, "PYTHONPATH": os.pathsep.join(path)}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    return run_program([sys.executable, "-c", code], env=env)
 
 
 @pytest.mark.parametrize(("action", "code"), [("sigkill", -9), ("sigterm", -15), ("exit:7", 7)])

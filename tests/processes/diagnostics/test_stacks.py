@@ -66,5 +66,4 @@ def test_a_process_lives_on_however_often_it_is_asked(
         time.sleep(0.001)
     assert busy.poll() is None
     if number == stacks.SIGNAL:
-        time.sleep(0.1)
         assert "in waits_in_the_main_thread" in stacks.ask([busy.pid], tmp_path / "stacks", why="a test").decode()

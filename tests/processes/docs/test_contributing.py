@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 DIFFS = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
@@ -14,7 +15,7 @@ DIFFS = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(),
 
 @pytest.mark.parametrize("diff", DIFFS, ids=lambda diff: re.findall(r"^\+\+\+ b/(\S+)", diff, re.MULTILINE)[0])
 def test_a_diff_of_the_page_applies(diff: str) -> None:
-    done = subprocess.run(["git", "apply", "--check", "-"], cwd=ROOT, input=diff, text=True, capture_output=True)
+    done = run_program(["git", "apply", "--check", "-"], cwd=ROOT, input=diff)
     assert done.returncode == 0, done.stderr
 
 

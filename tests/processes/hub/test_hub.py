@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from rlrun.runtime import exit_codes
 from tests.support.hub import Hub, Repo, hub
+from tests.support.programs import finish, wait_for
 
 WEIGHTS = bytes(range(256)) * 8192
 """2 MiB, so that a broken connection leaves something to go on with."""
@@ -95,7 +95,7 @@ class Role:
     def ask(self, *asked: dict[str, Any]) -> list[dict[str, Any]]:
         """The answers of one process, one after the other; without arguments to one question."""
         process = self.start(*asked)
-        out, log = process.communicate(timeout=240)
+        out, log = finish(process)
         assert process.returncode == 0, log
         answers: list[dict[str, Any]] = json.loads(out)
         return answers
@@ -104,10 +104,7 @@ class Role:
         """A process that waits for the content of the weights."""
         self.server.hold.clear()
         process = self.start()
-        deadline = time.monotonic() + 240
-        while not any(path.startswith("/store") for path in self.server.fetched()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: any(path.startswith("/store") for path in self.server.fetched()), "a request for the weights")
         return process
 
 
@@ -160,7 +157,7 @@ def test_one_process_fetches_and_the_others_wait_and_say_so(server: Hub, model: 
     said = next(line for line in second.stderr if "waiting" in line)
     server.hold.set()
     assert f"model org/tiny is being fetched by {os.uname().nodename}, process {first.pid}; waiting for it" in said
-    answers = [json.loads(process.communicate(timeout=240)[0]) for process in (first, second)]
+    answers = [json.loads(finish(process)[0]) for process in (first, second)]
     assert answers[0] == answers[1]
     assert answers[0][0]["files"]["model.safetensors"] == len(WEIGHTS)
     assert len([path for path in server.fetched() if path.startswith("/store")]) == 1

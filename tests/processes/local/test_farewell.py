@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +29,7 @@ from rlrun.protocol.files.checkpoint_manifest import FileEntry, Manifest, write_
 from rlrun.protocol.files.launcher import read_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
+from tests.support.waiting import wait_until
 
 SPEC = RLRunSpec.model_validate({"task": "SFT", "model": {"tiny": {}}, "data": {"sources": [{"path": "chats.jsonl"}]}})
 COMMAND = "rlrun local run.yaml"
@@ -137,12 +137,11 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 
 def when(condition: Callable[[], bool], *acts: Callable[[], object]) -> threading.Thread:
-    """Do something as soon as a condition holds; the test's own timeout bounds the wait."""
+    """Do something as soon as a condition holds."""
 
     def wait() -> None:
         for act, at in zip(acts, (condition, *(lambda: True,) * (len(acts) - 1)), strict=True):
-            while not at():
-                time.sleep(0.01)
+            wait_until(at)
             act()
 
     thread = threading.Thread(target=wait, daemon=True)

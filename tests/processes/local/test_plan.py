@@ -18,6 +18,7 @@ from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.programs import run_program
 
 PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))
 
@@ -174,7 +175,7 @@ def test_a_port_that_one_process_was_given_is_not_given_in_another_as_long_as_it
     )
 
     def other() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        return run_program([sys.executable, "-c", code])
 
     refused = other()
     assert "no free port among" in refused.stderr

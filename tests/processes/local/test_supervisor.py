@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,7 @@ from rlrun.diagnostics import stacks
 from rlrun.local.plan import RoleProcess
 from rlrun.local.supervisor import Supervisor, last_lines, marked_processes, stacks_file
 from rlrun.runtime.processes import LAUNCH_VARIABLE
-
-DEADLINE_SECONDS = 60.0
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
-        time.sleep(0.02)
+from tests.support.programs import wait_for
 
 
 @pytest.fixture
@@ -57,7 +48,7 @@ STUBBORN = """
 def test_stop_ends_a_role_that_ignores_sigterm_and_its_child_in_another_session(tmp_path: Path, launch_id: str) -> None:
     supervisor = Supervisor(launch_id)
     supervisor.start([role(tmp_path, launch_id, STUBBORN)])
-    wait_until(lambda: len(marked_processes(launch_id)) == 2, "role and child run")
+    wait_for(lambda: len(marked_processes(launch_id)) == 2, "role and child run")
     supervisor.stop(grace_seconds=0.5)
     assert marked_processes(launch_id) == []
 
@@ -65,9 +56,9 @@ def test_stop_ends_a_role_that_ignores_sigterm_and_its_child_in_another_session(
 def test_stop_ends_the_child_of_a_role_that_was_killed(tmp_path: Path, launch_id: str) -> None:
     supervisor = Supervisor(launch_id)
     supervisor.start([role(tmp_path, launch_id, STUBBORN)])
-    wait_until(lambda: len(marked_processes(launch_id)) == 2, "role and child run")
+    wait_for(lambda: len(marked_processes(launch_id)) == 2, "role and child run")
     os.kill(supervisor.running[0].process.pid, signal.SIGKILL)
-    wait_until(lambda: len(supervisor.exited()) == 1, "the role's end is seen")
+    wait_for(lambda: len(supervisor.exited()) == 1, "the role's end is seen")
     supervisor.stop(grace_seconds=0.5)
     assert marked_processes(launch_id) == []
 
@@ -100,9 +91,9 @@ def test_roles_end_when_the_launcher_is_killed(tmp_path: Path, launch_id: str) -
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(launcher)])
     try:
-        wait_until(lambda: len(marked_processes(launch_id)) == 1, "the role runs")
+        wait_for(lambda: len(marked_processes(launch_id)) == 1, "the role runs")
         process.kill()
-        wait_until(lambda: marked_processes(launch_id) == [], "the role has ended")
+        wait_for(lambda: marked_processes(launch_id) == [], "the role has ended")
     finally:
         process.kill()
         process.wait()
@@ -111,7 +102,7 @@ def test_roles_end_when_the_launcher_is_killed(tmp_path: Path, launch_id: str) -
 def test_the_log_keeps_what_a_role_printed_and_its_end_is_shown(tmp_path: Path, launch_id: str) -> None:
     supervisor = Supervisor(launch_id)
     supervisor.start([role(tmp_path, launch_id, "print('one'); print('two'); raise SystemExit(7)")])
-    wait_until(lambda: len(supervisor.exited()) == 1, "the role has ended")
+    wait_for(lambda: len(supervisor.exited()) == 1, "the role has ended")
     assert supervisor.running[0].process.returncode == 7
     assert last_lines(supervisor.running[0].spec.log, 1) == ["two"]
 
@@ -138,7 +129,7 @@ def test_a_role_that_does_not_end_tells_what_it_does(
         role(tmp_path, launch_id, "import time; time.sleep(600)", "other"),
     )
     supervisor.start([stuck, other])
-    wait_until(lambda: "up" in stuck.log.read_text(), "the role is up")
+    wait_for(lambda: "up" in stuck.log.read_text(), "the role is up")
     told = stacks_file(stuck)
     supervisor.stop(grace_seconds=60, hurry=lambda: str(told) in stuck.log.read_text())
     assert "in waits_for_ever" in told.read_text()

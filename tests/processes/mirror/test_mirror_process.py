@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from rlrun.api.resolve import resolve
@@ -14,8 +13,8 @@ from rlrun.mirror.starter import mirror_beside
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, read_manifest, verify, write_manifest
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.paths import RunPaths
+from tests.support.programs import wait_for
 
-DEADLINE_SECONDS = 120.0
 UID = "11111111-2222-3333-4444-555555555555"
 
 
@@ -42,10 +41,8 @@ def test_checkpoints_are_copied_beside_the_run_and_the_last_one_at_its_end(tmp_p
     config, said = run(root, f"file://{there}"), list[str]()
     first = checkpoint(root, 2)
     with mirror_beside(config, RunPaths(root).run_json, os.environ, say=said.append, hurry=lambda: False):
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not (there / "run" / "checkpoints" / first / "manifest.json").exists():
-            assert time.monotonic() < deadline, (root / "logs" / "mirror.log").read_text()
-            time.sleep(0.02)
+        copied = there / "run" / "checkpoints" / first / "manifest.json"
+        wait_for(copied.exists, "a copy of the first checkpoint", state=(root / "logs" / "mirror.log").read_text)
         last = checkpoint(root, 4)
     assert said == []
     for name in (first, last):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from rlrun import Run, RunError, RunFailedError
 from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, new_record, write_record
 from rlrun.runs import launch as launching
 from rlrun.runs import waiting
+from tests.support.programs import run_program, wait_for
 
 LAUNCHER = """
 import os, signal, sys, time
@@ -50,12 +50,6 @@ def made() -> Run:
     return Run("a", model={"tiny": {}}, environments=[{"id": "reverse-text"}], max_steps=3)
 
 
-def soon(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; the test's own timeout bounds it."""
-    while not condition():
-        time.sleep(0.01)
-
-
 def test_a_run_goes_on_beside_and_ends_complete(stand_in: Path) -> None:
     run = made().local()
     assert run._launched is not None
@@ -64,7 +58,7 @@ def test_a_run_goes_on_beside_and_ends_complete(stand_in: Path) -> None:
     )
     assert run.folder == stand_in
     assert (stand_in / LAUNCH_MANIFEST).read_text() == run.to_yaml()
-    soon(lambda: run.status().phase != "Starting" or (stand_in / "launcher.json").exists())
+    wait_for(lambda: run.status().phase != "Starting" or (stand_in / "launcher.json").exists())
     with pytest.raises(RunError, match=r"runs already; Run\.open\("):
         made().local()
     (stand_in / "go").touch()
@@ -88,7 +82,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_wait_alone(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made().local()
-    soon((stand_in / "launcher.json").exists)
+    wait_for((stand_in / "launcher.json").exists)
 
     def pressed(seconds: float) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -109,7 +103,7 @@ def test_ctrl_c_ends_the_wait_alone(stand_in: Path, monkeypatch: pytest.MonkeyPa
 def test_a_record_of_an_attempt_before_says_nothing_of_this_one(stand_in: Path) -> None:
     run = made().local()
     file = stand_in / "launcher.json"
-    soon(file.exists)
+    wait_for(file.exists)
     assert write_record(
         file, replace(new_record("a", 1, "again"), state="Failed")
     )  # of another process than the launcher
@@ -140,6 +134,4 @@ def test_what_keeps_a_run_from_beginning_is_said(tmp_path: Path, monkeypatch: py
 )
 def test_an_import_brings_nothing_heavy(code: str, heavy: tuple[str, ...]) -> None:
     script = f"{code}\nimport sys\nprint(*[name for name in {heavy!r} if name in sys.modules])"
-    assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split() == []
-    )
+    assert run_program([sys.executable, "-c", script], check=True).stdout.split() == []

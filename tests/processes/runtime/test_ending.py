@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+from tests.support.programs import wait_for, wait_for_exit
+
 ENDS = """
 from rlrun.runtime.ending import Ending, on_sigterm
 asked = Ending()
@@ -48,7 +50,7 @@ def test_what_is_started_after_a_request_hears_its_own() -> None:
     assert process.stdout.readline() == "up\n"
     process.terminate()
     try:
-        assert process.wait(120) == 0
+        assert wait_for_exit(process) == 0
     finally:
         process.kill()
         process.wait()
@@ -75,10 +77,13 @@ def test_requests_in_the_middle_of_a_wait_do_not_stop_it() -> None:
     process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    over = time.monotonic() + 180
-    while process.poll() is None and time.monotonic() < over:
+
+    def request_end() -> bool:
         process.send_signal(signal.SIGTERM)
-    stuck = process.poll() is None
-    process.kill()
-    assert not stuck
+        return process.poll() is not None
+
+    try:
+        wait_for(request_end, "the end after 300 requests", poll_seconds=0.0)
+    finally:
+        process.kill()
     assert process.stdout.read() == "True\n"

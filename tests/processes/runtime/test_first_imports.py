@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.support.programs import run_program
 
 HEAVY = frozenset(
     {"torch", "transformers", "vllm", "verifiers", "numpy", "pandas", "scipy", "sklearn", "fastapi", "aiohttp", "kopf", "kubernetes"}
@@ -30,5 +31,5 @@ NEEDED = {
 @pytest.mark.parametrize("module", NEEDED)
 def test_a_process_begins_with_no_more_than_it_needs(module: str) -> None:
     code = f"import {module}, sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = run_program([sys.executable, "-c", code], check=True).stdout.split()
     assert HEAVY & set(loaded) == NEEDED[module]

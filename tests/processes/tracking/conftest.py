@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from rlrun.runtime.processes import processes_with
 from rlrun.tracking.starter import before_exec
+from tests.support.programs import finish
 from tests.support.tracked_run import TrackedFolder
 
 MARK = "RLRUN_TEST_SINK"
@@ -51,7 +51,7 @@ class SinkOf:
         """Send the rest; returns the log of all sinks."""
         for process in self._started:
             process.terminate()
-        log = "".join(process.communicate(timeout=60)[0] for process in self._started)
+        log = "".join(finish(process)[0] for process in self._started)
         self._started = []
         return log
 
@@ -62,7 +62,7 @@ class SinkOf:
                 os.kill(pid, signal.SIGKILL)
         for process in self._started:
             process.kill()
-            process.communicate(timeout=60)
+            finish(process)
         self._started = []
 
     def sent(self, tracker: str) -> int:
@@ -71,14 +71,6 @@ class SinkOf:
             text = (self.run.paths.root / "tracking" / f"{tracker}.sent").read_text()
             return sum(not line.startswith("=") for line in text.splitlines())
         return 0
-
-
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.05)
 
 
 @pytest.fixture

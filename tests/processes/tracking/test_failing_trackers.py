@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlrun.tracking.starter import SinkProcess
-from tests.processes.tracking.conftest import SinkOf, needs, until
+from tests.processes.tracking.conftest import SinkOf, needs
 from tests.support.mlflow_server import Server
+from tests.support.programs import wait_for, wait_for_exit
 from tests.support.tracked_run import UID
 from tests.support.wandb_server import WandbServer
 
@@ -35,9 +36,9 @@ def test_whatever_a_tracker_does_its_curve_is_whole_in_the_end(server: Server, s
         for _ in range(5):
             step += 1
             run.step(step)
-        until(lambda mode=mode: server.failed.get(mode, 0) > 0)  # type: ignore[misc]
+        wait_for(lambda mode=mode: server.failed.get(mode, 0) > 0)  # type: ignore[misc]
         server.mode = ""
-        until(lambda step=step: len(server.points) >= step)  # type: ignore[misc]
+        wait_for(lambda step=step: len(server.points) >= step)  # type: ignore[misc]
     for step in range(21, 41):
         run.step(step)
     log = sink.finish()
@@ -60,11 +61,11 @@ def test_at_the_end_of_a_run_nobody_waits_for_a_tracker_that_is_down(
     server.mode = "refuses"
     process = sink.start()
     sink.run.step(1)
-    until(lambda: bool(server.failed))
+    wait_for(lambda: bool(server.failed))
     sink.finish()  # within a minute, and not when the tracker is well again
     assert process.returncode != 0
     server.mode = ""
-    assert sink.start("--once").wait(timeout=60) == 0
+    assert wait_for_exit(sink.start("--once")) == 0
     assert sorted(server.points) == sink.run.expected()
 
 
@@ -79,13 +80,13 @@ def test_a_sink_that_is_killed_is_started_again(
     try:
         run.step(1)
         process.keep()
-        until(lambda: len(server.points) == 1)
+        wait_for(lambda: len(server.points) == 1)
         assert process._process is not None
         first = process._process
         first.kill()
         first.wait()
         run.step(2)
-        until(lambda: process.keep() is None and len(server.points) == 2)
+        wait_for(lambda: process.keep() is None and len(server.points) == 2)
         assert process._process is not first
         run.step(3)
     finally:
@@ -103,22 +104,22 @@ def test_w_and_bs_server_says_what_a_killed_sink_had_not_sent(
         sink = sink_of({"wandb": {"baseUrl": wandb.url}, "samples": {"interval": 1000}})
         run = sink.run
         run.step(1)
-        assert sink.start("--once").wait(timeout=60) == 0
+        assert wait_for_exit(sink.start("--once")) == 0
         assert [row["step"] for row in wandb.rows] == [1]
         run.step(2)
         sink.start()
-        until(lambda: sink.sent("wandb") == 2)
+        wait_for(lambda: sink.sent("wandb") == 2)
         wandb.down = True
         for step in range(3, 8):
             run.step(step)
-        until(lambda: sink.sent("wandb") == 7)
+        wait_for(lambda: sink.sent("wandb") == 7)
         sink.kill()
         assert len(wandb.rows) < 7
         wandb.down = False
         run.begin(2, base_step=5)
         for step in range(6, 11):
             run.step(step)
-        assert sink.start("--once").wait(timeout=60) == 0
+        assert wait_for_exit(sink.start("--once")) == 0
         assert [row["_step"] for row in wandb.rows] == list(range(len(wandb.rows)))
         assert sorted({row["step"]: row["loss/mean"] for row in wandb.rows}.items()) == run.expected()
         assert wandb.run == UID

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime import exit_codes
-from tests.processes.tracking.conftest import SinkOf, needs, until
+from tests.processes.tracking.conftest import SinkOf, needs
+from tests.support.programs import finish, wait_for, wait_for_exit
 from tests.support.python_path import before
 from tests.support.tracked_run import UID
 
@@ -51,7 +52,7 @@ def test_a_killed_and_resumed_run_has_one_whole_curve(tracker: str, sink_of: Cal
     for step in range(1, 13):
         run.step(step)
         time.sleep(0.02)
-    until(lambda: sink.sent(tracker) >= 5)
+    wait_for(lambda: sink.sent(tracker) >= 5)
     sink.kill()
     for step in range(13, 21):
         run.step(step)
@@ -59,7 +60,7 @@ def test_a_killed_and_resumed_run_has_one_whole_curve(tracker: str, sink_of: Cal
     sink.start()
     for step in range(9, 31):
         run.step(step)
-    until(lambda: sink.sent(tracker) >= 20)
+    wait_for(lambda: sink.sent(tracker) >= 20)
     sink.kill()
     run.begin(3, base_step=30)
     for step in range(31, 41):
@@ -75,7 +76,7 @@ def test_a_tracker_gets_all_that_its_kind_shows(sink_of: Callable[..., SinkOf]) 
     sink = sink_of({"tensorboard": {}, "samples": {"interval": 2}})
     for step in (1, 2):
         sink.run.step(step)
-    assert sink.start("--once").wait(timeout=60) == exit_codes.OK
+    assert wait_for_exit(sink.start("--once")) == exit_codes.OK
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(sink.run.paths.root / "tracking" / "tensorboard"), size_guidance={"histograms": 0})
@@ -100,7 +101,7 @@ def test_w_and_b_gets_the_configuration_and_tables(sink_of: Callable[..., SinkOf
     sink = sink_of({"wandb": {"offline": True, "project": "p", "tags": ["t"]}, "samples": {"interval": 2}}, max_steps=2)
     for step in (1, 2):
         sink.run.step(step)
-    assert sink.start("--once").wait(timeout=60) == exit_codes.OK
+    assert wait_for_exit(sink.start("--once")) == exit_codes.OK
     (log,) = (sink.run.paths.root / "tracking").glob("wandb/offline-run-*/run-*.wandb")
     records = []
     for message in messages(log.read_bytes()):
@@ -121,7 +122,7 @@ def test_a_log_of_many_blocks_is_read_as_it_was_written(sink_of: Callable[..., S
     sink = sink_of({"wandb": {"offline": True}}, max_steps=12)
     for step in range(1, 13):
         sink.run.step(step, **{f"env/reverse-text/{i}": float(i) for i in range(150 * step)})
-    assert sink.start("--once").wait(timeout=60) == exit_codes.OK
+    assert wait_for_exit(sink.start("--once")) == exit_codes.OK
     assert of_wandb(sink.run.paths.root) == sink.run.expected()
 
 
@@ -132,7 +133,7 @@ def test_a_missing_package_ends_the_tracker_alone(sink_of: Callable[..., SinkOf]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", before(tmp_path))
         process = sink.start("--once")
-    output, _ = process.communicate(timeout=60)
+    output, _ = finish(process)
     assert process.returncode == exit_codes.FAILURE
     assert (
         "wandb: needs the package wandb, which is not installed; install it: pip install 'rlrun[wandb]'; the run"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -16,13 +17,8 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 
 def output_of(program: str, **environment: str) -> list[str]:
     """Lines that a program of this folder prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.processes.trainer.{program}"],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = run_program(
+        [sys.executable, "-m", f"tests.processes.trainer.{program}"], cwd=ROOT, env=os.environ | environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.programs import finish
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -24,7 +26,7 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
     ]
     try:
         for process in ranks:
-            output, error = process.communicate(timeout=300)
+            output, error = finish(process)
             assert process.returncode == 0, error
             assert output.split() == [*["muon"] * 3, *["coded"] * 2]
     finally:
