@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,9 @@ from rlrun.environments.process.talk import StartError
 from rlrun.environments.process.user_code_check import check
 from rlrun.environments.process.variables import BASICS
 from rlrun.environments.stage import TaskRef
+from tests.support.programs import run_program
 from tests.support.python_path import before
+from tests.support.waiting import UNREACHED_SECONDS
 
 FOLDER = str(Path(__file__).parent / "intruder")
 sys.path.insert(0, FOLDER)
@@ -52,11 +53,15 @@ class Echo:
 
 async def attempt(name: str, args: Mapping[str, Any] | None = None, variables: tuple[str, ...] = ()) -> Any:
     """What a deed of the intruder brought back."""
-    life = Life(Command("intruder:intruder", args or {}, variables=variables), Limits(start_seconds=60), Log(None))
+    life = Life(
+        Command("intruder:intruder", args or {}, variables=variables),
+        Limits(start_seconds=UNREACHED_SECONDS),
+        Log(None),
+    )
     try:
         await life.start()
         task = TaskRef("train", list(DEEDS).index(name))
-        played = await life.play(task, Echo(), timeout_seconds=60, reward_seconds=60)
+        played = await life.play(task, Echo(), timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS)
         return played.episode.info["found"]
     finally:
         life.end()
@@ -116,7 +121,7 @@ async def test_an_error_about_a_withheld_variable_names_the_field() -> None:
     field = r"TEAM_TOKEN.*environments\[\]\.variables: \[TEAM_TOKEN\]"
     with pytest.raises(EpisodeError, match=field):
         await attempt("needs_a_variable")
-    life = Life(Command("intruder:needy", {}), Limits(start_seconds=60), Log(None))
+    life = Life(Command("intruder:needy", {}), Limits(start_seconds=UNREACHED_SECONDS), Log(None))
     with pytest.raises(StartError, match=field):
         await life.start()
     life.end()
@@ -124,10 +129,12 @@ async def test_an_error_about_a_withheld_variable_names_the_field() -> None:
 
 def test_the_check_of_a_command_line_withholds_the_same() -> None:
     needy = Command("intruder:needy", {})
-    [refusal] = check([(needy, Limits(start_seconds=60))])
+    [refusal] = check([(needy, Limits(start_seconds=UNREACHED_SECONDS))])
     assert refusal is not None
     assert "environments[].variables: [TEAM_TOKEN]" in refusal.message
-    [named] = check([(Command("intruder:needy", {}, variables=("TEAM_TOKEN",)), Limits(start_seconds=60))])
+    [named] = check(
+        [(Command("intruder:needy", {}, variables=("TEAM_TOKEN",)), Limits(start_seconds=UNREACHED_SECONDS))]
+    )
     assert named is None
 
 
@@ -153,7 +160,7 @@ def test_a_worker_starts_in_an_environment_without_any_variable() -> None:
         "from rlrun.environments.process.life import Command, Limits\n"
         "print(check([(Command('reverse-text', {}), Limits(start_seconds=60))]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, timeout=120)
+    done = run_program([sys.executable, "-c", code], env={})
     assert done.stdout.strip() == "[None]", done.stderr
 
 

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from rlrun.environments.process.worker import MAX_FILES
 from rlrun.environments.rewards.sandbox import UnavailableError
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun_operator.render.containers import CREDENTIALS_FOLDER
+from tests.support.programs import run_program
 from tests.support.python_path import before
 
 FOLDER = Path(__file__).parent / "intruder"
@@ -57,7 +57,7 @@ def attempt(entry: str, deed: str, *more: str) -> Any:
         "RLRUN_POD_IP": "127.0.0.1",
     }
     command = [*ordinary_user(*more), sys.executable, str(FOLDER / "first_process.py"), entry, deed]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, cwd="/")
+    done = run_program(command, env=variables, cwd="/")
     assert done.returncode == 0, done.stdout + done.stderr
     assert KEY not in done.stdout
     return json.loads(done.stdout.splitlines()[-1])
@@ -133,7 +133,7 @@ def test_read_the_credentials_of_the_pod(tmp_path: Path) -> None:
     (tmp_path / "run" / "file").write_text("above")
     names = ["run/secrets/real/file", "run/secrets/link/file", "other/file", "run/secrets/beside/file", "run/file"]
     command = ["setpriv", RESTRICTED, sys.executable, "-c", READS, str(tmp_path), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run_program(command)
     told = ["refused", "refused", "other", "run/secrets/beside", "above", "1"]
     assert done.stdout.split() == told, done.stderr
 

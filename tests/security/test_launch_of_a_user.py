@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.security.test_inspection import ordinary_user
+from tests.support.programs import run_program
 
 STUCK = """
 import signal, time
@@ -48,5 +48,5 @@ def test_a_role_that_refuses_inspection_is_asked_and_ended() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o777)
         command = [*ordinary_user(), sys.executable, "-c", LAUNCHER, folder, STUCK]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd="/")
+        done = run_program(command, cwd="/")
     assert done.stdout.splitlines() == ["readable: 0", "ended: True", "told: True"], done.stderr
