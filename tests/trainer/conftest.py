@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,9 +32,10 @@ from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import channel as protocol
+from tests.support.programs import wait_for, wait_for_exit
+from tests.support.waiting import PATIENCE_SECONDS, StalledError
 
 KEY = "secret"
-DEADLINE_SECONDS = 240.0
 STEPS = 6
 SAMPLES = 12
 
@@ -83,20 +83,23 @@ class Group:
     zygote: Zygote
     codes: dict[int, int] = field(default_factory=dict)
 
-    def wait(self, seconds: float = DEADLINE_SECONDS) -> list[int]:
+    def wait(self) -> list[int]:
         """Exit codes in order of rank. Like torchrun, the first rank that fails takes the others with it."""
-        deadline = time.monotonic() + seconds
-        while len(self.codes) < len(self.pids):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self.kill()
-                raise AssertionError(f"ranks are still running after {seconds} s:\n{self.text()}")
-            pid, code = self.zygote.next_end(left)
+        try:
+            wait_for(self._have_ended, "the end of all ranks", progress=lambda: len(self.text()), state=self.text)
+        except StalledError:
+            self.kill()
+            raise
+        return [self.codes[pid] for pid in self.pids]
+
+    def _have_ended(self) -> bool:
+        while (end := self.zygote.next_end()) is not None:
+            pid, code = end
             if pid in self.pids:
                 self.codes[pid] = code
                 if code:
                     self.kill(signal.SIGTERM)
-        return [self.codes[pid] for pid in self.pids]
+        return len(self.codes) == len(self.pids)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         for pid in self.pids:
@@ -122,7 +125,7 @@ class Zygote:
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self._ends: list[tuple[int, int]] = []
         threading.Thread(target=self._read, daemon=True).start()
-        assert self._answers.get(timeout=DEADLINE_SECONDS) == {"ready": True}
+        assert self._next_answer() == {"ready": True}
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -134,24 +137,28 @@ class Zygote:
         request = {"environment": environment, "arguments": arguments, "log": str(log)}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        while "code" in (answer := self._answers.get(timeout=DEADLINE_SECONDS)):
+        while "code" in (answer := self._next_answer()):
             self._ends.append((answer["pid"], answer["code"]))
         return int(answer["pid"])
 
-    def next_end(self, seconds: float) -> tuple[int, int]:
-        """A rank that ended, and how."""
+    def _next_answer(self) -> dict[str, Any]:
+        wait_for(lambda: not self._answers.empty(), "an answer of the zygote")
+        return self._answers.get()
+
+    def next_end(self) -> tuple[int, int] | None:
+        """Process id and exit code of a rank that has ended, or None."""
         if self._ends:
             return self._ends.pop(0)
         try:
-            answer = self._answers.get(timeout=seconds)
+            answer = self._answers.get_nowait()
         except queue.Empty:
-            return 0, 0
+            return None
         return answer["pid"], answer["code"]
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(DEADLINE_SECONDS)
+        wait_for_exit(self._process)
 
 
 @pytest.fixture(scope="session")
@@ -312,26 +319,35 @@ class Orchestrator:
         request = Request(
             f"http://127.0.0.1:{self.run.port}{self.prefix}{route}", data=data, method=method, headers=headers
         )
-        with urlopen(request, timeout=120) as response:
+        with urlopen(request, timeout=PATIENCE_SECONDS) as response:
             return json.loads(response.read())
 
     def wait_for(self, kind: str, step: int) -> protocol.Event:
         """The event of that kind and step."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline and not self.given_up():
+
+        def received() -> protocol.Event | None:
             for event in self.events:
                 if (event.kind, event.step) == (kind, step):
                     return event
+            assert not self.given_up(), self._seen()
             try:
                 answer = self.call("GET", f"{protocol.EVENTS}?after={len(self.events)}&wait=2")
             except HTTPError:
                 raise
             except OSError:  # not listening yet
-                time.sleep(0.02)
-                continue
+                return None
             self.events += [protocol.Event(**event) for event in answer["events"]]
-        log = self.run.groups[-1].text()
-        raise AssertionError(f"no event {kind} of step {step}; got {self.events}\n{log}")
+            return None
+
+        found = wait_for(
+            received, f"the event {kind} of step {step}", progress=lambda: len(self.events), state=self._seen
+        )
+        assert found is not None
+        return found
+
+    def _seen(self) -> str:
+        log = self.run.groups[-1].text() if self.run.groups else ""
+        return f"events: {self.events}\n{log}"
 
     def send_batch(self, step: int) -> None:
         """Write the batch of a step and announce it."""

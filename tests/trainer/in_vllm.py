@@ -44,6 +44,7 @@ from rlrun.trainer.modeling.small_model import quiet
 from rlrun.trainer.modeling.tensor_names import remember
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
+from tests.support.waiting import UNREACHED_SECONDS
 from tests.trainer import architectures
 from tests.trainer.architectures import WINDOWS, bring, parts_of, whole_model
 
@@ -228,7 +229,7 @@ def serve(asked: Connection) -> None:
                         base_model=settings.model_path,
                         weights_dir=settings.weights_dir,
                         expected=expected,
-                        timeout=60,
+                        timeout=UNREACHED_SECONDS,
                         on_broken=lambda: None,
                     )
                     answer = asyncio.run(handover.update(argument, 1)).version

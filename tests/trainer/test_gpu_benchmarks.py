@@ -10,25 +10,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(1500)
 def test_the_three_commands_write_their_tables(tmp_path: Path) -> None:
     tables: dict[str, dict[str, Any]] = {}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for number in ("1", "2", "3"):
         out = tmp_path / f"out{number}"
         environment = os.environ | {"PYTHON": sys.executable, "OUT": str(out), "GPU_WORK": str(tmp_path / "work")}
-        done = subprocess.run(
+        done = run_program(
             ["bash", "benchmarks/gpu/run.sh", number, "--dry"],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
         assert done.returncode == 0, done.stdout
         if number == "1":

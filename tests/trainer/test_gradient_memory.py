@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlrun.local.preflight import free_port
+from tests.support.programs import run_program
 
 PADDING = 1.1
 """A shard's gradient lies in memory for equal shards."""
@@ -18,13 +18,7 @@ PADDING = 1.1
 
 def measured(folder: Path, ranks: int) -> dict[str, Any]:
     file = folder / "found.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.gradient_memory", str(file), str(ranks), str(free_port())],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = run_program([sys.executable, "-m", "tests.trainer.gradient_memory", str(file), str(ranks), str(free_port())])
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(file.read_text()))
 

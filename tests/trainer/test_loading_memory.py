@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlrun.local.preflight import free_port
+from tests.support.programs import run_program
 from tests.trainer.loading_memory import HYBRID, KINDS
 
 PADDING = 1.05
@@ -31,12 +31,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[s
     @functools.cache
     def of(ranks: int) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("loading")
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.trainer.loading_memory", str(folder), str(ranks), str(free_port())],
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
+        done = run_program(
+            [sys.executable, "-m", "tests.trainer.loading_memory", str(folder), str(ranks), str(free_port())]
         )
         assert done.returncode == 0, done.stderr[-4000:]
         return dict(json.loads((folder / "found.json").read_text()))

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
 from rlrun.local.preflight import free_port
-
-pytestmark = pytest.mark.timeout(1600)
+from tests.support.programs import run_program
 
 TOLERANCE = 1e-4
 LOGPROB_TOLERANCE = 1e-5
 PADDING = 1.3
 """Bytes of a gradient between micro-batches, over those of a rank's parameters: small tensors do not divide evenly."""
-SECONDS = 1500.0
 CASES = {
     "llama": ("fsdp4", "tp4:full", "cp2xfsdp2:offload", "fsdp4:local", "pp2xreplicate2"),
     "deep": (
@@ -73,13 +70,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("layouts")
     cases = [f"{family}:{layout}" for family, layouts in (CASES | CRITICS).items() for layout in layouts]
     command = [sys.executable, "-m", "tests.trainer.layouts", str(folder), str(free_port()), *cases]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = run_program(command)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads((folder / "found.json").read_text()))
 

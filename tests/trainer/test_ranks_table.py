@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
 
+from tests.support.programs import run_program
+
 
 def test_what_a_rank_holds_falls_with_the_ranks_as_fit_says() -> None:
     command = [sys.executable, "-m", "benchmarks.ranks", "--models", "Qwen/Qwen3-0.6B", "--ranks", "8", "512"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = run_program(command)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = re.findall(r"\| (8|512) \| (1|2) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", done.stdout)
     assert len(rows) == 4

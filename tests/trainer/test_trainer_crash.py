@@ -15,8 +15,9 @@ from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.failures import ROLE_ENVIRONMENT, read_error
 from rlrun.trainer.ranks.launch import torchrun_command
+from tests.support.programs import run_program
 from tests.support.python_path import before
-from tests.trainer.conftest import DEADLINE_SECONDS, KEY
+from tests.trainer.conftest import KEY
 
 CRASHES = AlgorithmConfig.model_validate({"loss": {"name": "crashing_loss:crashes_on_rank_1"}})
 SEGMENTATION_FAULT = 139
@@ -31,15 +32,7 @@ def test_a_rank_that_crashes_is_told_with_its_own_last_frames(
     config = RunConfig.model_validate_json(file.read_text()).trainer
     command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1, replay=recorded)
     environment = {**os.environ, **ROLE_ENVIRONMENT, "RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": KEY}
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
+    done = run_program(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     assert done.returncode == SEGMENTATION_FAULT, done.stdout
     told = read_error(run.paths.logs(1, "trainer"))
     assert told is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +16,9 @@ from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.diagnostics import stacks
 from rlrun.pod.role.process import descendants
 from rlrun.protocol.messages import channel as protocol
+from tests.support.programs import finish, wait_for
 from tests.support.python_path import before
-from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator
+from tests.trainer.conftest import Orchestrator
 from tests.trainer.test_trainer_live import launch
 
 LOSS = {"name": "hanging_loss:hangs_on_rank_1"}
@@ -36,14 +36,14 @@ def test_ranks_that_hang_have_said_what_they_do_and_tell_where_they_are(
         orchestrator = Orchestrator(run, 1)
         orchestrator.wait_for("published", 0)
         orchestrator.send_batch(1)
-        wait_until(
+        wait_for(
             lambda: [(r.rank, r.phase, r.step, r.part) for r in ranks(orchestrator)] == [(1, "training", 1, 1)],
-            lambda: (orchestrator.call("GET", protocol.STATE), ask(process, file)),
+            state=lambda: (orchestrator.call("GET", protocol.STATE), ask(process, file)),
         )
         # A micro-batch is told before the ranks agree to go on with it: a signal that comes in between ends them in order.
-        wait_until(lambda: "in hangs_on_rank_1" in ask(process, file))
+        wait_for(lambda: "in hangs_on_rank_1" in ask(process, file))
         process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "in _shutdown" in ask(process, file))
+        wait_for(lambda: "in _shutdown" in ask(process, file))
         told = ask(process, file)
     finally:
         end(process)
@@ -62,16 +62,8 @@ def ask(process: subprocess.Popen[str], file: Path) -> str:
     return stacks.ask([process.pid, *descendants(process.pid)], file, why="it hangs").decode()
 
 
-def wait_until(condition: Callable[[], bool], seen: Callable[[], object] = lambda: "") -> None:
-    """Wait for it; `seen` is shown where it does not come."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, seen()
-        time.sleep(0.05)
-
-
 def end(process: subprocess.Popen[str]) -> None:
     for pid in [*descendants(process.pid), process.pid]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=DEADLINE_SECONDS)
+    finish(process)

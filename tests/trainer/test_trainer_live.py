@@ -19,9 +19,9 @@ from rlrun.protocol.files.batch import write_batch
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.launch import torchrun_command
+from tests.support.programs import finish
+from tests.support.waiting import UNREACHED_SECONDS
 from tests.trainer.conftest import KEY, Orchestrator, make_batch
-
-DEADLINE_SECONDS = 240.0
 
 
 def launch(run: Any, *, ranks: int, **options: Any) -> subprocess.Popen[str]:
@@ -41,7 +41,7 @@ def test_a_model_without_weights_ends_torchrun_with_one_clear_line(
     (folder / "config.json").write_text("{}")
     run = make_run("run")
     process = launch(run, ranks=1, model=folder)
-    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    output, _ = finish(process)
     assert process.returncode == exit_codes.DATA, output
     assert "has no weights" in output.strip().splitlines()[-1]
     assert "Traceback" not in output
@@ -52,10 +52,10 @@ def test_a_model_without_weights_ends_torchrun_with_one_clear_line(
 
 def test_sigterm_ends_torchrun_and_its_ranks_at_once(make_run: Callable[[str], Any]) -> None:
     run = make_run("run")
-    process = launch(run, ranks=2, checkpoint={"grace_period_seconds": 600})
+    process = launch(run, ranks=2, checkpoint={"grace_period_seconds": UNREACHED_SECONDS})
     Orchestrator(run, 1).wait_for("published", 0)  # now both ranks wait for a batch, one of them inside a collective
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=DEADLINE_SECONDS)  # long before the grace period is over
+    output, _ = finish(process)  # long before the grace period is over
     assert process.returncode == 128 + signal.SIGTERM, output
     assert "Traceback" not in output
 

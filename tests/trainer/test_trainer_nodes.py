@@ -13,7 +13,8 @@ from typing import Any
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.paths import RunPaths
-from tests.trainer.conftest import DEADLINE_SECONDS, KEY
+from tests.support.programs import finish
+from tests.trainer.conftest import KEY
 
 STEPS = 2
 FILE = """
@@ -50,7 +51,7 @@ def test_two_groups_of_plain_torchrun_are_one_trainer(
 
     machines = [machine(0), machine(1)]
     try:
-        said = [each.communicate(timeout=DEADLINE_SECONDS)[0] for each in machines]
+        said = [finish(each)[0] for each in machines]
     finally:
         for each in machines:
             each.kill()

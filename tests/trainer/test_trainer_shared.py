@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,8 @@ from rlrun.protocol.files.shared import Join, SharedState
 from rlrun.protocol.messages import channel as protocol
 from rlrun.protocol.messages.api_key import guest_key, key_digest
 from rlrun.runtime import exit_codes
-from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator, Run, Zygote, make_batch
+from tests.support.programs import wait_for
+from tests.trainer.conftest import Orchestrator, Run, Zygote, make_batch
 
 STEPS = 4
 EXACT = ("loss", "grad_norm", "entropy", "param_checksum", "skipped_steps")
@@ -67,14 +67,17 @@ class Guest:
 
     def state(self, *wanted: str) -> SharedState:
         """What the trainer answered, once it is one of these."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline:
+
+        def answer() -> SharedState | None:
             found = shared.read_state(self.host, self.name, self.attempt)
             if found is not None and found.state in wanted:
                 return found
             assert found is None or found.state in ("Waiting", "Joined"), found
-            time.sleep(0.02)
-        raise AssertionError(f"{self.name} is {found}, not {wanted}")
+            return None
+
+        found = wait_for(answer, f"{self.name} is {' or '.join(wanted)}")
+        assert found is not None
+        return found
 
     def join(self) -> Orchestrator:
         self.ask()
@@ -305,7 +308,7 @@ def test_sigterm_saves_the_last_step_of_every_run(make_run: Callable[[str], Run]
     group.kill(signal.SIGTERM)
     assert group.wait() == [128 + signal.SIGTERM], group.text()
     for part in parts:
-        part.join(DEADLINE_SECONDS)
+        part.join()
     assert [c.step for c in complete_checkpoints(run.paths)] == [1]
     assert [c.step for c in complete_checkpoints(other.paths)] == [2, 3]
     assert "guest: stopped by SIGTERM after step 3\n" in group.text()

@@ -17,6 +17,8 @@ from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.ranks.launch import torchrun_command
+from tests.support.programs import finish
+from tests.support.waiting import UNREACHED_SECONDS
 from tests.trainer.conftest import KEY, Orchestrator, Run, Zygote
 
 STOPPED = 128 + signal.SIGTERM
@@ -79,7 +81,7 @@ def test_every_phase(
 
 def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Callable[[str], Any]) -> None:
     run = make_run("run")
-    file = run.write_config(ranks=2, checkpoint={"grace_period_seconds": 600})
+    file = run.write_config(ranks=2, checkpoint={"grace_period_seconds": UNREACHED_SECONDS})
     config = RunConfig.model_validate_json(file.read_text()).trainer
     command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
     environment = {**os.environ, "RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": KEY}
@@ -91,7 +93,7 @@ def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Cal
             orchestrator.step(step)
         process.send_signal(signal.SIGTERM)  # to torchrun alone, as a pod or a launcher does
         orchestrator.complete_checkpoint(3)
-        output, _ = process.communicate(timeout=120)
+        output, _ = finish(process)
     finally:
         process.kill()
     assert process.returncode == STOPPED, output
@@ -101,7 +103,7 @@ def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Cal
 
 def test_an_orchestrator_that_is_gone_is_not_waited_for(make_run: Callable[[str], Any]) -> None:
     run = make_run("run")
-    group = run.start(ranks=1, checkpoint={"grace_period_seconds": 600})
+    group = run.start(ranks=1, checkpoint={"grace_period_seconds": UNREACHED_SECONDS})
     orchestrator = Orchestrator(run, 1)
     orchestrator.wait_for("published", 0)
     orchestrator.step(1)

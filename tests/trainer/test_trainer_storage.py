@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,22 @@ from rlrun.protocol.files.batch import write_batch
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
 from rlrun.protocol.messages import channel as protocol
 from tests.small_volume import small_volume
-from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator, Run, make_batch
+from tests.support.programs import wait_for
+from tests.support.waiting import UNREACHED_SECONDS
+from tests.trainer.conftest import Orchestrator, Run, make_batch
 
 
 def state(orchestrator: Orchestrator, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """What the trainer says of itself, once it is what is wanted."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not wanted(found := orchestrator.call("GET", protocol.STATE)):
-        assert time.monotonic() < deadline, f"{found}\n{orchestrator.run.groups[-1].text()}"
-        time.sleep(0.02)
-    return dict(found)
+    found: dict[str, Any] = {}
+
+    def is_wanted() -> bool:
+        found.clear()
+        found.update(orchestrator.call("GET", protocol.STATE))
+        return wanted(found)
+
+    wait_for(is_wanted, state=lambda: f"{found}\n{orchestrator.run.groups[-1].text()}")
+    return found
 
 
 def words(found: dict[str, Any]) -> str:
@@ -33,7 +38,7 @@ def test_told_to_stop_on_a_full_volume_the_trainer_ends_soon_and_says_that_a_ste
     with small_volume(tmp_path / "volume", "32m") as volume:
         run = make_run("unused")
         run.paths, run.logs = type(run.paths)(volume.root / "run"), tmp_path
-        group = run.start(ranks=2, checkpoint={"grace_period_seconds": 600})
+        group = run.start(ranks=2, checkpoint={"grace_period_seconds": UNREACHED_SECONDS})
         orchestrator = Orchestrator(run, 1)
         orchestrator.wait_for("published", 0)
         for step in (1, 2):
