@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -23,17 +22,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlrun.local.preflight import free_port
+from tests.support.programs import wait_for, wait_for_exit
 
 API_KEY = "engine-test-key"
-START_SECONDS = 240.0
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-=*()<>?!., \n"
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.05)
 
 
 def group_members(group: int) -> list[str]:
@@ -101,10 +93,10 @@ class Server:
         assert self.process.poll() is None, f"the server exited: {self.log.read_text()[-3000:]}"
         return self.get("/health")[0] == 200
 
-    def stop(self, signum: int, seconds: float = 120.0) -> int:
+    def stop(self, signum: int) -> int:
         """Signal the server alone, as a supervisor would; its exit code."""
         self.process.send_signal(signum)
-        return self.process.wait(seconds)
+        return wait_for_exit(self.process, state=self.log.read_text)
 
     def publish(self, model: LlamaForCausalLM, name: str, complete: bool = True) -> Path:
         """A weight folder as the trainer writes it."""
@@ -171,7 +163,7 @@ def launch(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     for server in servers:
         if server.process.poll() is None:
             server.process.kill()
-            server.process.wait(10)
+            wait_for_exit(server.process)
 
 
 @pytest.fixture(scope="session")
@@ -179,8 +171,8 @@ def server(launch: Callable[..., Server]) -> Iterator[Server]:
     """The shared server, which takes versions from files and from the trainer's memory, as what differs too, and sleeps; its end is a test
     of its own: SIGTERM, exit code 0, nobody left."""
     running = launch(receives=True, deltas=True, colocated=True)
-    wait_for(running.serving, START_SECONDS, "the server answers")
+    wait_for(running.serving, "the server answers")
     yield running
     group = running.process.pid
     assert running.stop(signal.SIGTERM) == 0
-    wait_for(lambda: not group_members(group), 60, "all processes of the server are gone")
+    wait_for(lambda: not group_members(group), "all processes of the server are gone")

@@ -12,6 +12,7 @@ import pytest
 
 from rlrun.inference.client.engine_client import EngineClient
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from tests.support.waiting import PATIENCE_SECONDS
 
 from .conftest import API_KEY, Server, random_model, sampled_logprobs
 
@@ -25,7 +26,7 @@ def ask(server: Server, key: str | None, **changes: Any) -> tuple[int, Any]:
     headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
     request = urllib.request.Request(f"{server.url}/v1/chat/completions", json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, error.read()

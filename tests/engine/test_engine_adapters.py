@@ -16,8 +16,10 @@ from safetensors.torch import save_file
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError
 from rlrun.trainer.modeling import lora
+from tests.support.programs import wait_for, wait_for_async
+from tests.support.waiting import UNREACHED_SECONDS
 
-from .conftest import API_KEY, START_SECONDS, Server, group_members, random_model, sampled_logprobs, wait_for
+from .conftest import API_KEY, Server, group_members, random_model, sampled_logprobs
 
 CONFIG = LoRAConfig(rank=6, alpha=12)
 PROMPT = [1, 9, 17, 25, 33, 41]
@@ -30,17 +32,19 @@ LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
 def adapter_server(launch: Callable[..., Server]) -> Iterator[Server]:
     """Its end is a test of its own: SIGKILL while it serves, and nobody is left."""
     running = launch(max_lora_rank=CONFIG.rank, colocated=True)
-    wait_for(running.serving, START_SECONDS, "the server answers")
+    wait_for(running.serving, "the server answers")
     yield running
     group = running.process.pid
     assert any("VLLM" in name for name in group_members(group))
     assert running.stop(signal.SIGKILL) == -signal.SIGKILL
-    wait_for(lambda: not group_members(group), 60, "all processes of the server are gone")
+    wait_for(lambda: not group_members(group), "all processes of the server are gone")
 
 
 @pytest.fixture
 async def client(adapter_server: Server) -> AsyncIterator[EngineClient]:
-    async with EngineClient(adapter_server.url, API_KEY, generate_timeout=60, update_timeout=60) as connected:
+    async with EngineClient(
+        adapter_server.url, API_KEY, generate_timeout=UNREACHED_SECONDS, update_timeout=UNREACHED_SECONDS
+    ) as connected:
         yield connected
 
 
@@ -108,9 +112,12 @@ async def test_the_bare_model_is_no_version(adapter_server: Server, client: Engi
 async def test_a_request_keeps_its_adapter_while_newer_ones_come(adapter_server: Server, client: EngineClient) -> None:
     first, old = await hand_over(adapter_server, client, seed=3)
     generation = asyncio.create_task(sample(client, PROMPT, first, n=2, max_tokens=IN_FLIGHT_TOKENS))
-    while not (await client.metrics()).running:
+
+    async def runs() -> bool:
         assert not generation.done()
-        await asyncio.sleep(0.02)
+        return (await client.metrics()).running > 0
+
+    await wait_for_async(runs)
     for seed in (4, 5, 6):
         version, new = await hand_over(adapter_server, client, seed)
         (completion,) = await sample(client, PROMPT, version)

@@ -19,6 +19,7 @@ from rlrun.trainer.weights.differences import Part, compare
 from rlrun.trainer.weights.transfer import Outbox
 from tests.engine.conftest import API_KEY, Server, random_model
 from tests.engine.test_engine_receive import BUCKET_BYTES, assert_serves, generate_long, hold, published
+from tests.support.waiting import UNREACHED_SECONDS
 
 
 @pytest.fixture
@@ -39,7 +40,9 @@ def trainer(outbox: Outbox) -> Iterator[str]:
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[EngineClient]:
-    async with EngineClient(server.url, API_KEY, generate_timeout=60, update_timeout=60) as opened:
+    async with EngineClient(
+        server.url, API_KEY, generate_timeout=UNREACHED_SECONDS, update_timeout=UNREACHED_SECONDS
+    ) as opened:
         yield opened
 
 

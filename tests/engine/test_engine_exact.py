@@ -24,6 +24,7 @@ from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
+from tests.support.waiting import UNREACHED_SECONDS
 
 from .conftest import API_KEY, Server, random_model
 
@@ -92,7 +93,9 @@ async def play(server: Server, model_folder: Path) -> AsyncIterator[Playing]:
     version, model = next(server.versions), random_model(12)
     tokenizer = load_tokenizer(model_folder)
     tokenizer.chat_template = TEMPLATE
-    async with EngineClient(server.url, API_KEY, generate_timeout=60, update_timeout=60) as client:
+    async with EngineClient(
+        server.url, API_KEY, generate_timeout=UNREACHED_SECONDS, update_timeout=UNREACHED_SECONDS
+    ) as client:
         await client.update_weights(str(server.publish(model, f"v{version}")), version)
         model.set_attn_implementation(packed_attention.NAME)
         yield Playing(client, server.url, version, model, ChatTokens(tokenizer))

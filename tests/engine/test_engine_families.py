@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.programs import run_program
 from tests.trainer.in_vllm import LIMIT
 
 
 def test_values_that_a_model_writes_itself_arrive_and_those_that_it_leaves_out_end_the_update() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.losing_model"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run_program([sys.executable, "-m", "tests.engine.losing_model"], cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
     whole, lossy = json.loads(done.stdout.splitlines()[-1])
     assert set(whole["values"]) == {"loaded.weight", "written.weight", "forgotten.weight"}
@@ -28,13 +21,8 @@ def test_values_that_a_model_writes_itself_arrive_and_those_that_it_leaves_out_e
 
 
 def test_a_second_version_of_gpt_oss_is_served_whole(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.in_vllm", str(tmp_path), "gpt_oss"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
+    done = run_program(
+        [sys.executable, "-m", "tests.trainer.in_vllm", str(tmp_path), "gpt_oss"], cwd=Path(__file__).parents[2]
     )
     logs = "".join(file.read_text()[-3000:] for file in tmp_path.glob("*.log"))
     found = json.loads((tmp_path / "gpt_oss.found").read_text())

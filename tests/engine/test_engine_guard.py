@@ -10,6 +10,7 @@ import urllib.parse
 import pytest
 
 from rlrun.inference.guard import KEYED, PUBLIC
+from tests.support.waiting import PATIENCE_SECONDS
 
 from .conftest import API_KEY, Server
 
@@ -70,7 +71,7 @@ TRICKS = [
 
 def ask(server: Server, method: str, path: str, key: str | None = None) -> int:
     """The status of one request whose path is sent as it is."""
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(server.url).netloc, timeout=60)
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(server.url).netloc, timeout=PATIENCE_SECONDS)
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
     try:
         connection.request(method, path, body=b"{}" if method == "POST" else None, headers=headers)
@@ -130,7 +131,7 @@ def test_path_tricks_do_not_get_around_the_guard(server: Server) -> None:
 def test_websockets_are_refused(server: Server) -> None:
     address = urllib.parse.urlsplit(server.url)
     for path in ("/v1/realtime", "/health", "/rlrun/status"):
-        with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_SECONDS) as connection:
             connection.sendall(
                 f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
                 f"Authorization: Bearer {API_KEY}\r\nSec-WebSocket-Version: 13\r\n"

@@ -15,6 +15,7 @@ from rlrun.protocol.messages.buckets import TensorInfo, plan_buckets
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.weights.transfer import Outbox
 from tests.engine.conftest import API_KEY, Server, random_model, sampled_logprobs
+from tests.support.waiting import UNREACHED_SECONDS
 
 BUCKET_BYTES = 10_000
 PROMPT = [5, 9, 12, 40, 7]
@@ -40,7 +41,9 @@ def trainer(outbox: Outbox) -> Iterator[str]:
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[EngineClient]:
-    async with EngineClient(server.url, API_KEY, generate_timeout=60, update_timeout=60) as opened:
+    async with EngineClient(
+        server.url, API_KEY, generate_timeout=UNREACHED_SECONDS, update_timeout=UNREACHED_SECONDS
+    ) as opened:
         yield opened
 
 

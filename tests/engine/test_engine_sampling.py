@@ -13,6 +13,7 @@ import torch
 from rlrun.config.models.rollout import CompleteSampling
 from rlrun.inference.client.engine_client import Completion, EngineClient
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from tests.support.waiting import UNREACHED_SECONDS
 
 from .conftest import API_KEY, Server, random_model
 
@@ -54,7 +55,9 @@ class Asking:
 @pytest_asyncio.fixture
 async def ask(server: Server) -> AsyncIterator[Asking]:
     version, model = next(server.versions), random_model(9)
-    async with EngineClient(server.url, API_KEY, generate_timeout=60, update_timeout=60) as client:
+    async with EngineClient(
+        server.url, API_KEY, generate_timeout=UNREACHED_SECONDS, update_timeout=UNREACHED_SECONDS
+    ) as client:
         await client.update_weights(str(server.publish(model, f"v{version}")), version)
         yield Asking(client, version, model)
 

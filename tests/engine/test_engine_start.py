@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from rlrun.inference.client.engine_client import EngineClient, EngineError
+from tests.support.programs import wait_for, wait_for_exit
 
-from .conftest import API_KEY, START_SECONDS, Server, group_members, random_model, wait_for
+from .conftest import API_KEY, Server, group_members, random_model
 
 
 def test_port_in_use_is_refused_before_vllm_is_loaded(launch: Callable[..., Server]) -> None:
@@ -22,7 +23,7 @@ def test_port_in_use_is_refused_before_vllm_is_loaded(launch: Callable[..., Serv
         taken.listen()
         port = taken.getsockname()[1]
         server = launch(port=port)
-        assert server.process.wait(20) == 69
+        assert wait_for_exit(server.process) == 69
     assert server.log.read_text().splitlines() == [
         f"inference: cannot listen on 127.0.0.1:{port}: Address already in use; "
         "stop what listens there or choose another port"
@@ -35,13 +36,13 @@ def test_model_without_weights_is_refused_before_vllm_is_loaded(
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((model_folder / name).read_bytes())
     server = launch(model_path=str(tmp_path))
-    assert server.process.wait(20) == 65
+    assert wait_for_exit(server.process) == 65
     assert server.log.read_text() == f"model: {tmp_path} holds no *.safetensors file\n"
 
 
 def test_setting_that_the_model_cannot_do_is_a_configuration_error(launch: Callable[..., Server]) -> None:
     server = launch(max_model_len=100_000)
-    assert server.process.wait(START_SECONDS) == 78
+    assert wait_for_exit(server.process) == 78
     last = server.log.read_text()
     assert "Traceback" not in last
     assert "max_model_len" in last
@@ -50,16 +51,16 @@ def test_setting_that_the_model_cannot_do_is_a_configuration_error(launch: Calla
 def test_sigterm_during_the_start_leaves_nobody(launch: Callable[..., Server]) -> None:
     server = launch()
     group = server.process.pid
-    wait_for(lambda: any("VLLM" in name for name in group_members(group)), START_SECONDS, "the engine's process exists")
+    wait_for(lambda: any("VLLM" in name for name in group_members(group)), "the engine's process exists")
     assert server.stop(signal.SIGTERM) == 143
-    wait_for(lambda: not group_members(group), 60, "all processes of the server are gone")
+    wait_for(lambda: not group_members(group), "all processes of the server are gone")
 
 
 async def test_a_server_whose_reload_broke_half_way_says_so_and_stops(launch: Callable[..., Server]) -> None:
     """vLLM can neither compute nor load again after that: only a fresh server helps."""
     server = launch()
     group = server.process.pid
-    wait_for(server.serving, START_SECONDS, "the server answers")
+    wait_for(server.serving, "the server answers")
     good, broken = server.publish(random_model(1), "good"), server.publish(random_model(2), "broken")
     make_uncopyable(broken / "model.safetensors", "model.norm.weight")
     async with EngineClient(server.url, API_KEY) as client:
@@ -70,8 +71,8 @@ async def test_a_server_whose_reload_broke_half_way_says_so_and_stops(launch: Ca
         readiness = await client.ready()
         assert (readiness.ready, readiness.weight_version) == (False, None)
         assert "weights are unknown" in str(readiness.reason)
-    assert server.process.wait(120) == 1
-    wait_for(lambda: not group_members(group), 60, "all processes of the server are gone")
+    assert wait_for_exit(server.process) == 1
+    wait_for(lambda: not group_members(group), "all processes of the server are gone")
 
 
 def make_uncopyable(file: Path, name: str) -> None:

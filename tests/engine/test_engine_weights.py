@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError
+from tests.support.programs import wait_for_async
+from tests.support.waiting import UNREACHED_SECONDS
 
 from .conftest import API_KEY, Server, random_model, sampled_logprobs
 
-DEADLINE_SECONDS = 60.0
 PROMPT = [1, 9, 17, 25, 33, 41]
 LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
 """Three times the cache's block of 128 tokens."""
@@ -24,7 +24,9 @@ LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[EngineClient]:
-    async with EngineClient(server.url, API_KEY, generate_timeout=60, update_timeout=60) as connected:
+    async with EngineClient(
+        server.url, API_KEY, generate_timeout=UNREACHED_SECONDS, update_timeout=UNREACHED_SECONDS
+    ) as connected:
         yield connected
 
 
@@ -41,10 +43,10 @@ async def sample(client: EngineClient, prompt: list[int], salt: str | None, **op
 
 
 async def until_running(client: EngineClient, wanted: bool) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while ((await client.metrics()).running > 0) is not wanted:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+    async def is_wanted() -> bool:
+        return ((await client.metrics()).running > 0) is wanted
+
+    await wait_for_async(is_wanted)
 
 
 def generated(server: Server) -> int:
@@ -268,12 +270,16 @@ async def test_an_update_outlives_the_client_that_asked_for_it(server: Server, c
     version = next(server.versions)
     folder = server.publish(random_model(20), "orphan")
     update = asyncio.create_task(client.update_weights(str(folder), version))
-    deadline = time.monotonic() + DEADLINE_SECONDS
     async with EngineClient(server.url, API_KEY) as other:
-        while not (status := await other.status())["updating"] and status["weight_version"] != version:
-            assert time.monotonic() < deadline
+
+        async def has_begun() -> bool:
+            status = await other.status()
+            return bool(status["updating"]) or status["weight_version"] == version
+
+        async def has_ended() -> bool:
+            return (await other.ready()).weight_version == version
+
+        await wait_for_async(has_begun, poll_seconds=0.0)
         update.cancel()
-        while (await other.ready()).weight_version != version:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        await wait_for_async(has_ended)
         assert len(await sample(other, PROMPT, str(version))) == 1
