@@ -18,6 +18,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from tests.processes.stub.harness.stub_run import StubRun
 from tests.support.stub.script import FAULTS_FOLDER, REQUESTS_FILE
+from tests.support.waiting import PATIENCE_SECONDS
 
 GROUP_SIZE, GROUPS_PER_STEP = 4, 4
 SYNCHRONOUS = {"max_async_level": 0, "max_off_policy_steps": 0}
@@ -82,18 +83,18 @@ class KilledRun:
             process.kill()
             process.wait()
         # What the killed one sent before is in the engine's sockets, and in its record once it has answered something sent later.
-        urllib.request.urlopen(f"http://127.0.0.1:{self.run.engine_port}/health", timeout=60).close()
+        urllib.request.urlopen(f"http://127.0.0.1:{self.run.engine_port}/health", timeout=PATIENCE_SECONDS).close()
         attempt = read_attempt(self.run.paths.attempt_file(self.number))
         self.kills.append(Kill(attempt, journal(self.run.paths), len(self.requests())))
 
     def finish(self) -> None:
         """Wait until all is trained and saved."""
-        assert self.run.wait(self.orchestrator, 240) == exit_codes.OK, self.run.state()
-        assert self.run.wait(self.trainer, 240) == exit_codes.OK, self.run.state()
+        assert self.run.wait(self.orchestrator) == exit_codes.OK, self.run.state()
+        assert self.run.wait(self.trainer) == exit_codes.OK, self.run.state()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something, or for the end of the run."""
-        self.run.until(lambda: condition() or self.orchestrator.poll() is not None, what, 240)
+        self.run.until(lambda: condition() or self.orchestrator.poll() is not None, what)
 
     def requests(self) -> list[dict[str, Any]]:
         """What the engine was asked for, in order."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ import pytest
 import yaml
 
 from rlrun.orchestrator.progress.metrics_file import read_lines
+from tests.support.programs import finish, wait_for
 from tests.support.python_path import before
+from tests.support.waiting import StalledError
 
 ROOT = Path(__file__).resolve().parents[3]
-RUN_SECONDS = 600.0
 LEARNED_STEPS = 120
 """Steps of the shared run, as many as the example has: runs that have three of four letters right stay there for a while."""
 
@@ -68,15 +70,19 @@ class LocalRun:
         )
         return self.process
 
-    def wait(self, seconds: float = RUN_SECONDS) -> int:
+    def wait(self) -> int:
         """Wait for its end; the exit code."""
         assert self.process is not None
         try:
-            self.output, _ = self.process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            self.stop()
-            pytest.fail(f"the run did not end within {seconds} s:\n{self.output}\n{self.tails()}")
+            self.output, _ = finish(self.process, progress=self._progress)
+        except StalledError as error:
+            pytest.fail(f"{error}\n{self.tails()}")
         return self.process.returncode
+
+    def _progress(self) -> object:
+        """Bytes of the logs and of the metrics."""
+        files = [*self.folder.glob("logs/*/*/*.log"), self.folder / "metrics.jsonl"]
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def run(self, *options: str) -> None:
         """Run to the end and demand success."""
@@ -88,11 +94,8 @@ class LocalRun:
         """End it if it still runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
-                self.output, _ = self.process.communicate(timeout=60)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.output, _ = self.process.communicate()
+            with suppress(StalledError):  # its processes are killed then
+                self.output, _ = finish(self.process)
 
     def tails(self) -> str:
         """The last lines of every log."""
@@ -124,18 +127,32 @@ class LocalRun:
             for line in path.read_text().splitlines()
         ]
 
-    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 500.0) -> None:
-        """Wait while the run goes on."""
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait while the run continues."""
         assert self.process is not None
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if self.process.poll() is not None:
+        process = self.process
+
+        def is_true() -> bool:
+            if condition():
+                return True
+            if process.poll() is not None:
                 self.wait()
                 pytest.fail(f"the run ended before: {what}\n{self.output}\n{self.tails()}")
-            if time.monotonic() > deadline:
-                self.stop()
-                pytest.fail(f"not within {seconds} s: {what}\n{self.output}\n{self.tails()}")
-            time.sleep(0.02)
+            return False
+
+        try:
+            wait_for(is_true, what, progress=self._progress, state=self.tails)
+        except StalledError:
+            self.stop()
+            raise
+
+
+def listens(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
+    """True if somebody accepts connections there; fails if the process has ended."""
+    assert process.poll() is None, log.read_text()
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 def mean(values: list[float]) -> float:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
 
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.inspect.past.configurations import Change, attempts_kept, edits
@@ -20,11 +16,10 @@ from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
-from tests.e2e.local.local_run import ROOT
+from tests.e2e.local.local_run import ROOT, listens
+from tests.support.programs import wait_for, wait_for_exit
 from tests.support.python_path import before
 
-pytestmark = pytest.mark.timeout(600)
-SECONDS = 240.0
 MODEL = 'seq_len = 64\n[model]\npath = "model"\ndtype = "float32"\n'
 FILES = {
     "inference.toml": f"{MODEL}",
@@ -64,8 +59,8 @@ class Terminals:
         finally:
             process.terminate()
             try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
+                wait_for_exit(process)
+            finally:
                 process.kill()
                 process.wait()
 
@@ -76,7 +71,7 @@ class Terminals:
         """`rl` of the three files to its end."""
         files = [word for name in FILES for word in (f"--{name.removesuffix('.toml')}", "@", name)]
         with self.running("rl", *files, *words, attempt=attempt, module="rl") as process:
-            assert process.wait(SECONDS) == 0, self.log("rl", attempt).read_text()
+            assert wait_for_exit(process) == 0, self.log("rl", attempt).read_text()
 
 
 def steps(folder: RunPaths) -> list[int]:
@@ -93,12 +88,7 @@ def test_an_engine_outlives_rl_and_then_serves_roles_by_hand(tmp_path: Path) -> 
     here, run, port = Terminals(tmp_path), RunPaths(tmp_path / "runs" / "rl"), free_port()
     url, channel = f"http://127.0.0.1:{port}", free_port()
     with here.running("inference", "@", "inference.toml", "--port", str(port)) as engine:
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            assert engine.poll() is None, here.log("inference").read_text()
-            time.sleep(0.1)
+        wait_for(lambda: listens(engine, port, here.log("inference")), "the engine listens")
         uid = json.loads(run.identity.read_text())["uid"]
 
         here.rl(1, "--engine-url", url, "--max-steps", "2", "--plain")
@@ -112,8 +102,8 @@ def test_an_engine_outlives_rl_and_then_serves_roles_by_hand(tmp_path: Path) -> 
         words = ["@", "orchestrator.toml", "--max-steps", "5", "--trainer-url", f"http://127.0.0.1:{channel}"]
         words += ["--inference-urls", json.dumps([url]), "--metrics-port", str(free_port())]
         with trainer as training, here.running("orchestrator", *words, attempt=3) as deciding:
-            assert deciding.wait(SECONDS) == 0, here.log("orchestrator", 3).read_text()
-            assert training.wait(60) == 0, here.log("trainer", 3).read_text()
+            assert wait_for_exit(deciding) == 0, here.log("orchestrator", 3).read_text()
+            assert wait_for_exit(training) == 0, here.log("trainer", 3).read_text()
         assert steps(run) == [1, 2, 3, 4, 5]
         assert engine.poll() is None, here.log("inference").read_text()
     attempts = [read_attempt(run.attempt_file(number)) for number in (1, 2, 3)]

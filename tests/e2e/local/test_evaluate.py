@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,15 +26,15 @@ from rlrun.local import plan
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.paths import RunPaths
+from tests.e2e.local.local_run import listens
+from tests.support.programs import wait_for, wait_for_exit
 from tests.support.stub.model import make_model
 from tests.support.stub.policy import Policy, small_files, write_adapter, write_model
 from tests.support.stub.script import PolicyScript
 
-pytestmark = pytest.mark.timeout(600)
 ACCURACIES = {10: 0.6, 20: 1.0}
 BASE = 0.05
 TASKS, SAMPLES = 3, 2
-START_SECONDS = 240.0
 
 
 @dataclass
@@ -122,13 +120,7 @@ def engine_of(run: Folder) -> Iterator[str]:
     config["inference"]["port"] = port
     run.paths.run_json.write_text(json.dumps(config))
     with running("tests.support.stub.inference", config=run.paths.run_json) as [(process, log)]:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_for(lambda: listens(process, port, log), "the engine listens", state=log.read_text)
         yield f"http://127.0.0.1:{port}"
 
 
@@ -200,7 +192,7 @@ def test_what_is_synthesized_is_learned_by_sft(
     monkeypatch.setenv("RLRUN_API_KEY", "a-key-of-this-run")
     with running("tests.support.stub.trainer", "rlrun.orchestrator", config=paths.run_json) as started:
         for process, log in started:
-            assert process.wait(START_SECONDS) == 0, log.read_text()
+            assert wait_for_exit(process) == 0, log.read_text()
     [line] = [json.loads(text) for text in paths.metrics.read_text().splitlines()]
     assert (line["step"], line["batch/samples"], line["data/epoch"]) == (1, 8, 1)
     learned = "".join(row["messages"][-1]["content"] for row in data_rows(data))

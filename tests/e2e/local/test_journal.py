@@ -6,12 +6,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.local.killed_run import GROUPS_PER_STEP, SYNCHRONOUS, KilledRun, changes
 from tests.processes.stub.harness.stub_run import stub_run
 
-pytestmark = pytest.mark.timeout(900)
 STEPS = 8
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.e2e.local.local_run import LEARNED_STEPS, LocalRun, mean, quickstart
 
 START_AT_MOST = 0.6
 GAIN = 0.2
 FLIPPED_STEPS = 16
 """Measured: the reward falls from 0.70 to 0.05 within 13 steps, and stays at 0."""
-
-pytestmark = pytest.mark.timeout(900)
 
 
 def test_the_quickstart_learns_and_stays_there(learned: LocalRun) -> None:

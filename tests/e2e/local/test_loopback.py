@@ -5,16 +5,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 
-import pytest
-
 from rlrun.pod.role.process import descendants
 from tests.e2e.local.local_run import LocalRun, quickstart
 from tests.listening import listening
 from tests.support.command_line import command_line
 
 STEPS = 3
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_nothing_of_a_run_listens_beyond_loopback(new_run: Callable[..., LocalRun]) -> None:

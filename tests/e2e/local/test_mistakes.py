@@ -15,7 +15,6 @@ import pytest
 from rlrun.runtime import exit_codes
 from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
 
-pytestmark = pytest.mark.timeout(600)
 REPLAYED_STEPS = 20
 """The volume is filled after the second."""
 
@@ -23,7 +22,7 @@ REPLAYED_STEPS = 20
 def refused(run: LocalRun, *options: str) -> tuple[int, str]:
     """Start a run that must not start; its exit code and what it said."""
     run.start(*options)
-    code = run.wait(90)
+    code = run.wait()
     assert "Traceback" not in run.output
     assert processes_of(run.folder) == []
     return code, run.output
@@ -114,7 +113,7 @@ def test_a_full_disk_is_waited_for_and_told_and_the_run_goes_on_by_itself(
     run.wait_until(lambda: "cannot publish the weights of step" in run.tails(), "the trainer tells that it waits")
     assert "the volume is full: " in run.tails()
     (small_volume / "ballast").unlink()
-    assert run.wait(300) == exit_codes.OK, run.output + run.tails()
+    assert run.wait() == exit_codes.OK, run.output + run.tails()
     assert [line["step"] for line in run.steps()] == list(range(1, REPLAYED_STEPS + 1))
     assert "Traceback" not in run.output
     assert processes_of(run.folder) == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages.start_times import MEASURED, PREFIX
 from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
 from tests.support.command_line import command_line
-
-pytestmark = pytest.mark.timeout(1200)
+from tests.support.programs import wait_for
 
 STEPS = 12
 INTERVAL = 3
@@ -74,10 +72,7 @@ def kill_the_launcher(run: LocalRun) -> None:
 
 
 def nothing_is_left(run: LocalRun) -> None:
-    deadline = time.monotonic() + 60
-    while left := processes_of(run.folder):
-        assert time.monotonic() < deadline, f"still running: {left}"
-        time.sleep(0.1)
+    wait_for(lambda: not processes_of(run.folder), "no process is left", state=lambda: processes_of(run.folder))
 
 
 def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun], learned: LocalRun) -> None:
@@ -93,7 +88,7 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun],
         )
         assert not find(run, "rlrun.inference"), "nothing is sampled"
         fault(run)
-        assert run.wait(120) != 0
+        assert run.wait() != 0
         if fault is not kill_the_launcher:
             assert f"--output-dir {run.folder} --resume" in run.output
             assert processes_of(run.folder) == []
@@ -126,6 +121,6 @@ def test_nothing_is_left_when_it_ends_early(
     run.start()
     run.wait_until(lambda: len(find(run, "rlrun.trainer")) >= 3 and bool(find(run, "rlrun.inference")), "all roles run")
     fault(run)
-    assert run.wait(120) == code, run.output
+    assert run.wait() == code, run.output
     assert f"--output-dir {run.folder} --resume\n" in run.output
     nothing_is_left(run)

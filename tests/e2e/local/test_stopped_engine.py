@@ -11,12 +11,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.local.two_engines import TwoEngines, two_engines
 from tests.processes.stub.harness.stub_run import API_KEY
 
-pytestmark = pytest.mark.timeout(600)
 ENDLESS = 2000
 
 
@@ -39,13 +36,11 @@ def test_a_run_goes_on_while_one_of_two_engines_is_stopped_and_takes_it_back(tmp
         run.begin()
         run.until(4)
         run.second.send_signal(signal.SIGSTOP)
-        run.run.until(
-            lambda: run.run.metrics()[-1]["engines/in_rotation"] == 1, "the engine is out of rotation", seconds=240
-        )
+        run.run.until(lambda: run.run.metrics()[-1]["engines/in_rotation"] == 1, "the engine is out of rotation")
         seen = run.steps
         run.until(seen + 4)
         run.second.send_signal(signal.SIGCONT)
-        run.run.until(lambda: serves_again(run, seen + 4), "it has got the weights that it missed", seconds=240)
+        run.run.until(lambda: serves_again(run, seen + 4), "it has got the weights that it missed")
         run.until(run.steps + 4)
         run.end()
         assert len(run.batches()) >= seen + 8

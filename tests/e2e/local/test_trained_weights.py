@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,11 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.local.local_run import LEARNED_STEPS, ROOT, LocalRun
+from tests.support.programs import run_program
 
 PROMPTS = 64
 NEW_TOKENS = 8
-
-pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +86,7 @@ def test_a_fresh_vllm_gives_the_same_greedy_answers(
     prompts: list[list[int]], greedy: list[list[int]], final_weights: Path
 ) -> None:
     eos = AutoTokenizer.from_pretrained(final_weights).eos_token_id
-    asked = subprocess.run(
+    asked = run_program(
         [sys.executable, "-c", ASK, str(final_weights), str(NEW_TOKENS), str(eos)],
         input=json.dumps(prompts),
         env={
@@ -99,10 +97,6 @@ def test_a_fresh_vllm_gives_the_same_greedy_answers(
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process imports it, not two
             "TORCH_COMPILE_DISABLE": "1",
         },
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
     )
     assert asked.returncode == 0, asked.stderr[-4000:]
     [line] = [line for line in asked.stdout.splitlines() if line.startswith("ANSWERS")]

@@ -20,9 +20,9 @@ from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from tests.cluster.cache import cache_root, locked
+from tests.support.programs import run_program
 from tests.support.python_path import before
-
-pytestmark = pytest.mark.timeout(900)
+from tests.support.waiting import UNREACHED_SECONDS
 
 ROOT = Path(__file__).parents[3]
 LOCK = ROOT / "requirements/verifiers-0.1.txt"
@@ -71,7 +71,7 @@ class Model:
 @asynccontextmanager
 async def running(python: Path, args: dict[str, Any]) -> AsyncIterator[IsolatedEnvironment]:
     command = Command("verifiers:word-chain", args, str(python))
-    environment = IsolatedEnvironment("old", command, Limits(start_seconds=200), [Log(None)])
+    environment = IsolatedEnvironment("old", command, Limits(start_seconds=UNREACHED_SECONDS), [Log(None)])
     await environment.start()
     try:
         yield environment
@@ -88,7 +88,10 @@ async def test_an_environment_of_verifiers_0_1_plays_in_its_own_packages(
         assert (len(tasks), len(environment.tasks("eval"))) == (20, 2)
         models = [Model() for _ in tasks]
         plays = await asyncio.gather(
-            *(environment.play(t, m, timeout_seconds=60, reward_seconds=60) for t, m in zip(tasks, models, strict=True))
+            *(
+                environment.play(t, m, timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS)
+                for t, m in zip(tasks, models, strict=True)
+            )
         )
         rewards = {play.task_id: play.score.reward for play in plays}
         assert rewards == {f"train-{i}": 0.5 * (i % 2 == 0) for i in range(20)}
@@ -101,7 +104,10 @@ async def test_an_environment_of_verifiers_0_1_plays_in_its_own_packages(
 
         with pytest.raises(EpisodeError, match="engine gone") as caught:
             await environment.play(
-                tasks[0], Model(ConnectionError("engine gone")), timeout_seconds=60, reward_seconds=60
+                tasks[0],
+                Model(ConnectionError("engine gone")),
+                timeout_seconds=UNREACHED_SECONDS,
+                reward_seconds=UNREACHED_SECONDS,
             )
         assert caught.value.kind == "model"
         assert isinstance(caught.value.__cause__, ConnectionError)
@@ -134,7 +140,9 @@ async def test_an_environment_of_verifiers_0_1_gets_its_tools_called(
     monkeypatch.setenv("PYTHONPATH", before(Path(__file__).parent / "verifiers_legacy"))
     async with running(python, {"args": {"turns": 0}}) as environment:
         model = Caller()
-        play = await environment.play(environment.tasks("train")[0], model, timeout_seconds=60, reward_seconds=60)
+        play = await environment.play(
+            environment.tasks("train")[0], model, timeout_seconds=UNREACHED_SECONDS, reward_seconds=UNREACHED_SECONDS
+        )
         assert play.score.reward == 0.5
         assert play.score.metrics["spell_calls"] == 1
         assert [message["role"] for message in play.episode.messages] == ["user", "assistant", "tool", "assistant"]
@@ -183,7 +191,7 @@ def test_what_users_of_0_1_write_is_played_or_refused_at_load_by_its_name(python
     folder = Path(__file__).parent / "verifiers_legacy"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
     environment |= {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'workloads'}", "HF_DATASETS_OFFLINE": "1"}
-    ended = subprocess.run([python, folder / "foreign.py"], env=environment, capture_output=True, text=True, check=True)
+    ended = run_program([python, folder / "foreign.py"], env=environment, check=True)
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found.keys() == PLAYED.keys() | REFUSED.keys()
     for kind, expected in PLAYED.items():

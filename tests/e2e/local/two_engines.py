@@ -73,12 +73,12 @@ class TwoEngines:
 
     def until(self, steps: int) -> None:
         """Wait for a number of steps, or for the end."""
-        self.run.until(lambda: self.steps >= steps or self.orchestrator.poll() is not None, f"{steps} steps", 240)
+        self.run.until(lambda: self.steps >= steps or self.orchestrator.poll() is not None, f"{steps} steps")
 
     def finish(self) -> None:
         """Wait for the last step."""
-        assert self.run.wait(self.orchestrator, 240) == exit_codes.OK, self.run.state()
-        assert self.run.wait(self.trainer, 60) == exit_codes.OK, self.run.state()
+        assert self.run.wait(self.orchestrator) == exit_codes.OK, self.run.state()
+        assert self.run.wait(self.trainer) == exit_codes.OK, self.run.state()
 
     def end(self) -> None:
         """End the run from outside."""
