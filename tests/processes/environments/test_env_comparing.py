@@ -42,7 +42,7 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[IsolatedEnvi
         environment.close()
 
 
-async def compare(environment: IsolatedEnvironment, deed: str, seconds: float = 30) -> list[Score]:
+async def compare(environment: IsolatedEnvironment, deed: str, seconds: float = UNREACHED_SECONDS) -> list[Score]:
     group = [
         Played("t", Episode([{"role": "user", "content": "?"}, {"role": "assistant", "content": reply}], 1), Score(1.0))
         for reply in ("a", "bcd")
@@ -58,10 +58,10 @@ async def test_a_comparison_that_goes_wrong_is_an_error_of_its_group(monkeypatch
         assert await compare(environment, "good") == right
         for deed, seconds, kind, says in (
             ("sleeps", 0.2, "timeout", "compare\\(\\) did not finish within 0.2 seconds"),
-            ("one_too_few", 30, "reward", "must return a list of 2 Scores"),
-            ("infinite", 30, "reward", "the reward must be a finite number, not inf"),
-            ("computes", 30, "hang", "comparing.py"),
-            ("exits", 30, "crash", "exited with code 3"),
+            ("one_too_few", UNREACHED_SECONDS, "reward", "must return a list of 2 Scores"),
+            ("infinite", UNREACHED_SECONDS, "reward", "the reward must be a finite number, not inf"),
+            ("computes", UNREACHED_SECONDS, "hang", "comparing.py"),
+            ("exits", UNREACHED_SECONDS, "crash", "exited with code 3"),
         ):
             if kind == "hang":  # all others answer, however late a busy machine lets them
                 environment.workers[0].life.limits = replace(LIMITS, hang_seconds=2.0)

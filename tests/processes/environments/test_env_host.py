@@ -133,7 +133,7 @@ async def test_episodes_are_played_there_and_what_they_do_costs_only_themselves(
 
 async def test_groups_are_compared_there_and_the_guilty_one_is_known(container: Container) -> None:
     group = [Played("t", Episode([{"role": "assistant", "content": reply}], 1), Score(1.0)) for reply in ("a", "bcd")]
-    deadlines = {"timeout_seconds": 30.0, "reward_seconds": 30.0}
+    deadlines = {"timeout_seconds": UNREACHED_SECONDS, "reward_seconds": UNREACHED_SECONDS}
     async with playing(container, "comparing:comparing") as environment:
         tasks = {deed: environment.tasks("train")[i] for i, deed in enumerate(COMPARISONS)}
         found = await environment.compare(tasks["good"], group, **deadlines)

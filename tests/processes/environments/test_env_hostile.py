@@ -264,7 +264,7 @@ async def beside(environment: IsolatedEnvironment, name: str, timeout: float) ->
 @pytest.mark.parametrize("name", ONE_ROLLOUT)
 async def test_a_deed_costs_its_own_rollout(hostile: IsolatedEnvironment, name: str) -> None:
     restarts = hostile.metrics()["restarts"]
-    error, neighbour = await beside(hostile, name, 1 if name == "swallows_its_end" else 60)
+    error, neighbour = await beside(hostile, name, 1 if name == "swallows_its_end" else UNREACHED_SECONDS)
     assert isinstance(error, EpisodeError)
     kind, message = ONE_ROLLOUT[name]
     assert (error.kind, error.death) == (kind, 0), error
@@ -276,7 +276,7 @@ async def test_a_deed_costs_its_own_rollout(hostile: IsolatedEnvironment, name: 
 
 @pytest.mark.parametrize("name", NOTHING)
 async def test_a_deed_costs_nothing(hostile: IsolatedEnvironment, name: str) -> None:
-    found, neighbour = await beside(hostile, name, 60)
+    found, neighbour = await beside(hostile, name, UNREACHED_SECONDS)
     assert isinstance(found, Played), found
     assert (found.task_id, found.score.reward) == (name, 1.0)
     assert isinstance(neighbour, Played), neighbour
@@ -294,7 +294,7 @@ async def test_a_deed_that_ends_its_process_costs_its_own_rollout_once_the_other
     if kind == "hang":  # all others answer, however late a busy machine lets them
         await wait_for_async(lambda: hostile.workers[0].up)
         life_of(hostile).limits = replace(LIMITS, hang_seconds=2.0)
-    error, neighbour = await beside(hostile, name, 60)
+    error, neighbour = await beside(hostile, name, UNREACHED_SECONDS)
     assert isinstance(error, EpisodeError)
     assert (error.kind, error.task_id) == (kind, f"train[{NAMES.index(name)}]"), error
     assert re.search(message, error.message), error.message
