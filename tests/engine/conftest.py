@@ -22,7 +22,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlrun.local.preflight import free_port
+from tests.support.forks import Forked
 from tests.support.programs import wait_for, wait_for_exit
+from tests.support.vllm_forks import vllm_forks
 
 API_KEY = "engine-test-key"
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-=*()<>?!., \n"
@@ -73,7 +75,7 @@ def sampled_logprobs(model: LlamaForCausalLM, prompt: list[int], tokens: list[in
 class Server:
     """A server process, the folder it may load from, and its log."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     url: str
     root: Path
     log: Path
@@ -130,10 +132,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def launch(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Starts servers; whatever still runs at the end is killed."""
+    """Starts servers, and kills those that still run at the end.
+
+    They are forked from a process that has imported vLLM; with `own_python` a server is a command, as users start it.
+    """
     servers: list[Server] = []
 
-    def start(**overrides: Any) -> Server:
+    def start(*, own_python: bool = False, **overrides: Any) -> Server:
         root = tmp_path_factory.mktemp("run")
         (root / "weights").mkdir()
         port = free_port()
@@ -148,14 +153,16 @@ def launch(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             "enforce_eager": True,
             "heartbeat_interval": 0.5,
         } | overrides
-        (root / "settings.json").write_text(json.dumps(settings))
-        with (root / "server.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "rlrun.inference", "--settings", str(root / "settings.json")],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        server = Server(process, f"http://127.0.0.1:{settings['port']}", root, root / "server.log")
+        file, log = root / "settings.json", root / "server.log"
+        file.write_text(json.dumps(settings))
+        process: subprocess.Popen[bytes] | Forked
+        if own_python:
+            with log.open("wb") as output:
+                command = [sys.executable, "-m", "rlrun.inference", "--settings", str(file)]
+                process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        else:
+            process = vllm_forks().start("rlrun.inference", "--settings", str(file), log=log)
+        server = Server(process, f"http://127.0.0.1:{settings['port']}", root, log)
         servers.append(server)
         return server
 

@@ -22,7 +22,7 @@ def test_port_in_use_is_refused_before_vllm_is_loaded(launch: Callable[..., Serv
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = launch(port=port)
+        server = launch(own_python=True, port=port)
         assert wait_for_exit(server.process) == 69
     assert server.log.read_text().splitlines() == [
         f"inference: cannot listen on 127.0.0.1:{port}: Address already in use; "
@@ -35,7 +35,7 @@ def test_model_without_weights_is_refused_before_vllm_is_loaded(
 ) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((model_folder / name).read_bytes())
-    server = launch(model_path=str(tmp_path))
+    server = launch(own_python=True, model_path=str(tmp_path))
     assert wait_for_exit(server.process) == 65
     assert server.log.read_text() == f"model: {tmp_path} holds no *.safetensors file\n"
 

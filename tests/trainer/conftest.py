@@ -33,6 +33,7 @@ from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import channel as protocol
 from tests.support.programs import wait_for, wait_for_exit
+from tests.support.python_path import before
 from tests.support.waiting import PATIENCE_SECONDS, StalledError
 
 KEY = "secret"
@@ -115,7 +116,8 @@ class Zygote:
     """The process that ranks are forked from."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        path = before(Path(__file__).parents[2])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("zygote.py"))],
             stdin=subprocess.PIPE,

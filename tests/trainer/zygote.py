@@ -15,7 +15,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import select
 import signal
 import sys
 import threading
@@ -28,11 +27,10 @@ import rlrun.trainer.loop  # noqa: F401  the imports that take seconds
 from rlrun.trainer.guests import isolation
 from rlrun.trainer.run import Run
 from rlrun.trainer.weights import publisher, senders
+from tests.support.forks import serve
 
-_POLL_SECONDS = 0.02
 
-
-def start(request: dict[str, object]) -> int:
+def start(request: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -123,27 +121,9 @@ def step_of(slot: Run, phase: str) -> int:
 
 
 def main() -> None:
-    ranks: set[int] = set()
-    pending = b""
     gc.freeze()  # no rank looks through what was imported, nor copies it by that
     print(json.dumps({"ready": True}), flush=True)
-    while True:
-        if select.select([0], [], [], _POLL_SECONDS)[0]:
-            received = os.read(0, 65536)
-            if not received:
-                break
-            *lines, pending = (pending + received).split(b"\n")
-            for line in lines:
-                pid = start(json.loads(line))
-                ranks.add(pid)
-                print(json.dumps({"pid": pid}), flush=True)
-        for pid in list(ranks):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                ranks.discard(pid)
-                print(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}), flush=True)
-    for pid in ranks:
-        os.kill(pid, signal.SIGKILL)
+    serve(start, lambda answer: print(json.dumps(answer), flush=True))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,168 @@
+"""Programs forked from a process that has imported their modules: `python -m tests.support.forks MODULE...`.
+
+The import of vLLM takes 7 s of CPU time, more than everything else in the start of an engine with a tiny model.
+Each line on stdin is a request as JSON, `{"module": ..., "arguments": [...], "environment": {...}, "log": path}`: the program runs as
+`python -m module` does. Answers on stdout: `{"pid": p}`, and `{"pid": p, "code": c}` at its end (negative: the signal that ended it).
+The process ends with its stdin, and kills the programs that still run.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.02
+ANSWER_SECONDS = 240.0
+
+
+class Forked:
+    """A program in a process of its own, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, pid: int, ended: threading.Condition, codes: dict[int, int]) -> None:
+        self.pid, self._ended, self._codes = pid, ended, codes
+
+    @property
+    def returncode(self) -> int | None:
+        return self._codes.get(self.pid)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        with self._ended:
+            if not self._ended.wait_for(lambda: self.pid in self._codes, timeout):
+                raise subprocess.TimeoutExpired(f"forked process {self.pid}", timeout or 0)
+        return self._codes[self.pid]
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Forks:
+    """The process that programs are forked from."""
+
+    def __init__(self, modules: Sequence[str], environment: dict[str, str]) -> None:
+        self._ended = threading.Condition()
+        self._started: list[int] = []
+        self._codes: dict[int, int] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forks", *modules],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            with self._ended:
+                if "code" in answer:
+                    self._codes[answer["pid"]] = answer["code"]
+                else:
+                    self._started.append(answer["pid"])
+                self._ended.notify_all()
+
+    def start(self, module: str, *arguments: str, log: Path, environment: dict[str, str] | None = None) -> Forked:
+        """Run `python -m module arguments`; its output goes to `log`."""
+        assert self._process.stdin is not None
+        request = {"module": module, "arguments": arguments, "environment": environment or {}, "log": str(log)}
+        with self._ended:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            if not self._ended.wait_for(lambda: self._started, ANSWER_SECONDS):
+                raise AssertionError(
+                    f"no process for {module}: the process that forks it ends with {self._process.poll()}"
+                )
+            return Forked(self._started.pop(), self._ended, self._codes)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(ANSWER_SECONDS)
+
+
+def run(request: dict[str, Any]) -> int:
+    """Fork a process for the program; its pid."""
+    if pid := os.fork():
+        return pid
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, target)
+    os.environ.update(request["environment"])
+    sys.argv = [request["module"], *request["arguments"]]
+    code = 1
+    try:
+        if torch := sys.modules.get("torch"):
+            # Here, where there is one thread: torch's pool does not survive the fork, and two threads at once fail to replace it.
+            torch.set_num_threads(1)
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def serve(start: Callable[[dict[str, Any]], int], answer: Callable[[dict[str, int]], None]) -> None:
+    """Start a process for each request, and report its end, until stdin ends."""
+    running: set[int] = set()
+    pending = b""
+    while True:
+        if select.select([0], [], [], POLL_SECONDS)[0]:
+            if not (received := os.read(0, 65536)):
+                break
+            *lines, pending = (pending + received).split(b"\n")
+            for line in lines:
+                running.add(pid := start(json.loads(line)))
+                answer({"pid": pid})
+        for pid in list(running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                running.discard(pid)
+                answer({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def main(modules: Sequence[str]) -> None:
+    """Import the modules, then serve."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print while they are imported
+
+    def answer(document: dict[str, int]) -> None:
+        print(json.dumps(document), file=answers, flush=True)
+
+    gc.disable()
+    for module in modules:
+        importlib.import_module(module)
+    gc.enable()
+    gc.freeze()  # no program looks through the imported modules, nor copies them by that
+    serve(run, answer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
