@@ -13,6 +13,8 @@ from torch import nn
 from rlrun.algorithms import Mixture, Objective
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.batch import Batch
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
@@ -66,6 +68,19 @@ def test_training_goes_on_bit_for_bit(
     again, other = fresh()
     assert dcp.load({POLICY: Part(again, other)}, tmp_path / "step") == Progress(2, 1)
     assert train(again, other, range(3, 6)) == uninterrupted
+
+
+def test_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module]
+) -> None:
+    def part_of(family: str) -> Part:
+        model = shard(make_model(family), solo)
+        return Part(model, make_optimizer(model, OptimizerConfig(), solo.device))
+
+    Saver({POLICY: part_of("llama")}, solo, background=False).save(Progress(1), tmp_path / "step")
+    with pytest.raises(RoleError, match=r"another model: model\.layers\.0\..* is missing there") as refused:
+        dcp.load({POLICY: part_of("qwen3")}, tmp_path / "step")
+    assert refused.value.code == exit_codes.DATA
 
 
 def test_a_steps_random_numbers_depend_on_seed_and_step_alone() -> None:

@@ -11,9 +11,8 @@ import torch
 from rlrun.algorithms import Objective, Regularizers
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
-from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.checkpoints.dcp import Part, Progress
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
-from rlrun.trainer.learning.critic import CRITIC
 from rlrun.trainer.learning.learner import Learner, combined
 from rlrun.trainer.learning.minibatches import Update, mini_batches
 from rlrun.trainer.learning.reference import FrozenReference
@@ -21,6 +20,7 @@ from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.run import trained_parts
 from tests.tensors.trainer.companions import (
     GAE,
     ROWS,
@@ -168,8 +168,7 @@ def test_policy_critic_and_both_optimizers_go_on_bit_for_bit(
             critic=critic,
             gae=GAE,
         )
-        parts = {POLICY: Part(learner.model, learner.optimizer), CRITIC: Part(critic.module, critic.optimizer)}
-        return learner, parts
+        return learner, trained_parts(learner)
 
     def train(learner: Learner, steps: range) -> list[tuple[float, ...]]:
         found = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from rlrun.trainer.modeling.shared_model import load_policy
 from rlrun.trainer.process import Link, Process
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.run import Run
+from rlrun.trainer.weights import hf_writer, publisher
 
 STEPS, PEAK = 4, 0.01
 RATES = [0.005, 0.01, 0.005, 0.0]
@@ -130,3 +132,20 @@ def test_a_checkpoint_is_what_its_step_trained(
     assert load_checkpoint({POLICY: part}, bench.paths.checkpoint(2, 1)).step == 2
     for name, parameter in policy.module.named_parameters():
         assert torch.equal(local_part(parameter), expected[name]), name
+
+
+def test_step_waits_until_volume_takes_its_version(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, tries = hf_writer.save_file, list[str]()
+
+    def refused_twice(tensors: Any, path: Any, **options: Any) -> None:
+        tries.append(str(path))
+        if len(tries) <= 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(tensors, path, **options)
+
+    monkeypatch.setattr(hf_writer, "save_file", refused_twice)
+    monkeypatch.setattr(publisher, "pauses", lambda: repeat(0.0))
+    for step in (1, 2):
+        bench.step(step)
+    assert len(tries) > 2
+    assert all(torch.equal(bench.published(2)[name], value) for name, value in bench.parameters().items())

@@ -40,3 +40,15 @@ def test_a_rank_without_a_last_word_is_told_by_its_signal() -> None:
         137,
         False,
     )
+
+
+def test_crashed_rank_is_reported_with_its_own_frames() -> None:
+    frames = ["Current thread 0x00007f (most recent call first):", '  File "loss.py", line 3 in crashes']
+    dump = "\n".join(["Fatal Python error: Segmentation fault", "", *frames, ""])
+    error = last_word(1, -11, dump)
+    assert str(error).splitlines() == [
+        "rank 1 was ended by SIGSEGV; its last lines:",
+        "Fatal Python error: Segmentation fault",
+        *frames,
+    ]
+    assert error.code == 139
