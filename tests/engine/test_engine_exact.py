@@ -105,7 +105,9 @@ def test_each_parameter_is_here() -> None:
     assert {*ACCEPTED, *REFUSED} - {"nothing", "all"} == set(SamplingConfig.model_fields)
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("nothing", "all") else pytest.mark.full) for name in ACCEPTED]
+)
 async def test_what_training_takes_leaves_the_log_probs_the_trainers(play: Playing, name: str) -> None:
     sampling = SamplingConfig(**{"max_tokens": 24} | ACCEPTED[name])
     recorded = await play.turns(sampling, sampling.seed)
@@ -117,6 +119,7 @@ async def test_what_training_takes_leaves_the_log_probs_the_trainers(play: Playi
         assert not np.array_equal(recorded.input_ids, other.input_ids)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", REFUSED)
 async def test_what_training_refuses_would_not(play: Playing, name: str) -> None:
     sampling = CompleteSampling(temperature=1.0, max_tokens=24, **{name: REFUSED[name]})

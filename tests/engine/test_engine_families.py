@@ -6,20 +6,26 @@ import json
 import sys
 from pathlib import Path
 
-from tests.support.programs import run_program
+import pytest
+
+from tests.support.programs import run_program, wait_for_exit
+from tests.support.vllm_forks import vllm_forks
 from tests.trainer.in_vllm import LIMIT
 
 
-def test_values_that_a_model_writes_itself_arrive_and_those_that_it_leaves_out_end_the_update() -> None:
-    done = run_program([sys.executable, "-m", "tests.engine.losing_model"], cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr[-3000:]
-    whole, lossy = json.loads(done.stdout.splitlines()[-1])
+def test_values_that_a_model_writes_itself_arrive_and_those_that_it_leaves_out_end_the_update(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    assert wait_for_exit(vllm_forks().start("tests.engine.losing_model", log=log)) == 0, log.read_text()[-3000:]
+    whole, lossy = json.loads(next(line for line in log.read_text().splitlines() if line.startswith("[{")))
     assert set(whole["values"]) == {"loaded.weight", "written.weight", "forgotten.weight"}
     assert all(values == [2.0] * 3 for values in whole["values"].values()), whole
     assert (whole["same memory"], whole["path"]) == (True, "v2"), "recorded graphs read where the old version was"
     assert lossy == {"lost": "vLLM's Model took no values for 1 of its parameters: forgotten.weight"}
 
 
+@pytest.mark.full
 def test_a_second_version_of_gpt_oss_is_served_whole(tmp_path: Path) -> None:
     done = run_program(
         [sys.executable, "-m", "tests.trainer.in_vllm", str(tmp_path), "gpt_oss"], cwd=Path(__file__).parents[2]

@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.programs import run_program
+
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
 

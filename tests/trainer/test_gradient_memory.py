@@ -12,6 +12,8 @@ import pytest
 from rlrun.local.preflight import free_port
 from tests.support.programs import run_program
 
+pytestmark = pytest.mark.full
+
 PADDING = 1.1
 """A shard's gradient lies in memory for equal shards."""
 

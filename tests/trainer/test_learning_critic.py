@@ -23,6 +23,8 @@ from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
 
+pytestmark = pytest.mark.full
+
 WORDS = 8
 REPLY = 4
 SAMPLES = 48

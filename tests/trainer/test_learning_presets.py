@@ -8,6 +8,8 @@ from torch import nn
 from rlrun.config.algorithm.names import PRESETS
 from tests.trainer.preset_learning import FLIPPED_STEPS, LOST, REACHED, START, STEPS, make_policy, reached, train
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory: pytest.TempPathFactory) -> nn.Module:

@@ -14,6 +14,8 @@ from rlrun.local.preflight import free_port
 from tests.support.programs import run_program
 from tests.trainer.loading_memory import HYBRID, KINDS
 
+pytestmark = pytest.mark.full
+
 PADDING = 1.05
 """Small tensors do not divide evenly."""
 READS = 3

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.programs import run_program
 
+pytestmark = pytest.mark.full
+
 
 def test_what_a_rank_holds_falls_with_the_ranks_as_fit_says() -> None:
     command = [sys.executable, "-m", "benchmarks.ranks", "--models", "Qwen/Qwen3-0.6B", "--ranks", "8", "512"]

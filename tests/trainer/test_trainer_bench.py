@@ -27,7 +27,11 @@ PPO = AlgorithmConfig(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "beside"), [(AlgorithmConfig(), ""), (PPO, ", reference, critic")], ids=["alone", "companions"]
+    ("algorithm", "beside"),
+    [
+        pytest.param(AlgorithmConfig(), "", id="alone", marks=pytest.mark.full),
+        pytest.param(PPO, ", reference, critic", id="companions"),
+    ],
 )
 def test_two_ranks_measure_every_length(
     make_run: Callable[[str], Any], tmp_path: Path, algorithm: AlgorithmConfig, beside: str

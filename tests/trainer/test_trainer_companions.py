@@ -13,6 +13,8 @@ from rlrun.config.models.companions import CriticConfig, ReferenceConfig
 from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
 from rlrun.config.models.lora import LoRAConfig
 
+pytestmark = pytest.mark.full
+
 OPTIONS: dict[str, Any] = {
     "algorithm": AlgorithmConfig(
         preset="ppo",

@@ -19,6 +19,8 @@ from tests.support.programs import run_program
 from tests.support.python_path import before
 from tests.trainer.conftest import KEY
 
+pytestmark = pytest.mark.full
+
 CRASHES = AlgorithmConfig.model_validate({"loss": {"name": "crashing_loss:crashes_on_rank_1"}})
 SEGMENTATION_FAULT = 139
 

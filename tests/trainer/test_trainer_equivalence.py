@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from rlrun.config.models.parallel import ParallelismConfig
 
+pytestmark = pytest.mark.full
+
 STEPS = 6
 
 

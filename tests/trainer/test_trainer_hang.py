@@ -21,6 +21,8 @@ from tests.support.python_path import before
 from tests.trainer.conftest import Orchestrator
 from tests.trainer.test_trainer_live import launch
 
+pytestmark = pytest.mark.full
+
 LOSS = {"name": "hanging_loss:hangs_on_rank_1"}
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.trainer.conftest import Run, record
 from tests.trainer.kills import curve, final_weights, longest, survive
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize(("ranks", "kills"), [(1, 2), (2, 3)])
 def test_a_run_killed_again_and_again_is_the_undisturbed_one(

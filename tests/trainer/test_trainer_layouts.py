@@ -22,6 +22,8 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.trainer.conftest import STEPS, make_batch
 
+pytestmark = pytest.mark.full
+
 RANKS = ((1, 1), (2, 2), (4, 1), (1, 1), (4, 2), (2, 1), (1, 1))
 """Ranks and stages, one attempt each: every pair of these numbers of ranks follows on each other, in both orders."""
 

@@ -23,6 +23,8 @@ from tests.support.programs import finish
 from tests.support.waiting import UNREACHED_SECONDS
 from tests.trainer.conftest import KEY, Orchestrator, make_batch
 
+pytestmark = pytest.mark.full
+
 
 def launch(run: Any, *, ranks: int, **options: Any) -> subprocess.Popen[str]:
     """Start a group as the launcher does."""

@@ -15,6 +15,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from rlrun.config.models.lora import LoRAConfig
 from tests.trainer.conftest import Orchestrator
 
+pytestmark = pytest.mark.full
+
 STEPS = 4
 FEW = 3
 """Of so many steps every version is kept."""

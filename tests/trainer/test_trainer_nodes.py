@@ -10,11 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.paths import RunPaths
 from tests.support.programs import finish
 from tests.trainer.conftest import KEY
+
+pytestmark = pytest.mark.full
 
 STEPS = 2
 FILE = """

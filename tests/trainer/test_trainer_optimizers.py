@@ -30,7 +30,7 @@ def poisoned(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return paths.rollouts
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", *(pytest.param(name, marks=pytest.mark.full) for name in ("muon", "sgd"))])
 def test_two_ranks_train_as_one_does_and_go_on_bit_for_bit(
     name: str, make_run: Callable[[str], Any], poisoned: Path
 ) -> None:

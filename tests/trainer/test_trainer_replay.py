@@ -23,6 +23,8 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.recompute.job import Job
 from tests.trainer.conftest import STEPS, Group, Orchestrator, Run, make_batch
 
+pytestmark = pytest.mark.full
+
 EXACT = ("loss", "grad_norm", "entropy", "param_checksum")
 
 

@@ -46,6 +46,7 @@ def test_a_killed_run_goes_on_bit_for_bit(make_run: Callable[[str], Any], record
     assert kinds.index(("published", 4)) < kinds.index(("trained", 4)) < kinds.index(("checkpoint_saved", 4))
 
 
+@pytest.mark.full
 def test_damage_falls_back_and_one_rank_continues_what_two_began(
     make_run: Callable[[str], Any], recorded: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_damage_falls_back_and_one_rank_continues_what_two_began(
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
 
 
+@pytest.mark.full
 def test_a_run_of_four_ranks_goes_on_with_two_and_with_four_again(
     make_run: Callable[[str], Any], recorded: Path
 ) -> None:

@@ -113,7 +113,7 @@ def end(orchestrator: Orchestrator) -> None:
     orchestrator.call("POST", protocol.SHUTDOWN, {})
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_two_runs_are_each_as_alone(
     make_run: Callable[[str], Run], alone: Callable[[str, int], list[dict[str, float]]], ranks: int
 ) -> None:
@@ -171,6 +171,7 @@ def overflow(guest: Guest) -> None:
     guest.orchestrator.call("POST", protocol.BATCHES, {"step": 1, "path": str(path)})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_bad_run_changes_no_bit_of_another(
     make_run: Callable[[str], Run], alone: Callable[[str, int], list[dict[str, float]]], ranks: int
@@ -213,6 +214,7 @@ def test_a_bad_run_changes_no_bit_of_another(
     assert_same(mine, alone("host", ranks))
 
 
+@pytest.mark.full
 def test_an_exception_on_one_rank_alone_ends_all_ranks_and_is_told_as_the_guests(
     make_run: Callable[[str], Run],
 ) -> None:
@@ -230,6 +232,7 @@ def test_an_exception_on_one_rank_alone_ends_all_ranks_and_is_told_as_the_guests
     assert (failed.reason, failed.ended_trainer) == ("ZeroDivisionError: division by zero", True)
 
 
+@pytest.mark.full
 def test_runs_that_cannot_join_are_told_why(make_run: Callable[[str], Run], tmp_path: Path) -> None:
     run = make_run("host")
     group = run.start(**HOST)
@@ -254,6 +257,7 @@ def test_runs_that_cannot_join_are_told_why(make_run: Callable[[str], Run], tmp_
     group.wait()
 
 
+@pytest.mark.full
 def test_after_a_kill_both_go_on_bit_for_bit(
     make_run: Callable[[str], Run], alone: Callable[[str, int], list[dict[str, float]]]
 ) -> None:
@@ -290,6 +294,7 @@ def test_after_a_kill_both_go_on_bit_for_bit(
     assert_same(theirs, alone("guest", 2))
 
 
+@pytest.mark.full
 def test_sigterm_saves_the_last_step_of_every_run(make_run: Callable[[str], Run]) -> None:
     run, other = make_run("host"), make_run("guest")
     group = run.start(checkpoint={"grace_period_seconds": 60}, **HOST)

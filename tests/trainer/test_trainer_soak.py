@@ -11,6 +11,8 @@ from rlrun.config.models.learning import AlgorithmConfig
 from tests.soak.runs import Variant, play, variants
 from tests.trainer.conftest import Zygote
 
+pytestmark = pytest.mark.full
+
 CRASHES = AlgorithmConfig.model_validate({"loss": {"name": "crashing_loss:crashes_on_rank_1"}})
 
 

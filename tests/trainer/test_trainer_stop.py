@@ -39,11 +39,12 @@ def uninterrupted(
 @pytest.mark.parametrize(
     ("phase", "step", "ranks", "options", "saved"),
     [
-        ("waiting_for_batch", 4, [1], {}, 3),
+        pytest.param("waiting_for_batch", 4, [1], {}, 3, marks=pytest.mark.full),
         ("training", 4, [0], {}, 3),
-        ("publishing", 3, [0, 1], {}, 3),
-        ("saving", 2, [1], {}, 2),  # the write that began in this phase goes on beside the request
-        ("saving", 4, [0, 1], {"save_async": False}, 4),
+        pytest.param("publishing", 3, [0, 1], {}, 3, marks=pytest.mark.full),
+        # The write that started in this phase continues next to the request.
+        pytest.param("saving", 2, [1], {}, 2, marks=pytest.mark.full),
+        pytest.param("saving", 4, [0, 1], {"save_async": False}, 4, marks=pytest.mark.full),
     ],
 )
 def test_every_phase(
@@ -79,6 +80,7 @@ def test_every_phase(
             assert other[metric] == one[metric], (one["step"], metric)
 
 
+@pytest.mark.full
 def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Callable[[str], Any]) -> None:
     run = make_run("run")
     file = run.write_config(ranks=2, checkpoint={"grace_period_seconds": UNREACHED_SECONDS})
@@ -101,6 +103,7 @@ def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Cal
     assert [artifact.step for artifact in complete_checkpoints(run.paths)] == [2, 3]
 
 
+@pytest.mark.full
 def test_an_orchestrator_that_is_gone_is_not_waited_for(make_run: Callable[[str], Any]) -> None:
     run = make_run("run")
     group = run.start(ranks=1, checkpoint={"grace_period_seconds": UNREACHED_SECONDS})

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlrun.protocol.files.batch import write_batch
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
 from rlrun.protocol.messages import channel as protocol
@@ -13,6 +15,8 @@ from tests.small_volume import small_volume
 from tests.support.programs import wait_for
 from tests.support.waiting import UNREACHED_SECONDS
 from tests.trainer.conftest import Orchestrator, Run, make_batch
+
+pytestmark = pytest.mark.full
 
 
 def state(orchestrator: Orchestrator, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

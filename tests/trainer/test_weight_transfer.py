@@ -73,7 +73,7 @@ def start(
     return orchestrator
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_what_engines_receive_is_what_is_written(ranks: int, make_run: MakeRun, receivers: list[Receiver]) -> None:
     run = make_run("sent")
     orchestrator = start(run, ranks)
@@ -110,6 +110,7 @@ def bytes_of(run: Run, orchestrator: Orchestrator, step: int) -> tuple[float, fl
     return metrics["weights/sent_bytes"], metrics["weights/bytes"]
 
 
+@pytest.mark.full
 def test_what_differs_is_sent_and_the_versions_are_what_is_written(
     make_run: MakeRun, receivers: list[Receiver]
 ) -> None:
@@ -131,6 +132,7 @@ def test_what_differs_is_sent_and_the_versions_are_what_is_written(
     assert said == {1, 2, 3, 4}
 
 
+@pytest.mark.full
 def test_what_differs_is_written_and_engines_put_the_versions_together(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("written")
     orchestrator = start(run, 2, transport="Filesystem", deltas="Auto", max_steps=5)
@@ -159,6 +161,7 @@ def test_what_differs_is_written_and_engines_put_the_versions_together(make_run:
     assert same(tensors(late.make(run.paths.delta(4, 1))), versions[4])
 
 
+@pytest.mark.full
 def test_adapters_are_whole(make_run: MakeRun) -> None:
     run = make_run("adapters")
     lora = LoRAConfig(rank=4)
@@ -169,6 +172,7 @@ def test_adapters_are_whole(make_run: MakeRun) -> None:
     assert run.paths.deltas_on_disk() == []
 
 
+@pytest.mark.full
 def test_a_rank_that_dies_on_the_way_leaves_no_part_of_a_version(make_run: MakeRun, receivers: list[Receiver]) -> None:
     run = make_run("killed")
     orchestrator = start(run, 2, {"TEST_DIE_SENDING": "1"})

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.inspect.past.configurations import Change, attempts_kept, edits
 from rlrun.local.preflight import free_port
@@ -20,6 +22,7 @@ from tests.e2e.local.local_run import ROOT, listens
 from tests.support.programs import wait_for, wait_for_exit
 from tests.support.python_path import before
 
+pytestmark = pytest.mark.full
 MODEL = 'seq_len = 64\n[model]\npath = "model"\ndtype = "float32"\n'
 FILES = {
     "inference.toml": f"{MODEL}",

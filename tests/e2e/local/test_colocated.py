@@ -20,6 +20,8 @@ IN_TURN = {
 }
 """Each happens once, in an attempt of its own."""
 
+pytestmark = pytest.mark.full
+
 
 def test_an_engine_sleeps_while_a_step_is_trained_whoever_dies(
     new_run: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -155,6 +155,7 @@ def test_base_and_steps_are_measured_and_nothing_is_asked_twice(
     assert "starting" not in capsys.readouterr().err, "no engine is needed"
 
 
+@pytest.mark.full
 def test_an_engine_that_ends_ends_the_command(
     run: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ def test_an_engine_that_ends_ends_the_command(
     assert "Traceback" not in err
 
 
+@pytest.mark.full
 def test_what_is_synthesized_is_learned_by_sft(
     run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +206,7 @@ def data_rows(path: Path) -> list[dict[str, Any]]:
     return [rows.row(index) for index in range(len(rows))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("run", ["lora"], indirect=True)
 def test_adapters_are_served_and_the_base_is_one_without_an_update(run: Folder) -> None:
     assert run.eval("--steps", "10,20", "--base") == 0
@@ -215,6 +218,7 @@ def test_adapters_are_served_and_the_base_is_one_without_an_update(run: Folder) 
     assert sorted(logs) == ["inference-0.log", "inference-1.log"]
 
 
+@pytest.mark.full
 def test_a_run_of_task_eval_measures_another_run_and_goes_on_from_its_answers(
     run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,9 +6,12 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.local.killed_run import GROUPS_PER_STEP, SYNCHRONOUS, KilledRun, changes
 from tests.processes.stub.harness.stub_run import stub_run
 
+pytestmark = pytest.mark.full
 STEPS = 8
 
 

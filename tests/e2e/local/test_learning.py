@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.local.local_run import LEARNED_STEPS, LocalRun, mean, quickstart
 
 START_AT_MOST = 0.6
@@ -47,6 +49,7 @@ def test_the_summary_shows_the_curve_and_where_things_are(learned: LocalRun) -> 
     assert f"weights/v{LEARNED_STEPS:08}.a0001" in learned.output
 
 
+@pytest.mark.full
 def test_with_the_sign_of_the_advantage_flipped_it_does_not_learn(
     new_run: Callable[..., LocalRun], learned: LocalRun
 ) -> None:

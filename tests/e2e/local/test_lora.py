@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from rlrun.protocol.files.paths import RunPaths
 from tests.e2e.local.local_run import LocalRun, example, mean
 
 STEPS = 48
 GAIN = 0.03
 """Three standard errors of the means compared; the whole example gains five times as much."""
+
+pytestmark = pytest.mark.full
 
 
 def test_the_example_learns_with_adapters_alone(new_run: Callable[..., LocalRun], learned: LocalRun) -> None:

@@ -15,6 +15,7 @@ import pytest
 from rlrun.runtime import exit_codes
 from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
 
+pytestmark = pytest.mark.full
 REPLAYED_STEPS = 20
 """The volume is filled after the second."""
 

@@ -8,6 +8,8 @@ import pytest
 
 from tools.notebooks import FOLDER, differences, execute, read, workplace
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_what_is_stored_comes_out(path: Path) -> None:

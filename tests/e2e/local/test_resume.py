@@ -113,7 +113,14 @@ def press_ctrl_c(run: LocalRun) -> None:
     run.process.send_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize(("fault", "code"), [(kill_the_engine, 1), (kill_torchrun, 1), (press_ctrl_c, INTERRUPTED)])
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        pytest.param(kill_the_engine, 1, marks=pytest.mark.full),
+        (kill_torchrun, 1),
+        pytest.param(press_ctrl_c, INTERRUPTED, marks=pytest.mark.full),
+    ],
+)
 def test_nothing_is_left_when_it_ends_early(
     new_run: Callable[..., LocalRun], learned: LocalRun, fault: Callable[[LocalRun], None], code: int
 ) -> None:

@@ -24,6 +24,7 @@ from rlrun.protocol.files.paths import RunPaths
 from tests.e2e.local.local_run import ROOT, LocalRun, example, processes_of
 from tests.support.command_line import command_line
 
+pytestmark = pytest.mark.full
 STEPS, INTERVAL = 100, 25
 
 

@@ -11,9 +11,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.local.two_engines import TwoEngines, two_engines
 from tests.processes.stub.harness.stub_run import API_KEY
 
+pytestmark = pytest.mark.full
 ENDLESS = 2000
 
 

@@ -82,6 +82,7 @@ print("ANSWERS" + json.dumps([list(answer.outputs[0].token_ids) for answer in an
 """A stock engine that knows nothing of the run."""
 
 
+@pytest.mark.full
 def test_a_fresh_vllm_gives_the_same_greedy_answers(
     prompts: list[list[int]], greedy: list[list[int]], final_weights: Path
 ) -> None:

@@ -24,6 +24,8 @@ from tests.support.programs import run_program
 from tests.support.python_path import before
 from tests.support.waiting import UNREACHED_SECONDS
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[3]
 LOCK = ROOT / "requirements/verifiers-0.1.txt"
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.local.local_run import LocalRun, quickstart
 
 STEPS = 10
 BATCH = 16
 ASYNC_LEVEL = 3
+
+pytestmark = pytest.mark.full
 
 
 def test_long_answers_hold_tokens_of_two_versions(new_run: Callable[..., LocalRun]) -> None:

@@ -56,7 +56,9 @@ def test_no_test_builds_a_tool(native: Machine) -> None:
     """A cold build takes longer than a test may: each tool is of a cluster, of its images, or built by `make cluster`."""
     assert set(binaries.TOOLS) == {*lifecycle.tools(2, True), "pause", *binaries.OF_TESTS, *binaries.BY_HAND}
     makefile = (Path(__file__).parents[3] / "Makefile").read_text()
-    (words,) = [line.split("tests.cluster ")[1].split() for line in makefile.splitlines() if "tests.cluster prepare" in line]
+    (words,) = [
+        line.split("tests.cluster ")[1].split() for line in makefile.splitlines() if "tests.cluster prepare" in line
+    ]
     assert command.main(words) == 0
     assert native.programs == [*lifecycle.tools(2, True), *binaries.OF_TESTS, "prometheus"]
 
