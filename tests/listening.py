@@ -6,22 +6,28 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _LISTEN = "0A"
 
 
 def listening(pids: Iterable[int]) -> set[str]:
-    """Addresses, without ports, at which the processes listen for TCP connections."""
+    """Addresses, without ports, at which the processes listen for TCP connections; a process that has ended meanwhile has none."""
     found: set[str] = set()
     for pid in pids:
-        own = set(_sockets(pid))
-        for table in ("tcp", "tcp6"):
-            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-                _, local, _, state, *rest = line.split()
-                if state == _LISTEN and rest[5] in own:
-                    found.add(str(_address(local.split(":")[0])))
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found |= set(_addresses(pid))
     return found
+
+
+def _addresses(pid: int) -> Iterator[str]:
+    own = set(_sockets(pid))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == _LISTEN and rest[5] in own:
+                yield str(_address(local.split(":")[0]))
 
 
 def _sockets(pid: int) -> Iterator[str]:

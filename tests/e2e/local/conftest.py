@@ -43,5 +43,8 @@ def learned(new_run: Callable[..., LocalRun]) -> LocalRun:
             orchestrator={"recordRollouts": True},
         )
     )
-    run.run()
+    run.start()
+    run.wait_until(lambda: bool(run.steps()), "a step")
+    run.note_listeners()
+    assert run.wait() == 0, f"{run.output}\n{run.tails()}"
     return run

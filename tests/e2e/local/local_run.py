@@ -18,6 +18,8 @@ import pytest
 import yaml
 
 from rlrun.orchestrator.progress.metrics_file import read_lines
+from rlrun.pod.role.process import descendants
+from tests.listening import listening
 from tests.support.programs import finish, wait_for
 from tests.support.python_path import before
 from tests.support.waiting import StalledError
@@ -50,6 +52,8 @@ class LocalRun:
     folder: Path
     output: str = ""
     process: subprocess.Popen[str] | None = None
+    listened: set[str] = field(default_factory=set)
+    """Addresses at which its processes listened when `note_listeners` was called."""
     _options: list[str] = field(default_factory=list)
 
     def start(self, *options: str) -> subprocess.Popen[str]:
@@ -89,6 +93,11 @@ class LocalRun:
         self.start(*options)
         code = self.wait()
         assert code == 0, f"exit code {code}:\n{self.output}\n{self.tails()}"
+
+    def note_listeners(self) -> None:
+        """Add the addresses at which its processes listen to `listened`."""
+        assert self.process is not None
+        self.listened |= set(listening([self.process.pid, *descendants(self.process.pid)]))
 
     def stop(self) -> None:
         """End it if it still runs."""

@@ -7,12 +7,21 @@ from collections.abc import Callable
 
 from rlrun.pod.role.process import descendants
 from tests.e2e.local.local_run import LocalRun, quickstart
-from tests.listening import listening
 from tests.support.command_line import command_line
 
 STEPS = 3
 
 
+def beyond_loopback(addresses: set[str]) -> set[str]:
+    return {address for address in addresses if not ipaddress.ip_address(address).is_loopback}
+
+
+def test_quickstart_listens_on_loopback_only(learned: LocalRun) -> None:
+    assert learned.listened
+    assert beyond_loopback(learned.listened) == set()
+
+
+@pytest.mark.full
 def test_nothing_of_a_run_listens_beyond_loopback(new_run: Callable[..., LocalRun]) -> None:
     run = new_run(
         quickstart(
@@ -33,7 +42,7 @@ def test_nothing_of_a_run_listens_beyond_loopback(new_run: Callable[..., LocalRu
         for role in ("rlrun.trainer.ranks.torchrun", "rlrun.inference", "rlrun.orchestrator")
         if role not in commands
     ] == []
-    found = listening(pids)
-    assert found
-    assert {address for address in found if not ipaddress.ip_address(address).is_loopback} == set()
+    run.note_listeners()
+    assert run.listened
+    assert beyond_loopback(run.listened) == set()
     assert run.wait() == 0
