@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 
+import pytest
+
 from rlrun.pod.role.process import descendants
 from tests.e2e.local.local_run import LocalRun, quickstart
 from tests.support.command_line import command_line
