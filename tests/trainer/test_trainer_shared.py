@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from rlrun.protocol.files.shared import Join, SharedState
 from rlrun.protocol.messages import channel as protocol
 from rlrun.protocol.messages.api_key import guest_key, key_digest
 from rlrun.runtime import exit_codes
+from tests.support.process_groups import gloo_threads
 from tests.support.programs import wait_for
 from tests.trainer.conftest import Orchestrator, Run, Zygote, make_batch
 
@@ -171,6 +173,11 @@ def overflow(guest: Guest) -> None:
     guest.orchestrator.call("POST", protocol.BATCHES, {"step": 1, "path": str(path)})
 
 
+def wait_for_threads(pid: int, expected: Counter[str]) -> None:
+    """Wait until a rank has no more Gloo threads than expected: each guest has a process group of its own, for checkpoints."""
+    wait_for(lambda: gloo_threads(pid) <= expected, f"{dict(expected)} threads", state=lambda: gloo_threads(pid))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_bad_run_changes_no_bit_of_another(
@@ -181,6 +188,7 @@ def test_a_bad_run_changes_no_bit_of_another(
     host = Orchestrator(run, 1)
     host.wait_for("published", 0)
     mine = {1: host.step(1)}
+    threads = [gloo_threads(pid) for pid in group.pids]
 
     nan = Guest(run, make_run("nan"), **GUEST | {"name": "nan"})
     nan.join()
@@ -198,6 +206,8 @@ def test_a_bad_run_changes_no_bit_of_another(
     assert "ZeroDivisionError" in failed.reason
     assert failed.step == 0
     mine[3] = host.step(3)
+    for pid, before in zip(group.pids, threads, strict=True):
+        wait_for_threads(pid, before)
 
     overflowing = Guest(run, make_run("overflowing"), **GUEST | {"name": "overflowing"})
     orchestrator = overflowing.join()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
@@ -28,6 +29,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
+from tests.support.process_groups import assert_threads_ended
 
 MakePart = Callable[[], Part]
 
@@ -212,3 +214,45 @@ def test_the_entries_are_of_what_was_written_and_nobody_reads_it_again(
     assert set(written.files) == set(checkpoint_manifest.describe(path, path / checkpoint_manifest.TRAINER_PART))
     assert {file.path for file in written.files} == {"trainer/.metadata", "trainer/__0_0.distcp"}
     checkpoint_manifest.verify(path, checkpoint_manifest.read_manifest(path))
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("waits", [True, False])
+def test_closed_saver_leaves_no_process_group(
+    tmp_path: Path, solo: Group, make_part: MakePart, background: bool, waits: bool
+) -> None:
+    groups = dist.get_pg_count()
+    saver = Saver({POLICY: make_part()}, solo, background=background)
+    saver.save(Progress(1), tmp_path / "1")
+    saver.wait()
+    assert dist.get_pg_count() == groups + 1
+    saver.close(wait=waits)
+    del saver
+    until(lambda: dist.get_pg_count() == groups)
+    assert_threads_ended()
+
+
+def test_closed_saver_destroys_its_process_group_after_the_write_in_progress(
+    tmp_path: Path, solo: Group, make_part: MakePart, gate: threading.Event
+) -> None:
+    groups = dist.get_pg_count()
+    saver, told = Saver({POLICY: make_part()}, solo, background=True), list[Written]()
+    saver.save(Progress(1), tmp_path / "1")
+    saver.then(told.append)
+    assert saver._last is not None
+    until(saver._last.running)
+    saver.close(wait=False)
+    assert dist.get_pg_count() == groups + 1, "the write still needs it"
+    gate.set()
+    until(lambda: dist.get_pg_count() == groups)
+    assert saver.finished() is not None
+    assert not told
+    del saver
+    assert_threads_ended()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline, f"{dist.get_pg_count()} process groups, threads {threading.enumerate()}"
+        time.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -20,7 +22,9 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, write_batch
+from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.trainer import run as run_module
 from rlrun.trainer.checkpoints.dcp import POLICY, Part
 from rlrun.trainer.checkpoints.dcp import load as load_checkpoint
 from rlrun.trainer.learning.objective import bind_objective
@@ -31,6 +35,7 @@ from rlrun.trainer.process import Link, Process
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.run import Run
 from rlrun.trainer.weights import hf_writer, publisher
+from rlrun.trainer.weights.publisher import Publisher
 
 STEPS, PEAK = 4, 0.01
 RATES = [0.005, 0.01, 0.005, 0.0]
@@ -149,3 +154,19 @@ def test_step_waits_until_volume_takes_its_version(bench: Bench, monkeypatch: py
         bench.step(step)
     assert len(tries) > 2
     assert all(torch.equal(bench.published(2)[name], value) for name, value in bench.parameters().items())
+
+
+def test_run_that_fails_to_start_leaves_no_thread_and_no_process_group(
+    source: Path, tmp_path: Path, solo: Group, make_batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object, **options: object) -> Publisher:
+        raise RoleError("no room")
+
+    monkeypatch.setattr(run_module, "Publisher", broken)
+    threads, groups = set(threading.enumerate()), dist.get_pg_count()
+    with pytest.raises(RoleError, match="no room"):
+        Bench(tmp_path / "run", source, solo, make_batch)
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(60)
+        assert not thread.is_alive(), thread.name
+    assert dist.get_pg_count() == groups

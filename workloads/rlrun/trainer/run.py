@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -103,33 +103,43 @@ class Run:
         learner = make_learner(config, policy.module, optimizer, objective, source=policy.source, group=self._group)
         self._steps = Steps(config, policy, learner)
         self._memory = None if process.engines is None else _memory(learner, process.engines, config)
-        self._volume = volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)
+        self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)
+        with ExitStack() as made:  # a guest that cannot join leaves no thread and no process group behind
+            made.callback(self._volume.close)
+            self._checkpoints = self._open_checkpoints(learner)
+            made.callback(self._checkpoints.close, wait=False)
+            self.progress = self._checkpoints.base
+            self._publisher = self._open_publisher(process, link)
+            made.pop_all()
+        self.clock.done("checkpoint")
+
+    def _open_checkpoints(self, learner: Learner) -> Checkpoints:
         if self._group.leads:
-            volume.watch()
-        if channel is not None:
-            channel.trouble = volume.trouble
-        self._checkpoints = Checkpoints(
-            config,
-            attempt,
+            self._volume.watch()
+        if self.channel is not None:
+            self.channel.trouble = self._volume.trouble
+        return Checkpoints(
+            self.config,
+            self.attempt,
             trained_parts(learner),
             paths=self.paths,
             group=self._group,
-            channel=channel,
-            volume=volume,
+            channel=self.channel,
+            volume=self._volume,
             say=self._report.say,
         )
-        self.progress = self._checkpoints.base
-        self._publisher = Publisher(
-            config,
-            attempt,
-            policy,
+
+    def _open_publisher(self, process: Process, link: Link) -> Publisher:
+        return Publisher(
+            self.config,
+            self.attempt,
+            self._policy,
             paths=self.paths,
-            channel=channel,
-            volume=volume,
+            channel=self.channel,
+            volume=self._volume,
             agree=process.agree,
             replay=link.replay,
         )
-        self.clock.done("checkpoint")
 
     @property
     def name(self) -> str:

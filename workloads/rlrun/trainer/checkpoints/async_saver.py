@@ -117,17 +117,23 @@ class Saver:
         return result if isinstance(result, Refused) else None
 
     def close(self, *, wait: bool) -> None:
-        """Save no more. Every rank calls it.
+        """Save no more, and destroy the process group. Every rank calls it.
 
         Args:
-            wait: until all is written; otherwise a write that hangs on some rank is left to hang.
+            wait: wait for the write and the report in progress. Otherwise the thread destroys the group after the write, which may hang.
         """
+        if self._thread is None:
+            dist.destroy_process_group(self._peers)
+            return
         if wait:
             self.wait()
-        if self._thread is not None:
-            self._thread.shutdown(wait=wait, cancel_futures=not wait)
+        for future in (self._last, self._after):
+            if future is not None:
+                future.cancel()
+        destroyed = self._thread.submit(dist.destroy_process_group, self._peers)
+        self._thread.shutdown(wait=wait)
         if wait:
-            dist.destroy_process_group(self._peers)
+            destroyed.result()
 
     def finished(self) -> Written | None:
         """The last save, once, after it has been written; None before, and when it was returned already."""
