@@ -50,6 +50,7 @@ from rlrun.trainer.modeling.parallel.stages import stage_of
 from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.weights import hf_writer
+from tests.support.process_groups import assert_threads_ended, shared_groups
 from tests.trainer import divided_critic, family_models, pipelines
 from tests.trainer.held import watched
 
@@ -83,6 +84,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 """Sizes of layouts of four ranks; the last two are of two."""
 RANKS = 4
+MOST_GROUPS = 5
+"""Process groups of a rank: of all ranks, of it alone, and of it with each of the three others."""
 LR = 1e-2
 LORA = LoRAConfig(rank=4, alpha=8)
 LOSS = objective(AlgorithmConfig(), 64)
@@ -371,7 +374,7 @@ def rank_main(folder: Path, cases: list[str]) -> None:
     found: dict[str, Any] = {}
     references: dict[str, Any] = {}
     last: dict[str, Path] = {}
-    with process_group(0) as world:
+    with process_group(0) as world, shared_groups():
         for case in cases:
             family = case.partition(":")[0]
             if world.leads and family not in references:
@@ -382,11 +385,9 @@ def rank_main(folder: Path, cases: list[str]) -> None:
             expected = references.get(family, [])
             if family.endswith("+critic"):
                 result = run_critic(case, folder, world, expected)
-                if world.leads:
-                    found[case] = result
-                    (folder / "found.json").write_text(json.dumps(found, indent=1))
-                continue
-            result, last[family] = run_case(case, last.get(family), folder, world, expected)
+            else:
+                result, last[family] = run_case(case, last.get(family), folder, world, expected)
+            assert_threads_ended(most=MOST_GROUPS)
             if world.leads:
                 found[case] = result
                 (folder / "found.json").write_text(json.dumps(found, indent=1))
