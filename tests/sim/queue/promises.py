@@ -216,7 +216,7 @@ def kept_room_stays_free(seen: Pass) -> Iterator[str]:
             node
             for node, amounts in kept.amounts.items()
             for one in asked
-            if free.get(node, 0.0) - amounts[GPU] < one <= free.get(node, 0.0) + _CLOSE
+            if free.get(node, 0.0) - amounts.get(GPU, 0.0) < one <= free.get(node, 0.0) + _CLOSE
         ]
         if lands:
             yield f"{run.uid} starts and may land on {lands[0]}, which is kept for {holder.uid}" if new else ""

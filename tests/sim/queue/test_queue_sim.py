@@ -46,11 +46,12 @@ def test_random_clusters_keep_every_promise() -> None:
     assert {promise.__name__ for promise in PROMISES} == reached.keys()
 
 
-@pytest.mark.parametrize("seed", UNEQUAL_WEIGHTS)
+@pytest.mark.parametrize("seed", [UNEQUAL_WEIGHTS[0], pytest.param(UNEQUAL_WEIGHTS[1], marks=pytest.mark.full)])
 def test_namespaces_that_always_want_more_share_by_weight(seed: int) -> None:
     assert live_saturated(seed) is None
 
 
+@pytest.mark.full
 def test_weights_that_do_not_count_are_found() -> None:
     seed = UNEQUAL_WEIGHTS[0]
     assert hunt(weights_do_not_count, range(seed, seed + 1), live_saturated) == seed
