@@ -4,8 +4,9 @@ A busy machine makes every process slow. A limit in seconds then fails a correct
 Each wait of this module polls a condition and fails after `PATIENCE_SECONDS` without progress. Progress is any change of a snapshot that
 the caller names: CPU time of processes, sizes of logs, the newest step. Without a snapshot, the polls themselves are counted.
 
-A sleep between two polls counts at most `LATE_FACTOR` times its length: while this process or its event loop is late, so is the work that
-it waits for. A stopped or overloaded machine uses little patience.
+Without a snapshot, a sleep between two polls counts at most `LATE_FACTOR` times its length: while this process or its event loop is late,
+so is the work that it waits for. A stopped or overloaded machine uses little patience. With a snapshot, the clock counts: the snapshot
+shows progress on a slow machine, and processes that only poll do more of it in a longer time.
 
 Each wait has a limit of `LIMIT_FACTOR` times the patience, progress or not. `tests.support.programs` waits for processes.
 """
@@ -31,7 +32,7 @@ LONG_POLL_SECONDS = 0.25
 """Interval of polls that end as soon as the result is there."""
 LATE_FACTOR = 5
 LONGEST_LOOK_SECONDS = 10.0
-"""A condition that takes longer counts as much: a request to a server may take seconds."""
+"""A longer time between two polls counts as much: the machine was stopped."""
 SNAPSHOT_SECONDS = 1.0
 """Time between two snapshots of the progress: a look at all processes takes some milliseconds."""
 
@@ -86,7 +87,7 @@ class Wait:
 
     def woke(self) -> None:
         """Count a sleep of `poll_seconds`."""
-        self._count(LATE_FACTOR * self.poll_seconds)
+        self._count(LATE_FACTOR * self.poll_seconds if self.progress is None else LONGEST_LOOK_SECONDS)
 
     def _count(self, longest: float) -> None:
         now = self.clock()

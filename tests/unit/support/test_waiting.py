@@ -87,6 +87,14 @@ def test_wait_counts_late_poll_as_few_polls() -> None:
         Clock(late=3600.0).wait_until(after(2 * polls))
 
 
+def test_wait_with_snapshot_counts_clock() -> None:
+    """Else processes that only poll make progress on an overloaded machine."""
+    clock = Clock(late=5.0)
+    with pytest.raises(StalledError):
+        clock.wait_until(lambda: False, progress=lambda: "step 3")
+    assert clock.now - 100.0 == pytest.approx(PATIENCE_SECONDS, rel=0.1)
+
+
 def test_slow_condition_uses_patience() -> None:
     clock = Clock()
 
