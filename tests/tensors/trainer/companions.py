@@ -1,4 +1,4 @@
-"""Models, learners and critics for the tests of what stands beside the policy."""
+"""Models, learners, critics and a smooth optimizer for the tests of the trainer's steps."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group
 
+SMOOTH = OptimizerConfig(lr=1e-2, eps=1e-2)
+"""AdamW for comparisons of two orders of summation.
+
+The derivative of AdamW's update by a gradient is about lr / eps near 0. With the default eps it is 1e6, which turns the rounding of a
+gradient near 0 into a step of full size. With this eps it is 1: parameters differ as little as their gradients.
+"""
 LENGTHS = [9, 4, 13, 6, 3]
 ROWS = [(0, 1), (2,), (3, 4)]
 GAE = {"gamma": 0.95, "lam": 0.9, "adv_mean": "batch", "adv_std": "batch"}

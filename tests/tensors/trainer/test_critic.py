@@ -39,6 +39,7 @@ from tests.tensors.trainer.companions import (
     GAE,
     LENGTHS,
     ROWS,
+    SMOOTH,
     MakeBatch,
     MakeModel,
     critic_of,
@@ -177,7 +178,7 @@ def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
     outcomes = []
     for rows in ([(0, 1, 2, 3, 4)], [(3,), (), (0, 2), (4, 1)]):
         module = shard(with_head(to_critic(make_model())), solo)
-        critic = Critic(module, make_optimizer(module, OptimizerConfig(lr=0.01), solo.device), 0.2, None)
+        critic = Critic(module, make_optimizer(module, SMOOTH, solo.device), 0.2, None)
         samples = [[batch.samples[i] for i in row] for row in rows]
         found = estimate(
             module, [micro_batch(s, solo.device) for s in samples], samples, **GAE, groups=GROUPS, group=solo
@@ -187,7 +188,7 @@ def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
             for v, r, a in zip(found.values, found.returns, found.advantages, strict=True)
         ]
         inputs = micro_batches([[batch.samples[i] for i in row] for row in rows], solo.device)
-        outcomes.append((critic_step(critic, batch, inputs, signals, group=solo, lr=0.01), weights(module)))
+        outcomes.append((critic_step(critic, batch, inputs, signals, group=solo, lr=SMOOTH.lr), weights(module)))
     (one, before), (other, after) = outcomes
     for name in ("value_loss", "critic_grad_norm", "value_clip_fraction"):
         assert other[name] == pytest.approx(one[name], rel=1e-4), name

@@ -15,6 +15,7 @@ from rlrun.trainer.checkpoints.dcp import Part, Progress
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.learner import Learner, combined
 from rlrun.trainer.learning.minibatches import Update, mini_batches
+from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
@@ -24,6 +25,7 @@ from rlrun.trainer.run import trained_parts
 from tests.tensors.trainer.companions import (
     GAE,
     ROWS,
+    SMOOTH,
     MakeBatch,
     MakeModel,
     critic_of,
@@ -58,11 +60,19 @@ def test_several_updates_are_several_steps_against_the_policy_at_the_start(
     """Written out: PPO's ratio to the first policy, one plain AdamW step on each half."""
     batch = make_batch([9, 4, 13, 6])
     halves = mini_batches(batch, 2, seed=0)
-    learner = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo", proximal="recompute"))
-    metrics = learner.step([Update(half, [(0,), (1,)]) for half in halves], lr=0.01)
+    policy = shard(make_model(), solo)
+    learner = make_learner(
+        policy,
+        solo,
+        loss=Objective("ppo", proximal="recompute"),
+        optimizer=make_optimizer(policy, SMOOTH, solo.device),
+    )
+    metrics = learner.step([Update(half, [(0,), (1,)]) for half in halves], lr=SMOOTH.lr)
 
     model = make_model(attn="eager")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=SMOOTH.lr, betas=(0.9, 0.999), eps=SMOOTH.eps, weight_decay=0.0
+    )
     with torch.no_grad():
         proximal = [plain_logprobs(model, half) for half in halves]
     losses = []

@@ -35,15 +35,9 @@ from rlrun.trainer.modeling.small_model import small_model
 from rlrun.trainer.modeling.tensor_names import remember
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import export, hf_writer
+from tests.tensors.trainer.companions import SMOOTH
 
 CONFIG = LoRAConfig(rank=4, alpha=6)
-LEARNING_RATE = 1e-2
-SMOOTH = OptimizerConfig(eps=LEARNING_RATE)
-"""AdamW for comparisons of two orders of summation.
-
-The derivative of AdamW's update by a gradient is about lr / eps near 0. With the default eps it is 1e6, which turns the rounding of a
-gradient near 0 into a step of full size. With this eps it is 1: parameters differ as little as their gradients.
-"""
 
 
 def adapt(model: nn.Module, group: Group | None = None, config: LoRAConfig = CONFIG, seed: int = 0) -> nn.Module:
@@ -74,7 +68,7 @@ def train(
             rows,
             group=group,
             loss=Mixture(Objective("aipo")),
-            lr=LEARNING_RATE,
+            lr=SMOOTH.lr,
             max_grad_norm=None,
         )
         assert metrics["grad_norm"] > 0
@@ -136,7 +130,7 @@ def test_the_optimizer_remembers_what_is_trained_alone(
         [(0, 1)],
         group=solo,
         loss=Mixture(Objective("aipo")),
-        lr=LEARNING_RATE,
+        lr=SMOOTH.lr,
         max_grad_norm=1.0,
     )
     kept = {id(parameter) for parameter in optimizer.state}
@@ -306,7 +300,7 @@ def test_runs_keep_their_bits_while_others_train(
                 [(0, 1)],
                 group=solo,
                 loss=Mixture(Objective("aipo")),
-                lr=LEARNING_RATE,
+                lr=SMOOTH.lr,
                 max_grad_norm=1.0,
             )
 

@@ -24,6 +24,7 @@ from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group
+from tests.tensors.trainer.companions import SMOOTH
 
 AIPO = Objective("aipo")
 LENGTHS = [9, 4, 13, 6, 3]
@@ -46,9 +47,9 @@ def step(solo: Group, make_model: Callable[..., nn.Module]) -> Step:
         if damage:
             with torch.no_grad():
                 local_part(model.lm_head.weight)[0, 0] = float("inf")
-        optimizer = make_optimizer(model, OptimizerConfig(lr=0.01), solo.device)
+        optimizer = make_optimizer(model, SMOOTH, solo.device)
         metrics = train_step(
-            model, optimizer, batch, rows, group=solo, loss=Mixture(loss), lr=0.01, max_grad_norm=max_grad_norm
+            model, optimizer, batch, rows, group=solo, loss=Mixture(loss), lr=SMOOTH.lr, max_grad_norm=max_grad_norm
         )
         return metrics, model
 
