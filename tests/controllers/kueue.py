@@ -78,7 +78,7 @@ class RealKueue:
         authority = Authority(certificates)
         authority.sign("tls", "kueue", "server", names=(self._host,))
         self._apply(_manifests(sources() / "config/components/crd/bases"))
-        wait_for(lambda: self.kube("GET", KUEUE, ok=False), _all_served, "Kueue's kinds are served", timeout=60.0)
+        wait_for(lambda: self.kube("GET", KUEUE, ok=False), _all_served, "Kueue's kinds are served")
         self._cluster.kubectl("create", "namespace", NAMESPACE)
         self.start()
         self._apply(self._webhooks(certificates / "ca.crt"))
@@ -117,7 +117,7 @@ class RealKueue:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(self._state, lambda seen: seen == "listens", "Kueue's webhooks listen", timeout=120.0)
+        wait_for(self._state, lambda seen: seen == "listens", "Kueue's webhooks listen")
 
     def stop(self) -> None:
         """SIGTERM, and wait."""

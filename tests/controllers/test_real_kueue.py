@@ -15,7 +15,6 @@ from tests.controlplane.world import CORE, World
 from tests.support.kueue import is_true
 
 QUEUE = {"provider": "kueue"}
-WAIT = 60.0
 FOUR = {"trainer": {"gpusPerReplica": 4}, "inference": {"replicas": 1, "gpusPerReplica": 4, "tensorParallel": 4}}
 
 
@@ -61,7 +60,6 @@ def queues(world: World, kueue: RealKueue) -> Iterator[World]:
         lambda: world.kube.items(world.path(KUEUE, "workloads")),
         lambda found: not found,
         "no Workload is left",
-        timeout=WAIT,
     )
     world.delete("localqueues", "team-a", KUEUE)
     for plural, names in (("clusterqueues", ("gpus",)), ("resourceflavors", ("h100", "a100"))):
@@ -71,7 +69,6 @@ def queues(world: World, kueue: RealKueue) -> Iterator[World]:
                 lambda path=f"{KUEUE}/{plural}/{name}": world.kube.get(path),
                 lambda found: found is None,
                 f"{name} is gone",
-                timeout=WAIT,
             )
 
 
@@ -91,7 +88,6 @@ def wait_workload(world: World, run: str, good: Callable[[Json], bool], what: st
         lambda: workloads(world, run),
         lambda seen: len(seen) == 1 and good(seen[0]),
         f"the Workload of {run} {what}",
-        timeout=WAIT,
     )
     return found[0]
 
@@ -102,10 +98,10 @@ def counts(one: Json) -> dict[str, int]:
 
 def train(world: World, name: str, step: int, *, attempt: int = 1, pods: int = 2, **more: object) -> None:
     """Let an admitted attempt begin and reach a step that is saved."""
-    world.wait_phase(name, "Starting", attempt=attempt, timeout=WAIT)
-    world.wait_pods_ready(name, pods, timeout=WAIT)
+    world.wait_phase(name, "Starting", attempt=attempt)
+    world.wait_pods_ready(name, pods)
     world.renew(name, step, attempt=attempt, checkpoint_step=step, **more)
-    world.wait_phase(name, "Running", timeout=WAIT)
+    world.wait_phase(name, "Running")
 
 
 def nodes_of(world: World, name: str) -> set[str]:
@@ -127,7 +123,7 @@ def test_runs_fill_the_quota_the_next_ones_wait_and_a_higher_priority_takes_its_
     wait_workload(world, "b", lambda one: is_true(one, "PodsReady"), "says PodsReady")
 
     world.create("c", queueName="team-a", **FOUR)
-    status = world.wait_told("c", "insufficient unused quota for nvidia.com/gpu in flavor a100", timeout=WAIT)
+    status = world.wait_told("c", "insufficient unused quota for nvidia.com/gpu in flavor a100")
     assert (status["phase"], status["reason"], world.pods("c")) == ("Queued", "WaitingForResources", [])
 
     world.create("d", queueName="team-a", priority=100, **FOUR)
@@ -135,17 +131,16 @@ def test_runs_fill_the_quota_the_next_ones_wait_and_a_higher_priority_takes_its_
         lambda: [name for name in "ab" if world.status(name)["phase"] in ("Suspending", "Queued")],
         lambda found: len(found) == 1,
         "one run gives way",
-        timeout=WAIT,
     )
     train(world, "d", 3)
-    status = world.wait_told(loser, "insufficient unused quota", timeout=WAIT)
+    status = world.wait_told(loser, "insufficient unused quota")
     assert (status["phase"], status["restarts"], status["checkpoint"]["stepsLostTotal"]) == ("Queued", 0, 0)
     assert "Preempted" in world.events(loser)
     world.renew("d", 100, checkpoint_step=100)
     world.end_pod("d-orchestrator-1", 0)
-    world.wait_phase("d", "Complete", timeout=WAIT)
+    world.wait_phase("d", "Complete")
     wait_workload(world, "d", lambda one: is_true(one, "Finished"), "is finished")
-    world.wait_phase(loser, "Starting", attempt=2, timeout=WAIT)
+    world.wait_phase(loser, "Starting", attempt=2)
     assert world.status("c")["phase"] == "Queued", "it came later"
 
 
@@ -153,17 +148,17 @@ def test_what_never_fits_what_names_no_queue_and_a_queue_that_is_stopped(queues:
     world = queues
     big = {"trainer": {"gpusPerReplica": 8}, "inference": {"replicas": 2, "gpusPerReplica": 8, "tensorParallel": 8}}
     world.create("big", queueName="team-a", **big)
-    status = world.wait_told("big", r"> maximum capacity \(8\)", timeout=WAIT)
+    status = world.wait_told("big", r"> maximum capacity \(8\)")
     assert (status["phase"], status["reason"]) == ("Queued", "NeverFits")
     world.create("lost", queueName="nowhere", **FOUR)
-    status = world.wait_told("lost", "^LocalQueue nowhere doesn't exist", timeout=WAIT)
+    status = world.wait_told("lost", "^LocalQueue nowhere doesn't exist")
     assert (status["phase"], status["reason"]) == ("Queued", "QueueMisconfigured")
 
     world.create("a", queueName="team-a", **FOUR)
     train(world, "a", 5)
     world.kube("PATCH", f"{KUEUE}/clusterqueues/gpus", {"spec": {"stopPolicy": "HoldAndDrain"}})
-    status = world.wait_told("a", "The ClusterQueue is stopped", timeout=WAIT)
-    status = world.wait_phase("a", "Queued", timeout=WAIT)
+    status = world.wait_told("a", "The ClusterQueue is stopped")
+    status = world.wait_phase("a", "Queued")
     assert status["reason"] == "WaitingForTurn"
     assert world.kube.items(world.path(CORE, "pods")) == []
     world.kube("PATCH", f"{KUEUE}/clusterqueues/gpus", {"spec": {"stopPolicy": "None"}})
@@ -176,7 +171,7 @@ def test_suspension_resumption_more_engines_and_deletion(queues: World) -> None:
     world.create("a", queueName="team-a", trainer={"gpusPerReplica": 2}, inference={"replicas": 1, "gpusPerReplica": 1})
     train(world, "a", 5)
     world.edit("a", {"suspend": True})
-    world.wait_phase("a", "Suspended", timeout=WAIT)
+    world.wait_phase("a", "Suspended")
     wait_workload(world, "a", lambda one: not one["status"].get("admission"), "has no quota")
     world.edit("a", {"suspend": False})
     train(world, "a", 8, attempt=2, resumed_from_step=5)
@@ -197,21 +192,19 @@ def test_pods_that_are_not_ready_in_time_and_a_workload_that_kueue_gives_up(queu
     kueue.start(waitForPodsReady={"timeout": "5s", "recoveryTimeout": "5s", "requeuingStrategy": retry})
     world.kube("PATCH", "/api/v1/nodes/flavor-0", {"spec": {"unschedulable": True}})
     world.create("a", queueName="team-a", **FOUR)
-    status = world.wait_told("a", "tries again at", timeout=WAIT)
+    status = world.wait_told("a", "tries again at")
     assert (status["phase"], status["reason"]) == ("Queued", "BackingOff")
-    status = world.wait_told(
-        "a", "set spec.active of Workload .* to true, or suspend the run and resume it", timeout=WAIT
-    )
+    status = world.wait_told("a", "set spec.active of Workload .* to true, or suspend the run and resume it")
     assert (status["phase"], status["reason"]) == ("Queued", "WorkloadDeactivated")
 
     world.kube("PATCH", "/api/v1/nodes/flavor-0", {"spec": {"unschedulable": None}})
     kueue.stop()
     kueue.start()
     world.edit("a", {"suspend": True})
-    world.wait_phase("a", "Suspended", timeout=WAIT)
+    world.wait_phase("a", "Suspended")
     world.edit("a", {"suspend": False})
     attempt = world.status("a")["attempt"]
-    wait_for(lambda: world.status("a"), lambda s: s["attempt"] > attempt, "the next attempt", timeout=WAIT)
+    wait_for(lambda: world.status("a"), lambda s: s["attempt"] > attempt, "the next attempt")
     train(world, "a", 2, attempt=attempt + 1)
 
 
@@ -231,7 +224,6 @@ def test_kueue_that_manages_every_pod_leaves_those_of_runs_and_its_end_ends_no_r
             lambda: world.status("a")["progress"]["step"],
             lambda seen, step=step: seen == step,
             f"step {step}",
-            timeout=WAIT,
         )
     kueue.start()
     world.create("b", queueName="team-a", **FOUR)

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from tests.cluster import Cluster, ClusterError, attach, up
 from tests.cluster.api import find
 from tests.controlplane.harness import OperatorProcess
-from tests.controlplane.installation import fresh_namespace, install_crds, judged_operator
+from tests.controlplane.installation import SHARED_NODE, SharedOperator, fake_nodes, fresh_namespace, install_crds
 from tests.controlplane.world import World
 
 NAME = "cplane"
 USE = "RLRUN_TEST_CLUSTER"
 """Variable with the name of a cluster that is up, to be used instead of an own one: seconds saved while a test is written."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files so that each operator starts once.
+
+    First come files without the shared operator: an operator of all namespaces would act on their runs. Then those with its default
+    settings, then those with their own.
+    """
+    here = [index for index, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    served = {items[index].path for index in here if "operator" in getattr(items[index], "fixturenames", ())}
+
+    def order(item: pytest.Item) -> tuple[bool, bool]:
+        return item.path in served, hasattr(getattr(item, "module", None), "operator_settings")
+
+    ordered = sorted((items[index] for index in here), key=order)
+    for index, item in zip(here, ordered, strict=True):
+        items[index] = item
 
 
 @pytest.fixture(scope="session")
@@ -46,16 +64,43 @@ def namespace(cluster: Cluster) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="session")
+def shared_nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Two nodes with eight GPUs each."""
+    with fake_nodes(cluster, 2, prefix="shared", labels=SHARED_NODE) as names:
+        yield names
+
+
 @pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """One operator for all namespaces, for the tests of a file that has a fixture `nodes`."""
-    with judged_operator(cluster, tmp_path_factory.mktemp("operator")) as operator:
-        yield operator
+def nodes(shared_nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Nodes for the pods of a file's runs. A file that needs nodes of its own replaces this fixture, and selects them by a label."""
+    return shared_nodes
+
+
+@pytest.fixture(scope="session")
+def shared_operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedOperator]:
+    """The operator of all namespaces."""
+    shared = SharedOperator(cluster, lambda: tmp_path_factory.mktemp("operator"))
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture(scope="module")
+def operator_settings() -> Mapping[str, str]:
+    """Environment of the operator that serves the runs of a file. A file with its own settings replaces this fixture."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def operator(shared_operator: SharedOperator, operator_settings: Mapping[str, str]) -> Iterator[OperatorProcess]:
+    """The operator of all namespaces, with the settings of this file; it must survive the file, without an unexpected error."""
+    operator = shared_operator.start(operator_settings)
+    yield operator
+    assert operator.running, operator.account()
+    operator.check_log()
 
 
 @pytest.fixture
-def world(cluster: Cluster, operator: OperatorProcess, namespace: str) -> World:
+def world(cluster: Cluster, operator: OperatorProcess, nodes: tuple[str, ...], namespace: str) -> World:
     """A namespace of this test, under the operator."""
     return World(cluster, namespace)

@@ -1,4 +1,4 @@
-"""The operator as a process of its own, requests to the API server, and waits that say what they saw."""
+"""The operator as a process of its own, requests to the API server, and waits that fail when nothing moves."""
 
 from __future__ import annotations
 
@@ -14,50 +14,79 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlparse
+from weakref import WeakSet
 
 from kubernetes.client import Configuration
 from kubernetes.config import load_kube_config
 
 from rlrun.local.preflight import free_port
 from tests.cluster import Cluster
+from tests.support.programs import tree_progress, wait_for_exit
 from tests.support.slow import patience, program
+from tests.support.waiting import PATIENCE_SECONDS, Wait
 
 Json = dict[str, Any]
 T = TypeVar("T")
-START_SECONDS = 60.0
 MAIN = "from rlrun_operator.main import main; main()"
-WAIT_SECONDS = 60.0
+SIGNS_SECONDS = 5.0
+"""Time without news after which a wait reads the progress of everything in `WATCHED`: that costs some requests."""
 STOP_SECONDS = 20.0
 """Less than the 30 s after which Kubernetes kills a pod."""
 _STATE = "rlrun_operator_(leader|watch_age_seconds|queue)"
 NOT_YET = "storage is (re)initializing"
 
 
-def wait_for(
-    look: Callable[[], T],
-    good: Callable[[T], bool],
-    what: str,
-    *,
-    timeout: float = WAIT_SECONDS,
-    pause: float = 0.1,
-) -> T:
+class Watched(Protocol):
+    """Part of a test whose progress extends each wait, and whose state explains a wait that failed."""
+
+    def progress(self) -> object:
+        """Return a value that changes if the part does anything."""
+
+    def account(self) -> str:
+        """Describe the present state."""
+
+
+WATCHED: WeakSet[Watched] = WeakSet()
+"""Operators that were started and namespaces under test."""
+
+
+def wait_for(look: Callable[[], T], good: Callable[[T], bool], what: str, *, pause: float = 0.1) -> T:
     """Look until it is good.
 
+    Args:
+        look: returns the present state.
+        good: true for the awaited state.
+        what: the awaited state in words.
+        pause: seconds between two looks.
+
     Raises:
-        AssertionError: after `timeout` seconds, with what was seen last.
+        StalledError: neither the state nor anything in `WATCHED` makes progress.
     """
-    deadline = time.monotonic() + timeout * patience()
-    while True:
-        seen = look()
-        if good(seen):
-            return seen
-        if time.monotonic() >= deadline:
-            shown = seen if isinstance(seen, str) else json.dumps(seen, indent=1, default=str)
-            raise AssertionError(f"after {timeout:g} s still not: {what}\nseen last: {shown}")
+    seen, signs = look(), ""
+
+    def progress() -> str:
+        nonlocal signs
+        if wait.still >= SIGNS_SECONDS:
+            signs = repr([one.progress() for one in WATCHED])
+        return sha256(f"{_text(seen)}{signs}".encode()).hexdigest()[:8]
+
+    def state() -> str:
+        return "\n".join([_text(seen), *(one.account() for one in WATCHED)])
+
+    wait = Wait(what, progress, state, PATIENCE_SECONDS * patience())
+    while not good(seen):
+        wait.poll()
         time.sleep(pause)
+        seen = look()
+    return seen
+
+
+def _text(seen: object) -> str:
+    return seen if isinstance(seen, str) else json.dumps(seen, indent=1, default=str)
 
 
 def _document(content: bytes, status: int) -> Json:
@@ -90,12 +119,13 @@ class Kube:
         """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body)
-        # What a definition that was just made serves is not there for a moment, and every client is to ask again.
-        status, answer = wait_for(
-            lambda: self._send(method, path, data, kind),
-            lambda seen: NOT_YET not in str(seen[1].get("message")),
-            f"{path} is served",
-        )
+        wait = Wait(f"{path} is served", patience=PATIENCE_SECONDS * patience())
+        status, answer = self._send(method, path, data, kind)
+        # The API server needs a moment for the objects of a new definition, and every client is to ask again.
+        while NOT_YET in str(answer.get("message")):
+            wait.poll()
+            time.sleep(0.1)
+            status, answer = self._send(method, path, data, kind)
         assert status < 400 or not ok, f"{method} {path}: {answer.get('message')}"
         return answer
 
@@ -151,9 +181,11 @@ class OperatorProcess:
             **environment,
         }
         self._process: subprocess.Popen[bytes] | None = None
+        self._checked = 0
 
     def start(self, *, ready: bool = True) -> Self:
         """Start it, and wait until it is ready."""
+        WATCHED.add(self)
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program(MAIN, "tests.controlplane.slow_operator.slow_down")],
@@ -194,7 +226,11 @@ class OperatorProcess:
         assert self._process is not None
         return self._process.pid
 
-    def wait_ready(self, timeout: float = START_SECONDS) -> None:
+    def progress(self) -> object:
+        """Size of its log, and CPU time beyond the little that an idle operator uses."""
+        return self.log_file.stat().st_size, tree_progress(self.pid)()
+
+    def wait_ready(self) -> None:
         """Wait for /readyz and for leadership."""
 
         def state() -> str:
@@ -203,25 +239,27 @@ class OperatorProcess:
             status, text = self.http("/readyz")
             return text if status != 200 else f"ok, leader {self.metric('rlrun_operator_leader'):g}"
 
-        wait_for(
-            state, lambda seen: seen == "ok, leader 1", f"operator {self.name} is ready and leads", timeout=timeout
-        )
+        wait_for(state, lambda seen: seen == "ok, leader 1", f"operator {self.name} is ready and leads")
 
     def stop(self) -> tuple[int, float]:
         """SIGTERM; its exit code and the seconds that it took."""
         assert self._process is not None
         began = time.monotonic()
         self._process.terminate()
-        return self._process.wait(timeout=60), time.monotonic() - began
+        code = self.wait_exit()
+        return code, time.monotonic() - began
 
-    def wait_exit(self, timeout: float) -> int:
+    def wait_exit(self) -> int:
         """Its exit code, once it ends by itself."""
         assert self._process is not None
-        return self._process.wait(timeout=timeout)
+        code = wait_for_exit(self._process, progress=lambda: self.log_file.stat().st_size, state=self.log)
+        WATCHED.discard(self)
+        return code
 
     def kill(self) -> None:
         """SIGKILL."""
         assert self._process is not None
+        WATCHED.discard(self)
         self._process.kill()
         self._process.wait()
 
@@ -266,8 +304,8 @@ class OperatorProcess:
         return found
 
     def check_log(self) -> None:
-        """It met nothing that it was not made for: such an error is one line, or a traceback where nobody caught it."""
-        log = self.log()
+        """Fail for an unexpected error since the last call: such an error is one line, or a traceback if nothing caught it."""
+        log, self._checked = self.log()[self._checked :], len(self.log())
         assert "Traceback" not in log, log
         assert "unexpected" not in log, log
 

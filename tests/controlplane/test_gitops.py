@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from tests.controlplane.world import APPS, CORE, RUNS, World
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes without GPUs."""
-    names = cluster.add_fake_nodes(2, prefix="gitops")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 def manifest(name: str, **spec: Any) -> Json:

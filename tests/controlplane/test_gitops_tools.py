@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ Json = dict[str, Any]
 PAGE = Path(__file__).parents[2] / "docs" / "gitops.md"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gitops"
 HEALTH = "resource.customizations.health.rlrun.io_RLRun"
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes without GPUs."""
-    names = cluster.add_fake_nodes(2, prefix="tools")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 class Tools:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from rlrun_operator.names import ROLE_LABEL, ROTATE_ANNOTATION
 from rlrun_operator.times import rfc3339
-from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import CORE, RUNS, World
 
 NOW = rfc3339(1_800_000_000.0)
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes with GPUs."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="key")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 def first_key(world: World, name: str) -> str:

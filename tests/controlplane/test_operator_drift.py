@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
-import pytest
-
-from tests.cluster import Cluster
 from tests.controlplane.world import World
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes with GPUs."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="drift")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 def test_a_run_that_cannot_renew_its_lease_is_told_of_and_not_restarted(world: World) -> None:
@@ -24,7 +12,7 @@ def test_a_run_that_cannot_renew_its_lease_is_told_of_and_not_restarted(world: W
     world.create("mute", progress={"startupDeadlineSeconds": 35, "deadlineSeconds": 35})
     world.wait_phase("mute", "Starting")
     world.wait_pods_ready("mute", 2)
-    told = world.wait_told("mute", "Lease mute-progress has not been renewed in this attempt", timeout=100)
+    told = world.wait_told("mute", "Lease mute-progress has not been renewed in this attempt")
     assert "NetworkPolicy mute-egress opens" in told["message"]
     assert world.condition("mute", "Progressing")["reason"] == "HeartbeatLost"
     world.wait_event("mute", "HeartbeatLost")
@@ -41,5 +29,5 @@ def test_a_run_that_is_silent_and_whose_orchestrator_is_not_ready_is_restarted(w
     world.wait_phase("stuck", "Starting")
     world.wait_pods_ready("stuck", 2)
     world.set_ready("stuck-orchestrator-1", ready=False)
-    failure = world.wait_phase("stuck", "Starting", attempt=2, timeout=60)["lastFailure"]
+    failure = world.wait_phase("stuck", "Starting", attempt=2)["lastFailure"]
     assert (failure["reason"], failure["role"], failure["counted"]) == ("NoProgress", "orchestrator", True)

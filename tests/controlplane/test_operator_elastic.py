@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +14,6 @@ from tests.controlplane.world import APPS, CORE, LEASES, World
 
 SECONDS = 10
 AUTOSCALE = {"min": 1, "max": 3, "stabilizationSeconds": SECONDS}
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes without GPUs."""
-    names = cluster.add_fake_nodes(2, prefix="elastic")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 def load(engines: int, **shares: float) -> str:

@@ -9,15 +9,17 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
+from tests.controlplane.installation import fake_nodes
 from tests.controlplane.world import APPS, World
+
+HERE = {"elastic-trainer": "yes"}
 
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     """Two, each for one pod of the trainer."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="elastic-trainer")
-    yield names
-    cluster.kubectl("delete", "node", *names)
+    with fake_nodes(cluster, 2, prefix="elastic-trainer", labels=HERE) as names:
+        yield names
 
 
 def wait_size(world: World, pods: int, attempt: int) -> dict[str, Any]:
@@ -26,7 +28,6 @@ def wait_size(world: World, pods: int, attempt: int) -> dict[str, Any]:
         lambda: world.status("a"),
         lambda s: (s.get("attempt"), s.get("trainerReady")) == (attempt, f"{pods}/{pods}"),
         f"{pods} trainer pods in attempt {attempt}",
-        timeout=120,
     )
     child = world.kube("GET", world.path(APPS, "statefulsets", "a-trainer"))["spec"]
     (container,) = child["template"]["spec"]["containers"]
@@ -38,7 +39,8 @@ def wait_size(world: World, pods: int, attempt: int) -> dict[str, Any]:
 def test_a_run_goes_on_with_fewer_nodes_and_has_all_again(
     world: World, cluster: Cluster, nodes: tuple[str, ...]
 ) -> None:
-    trainer = {"replicas": 2, "gpusPerReplica": 8, "elastic": {"min": 1, "waitSeconds": 3600, "growSeconds": 5}}
+    elastic = {"min": 1, "waitSeconds": 3600, "growSeconds": 5}
+    trainer = {"replicas": 2, "gpusPerReplica": 8, "elastic": elastic, "nodeSelector": HERE}
     world.create("a", trainer=trainer, checkpoint={"interval": 10})
     wait_size(world, 2, 1)
     world.renew("a", 12, checkpoint_step=10)
@@ -46,7 +48,7 @@ def test_a_run_goes_on_with_fewer_nodes_and_has_all_again(
 
     lost = next(pod["spec"]["nodeName"] for pod in world.pods("a") if pod["metadata"]["name"] == "a-trainer-1")
     cluster.kubectl("drain", lost, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
-    world.wait_phase("a", "Starting", attempt=2, timeout=120)
+    world.wait_phase("a", "Starting", attempt=2)
     world.edit("a", {"trainer": {"elastic": {"waitSeconds": 5}}})
     status = wait_size(world, 1, 3)
     world.edit("a", {"trainer": {"elastic": {"waitSeconds": 3600}}})  # however slow this machine is
@@ -62,7 +64,7 @@ def test_a_run_goes_on_with_fewer_nodes_and_has_all_again(
         world.renew("a", 22, attempt=3, resumed_from_step=10, checkpoint_step=20)
         return world.status("a")
 
-    wait_for(trains, lambda s: s.get("attempt") == 4 or s.get("phase") == "Restarting", "it grows", timeout=120)
+    wait_for(trains, lambda s: s.get("attempt") == 4 or s.get("phase") == "Restarting", "it grows")
     status = wait_size(world, 2, 4)
     assert "size" not in status["trainer"]
     world.wait_event("a", "TrainerResized")

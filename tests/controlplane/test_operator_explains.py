@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from tests.cluster import Cluster
-from tests.controlplane.harness import OperatorProcess, wait_for
-from tests.controlplane.installation import judged_operator
+from tests.controlplane.harness import wait_for
+from tests.controlplane.installation import SHARED_NODE, UNRESTRICTED, fake_nodes
 from tests.controlplane.world import CORE, World
 
-LABEL = {"explains": "yes"}
-HERE = {"nodeSelector": LABEL}
-"""Where a role's pods go: other tests of this control plane may have nodes, too."""
+HERE = {"nodeSelector": SHARED_NODE}
+"""Two nodes for a role's pods: other files of this control plane may have nodes, too."""
 
 
 @pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Two nodes."""
-    names = cluster.add_fake_nodes(2, gpus=8, labels=LABEL, prefix="explain")
-    yield names
-    cluster.kubectl("delete", "node", *names)
-
-
-@pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """An operator whose policy leaves it to Kubernetes to refuse pods."""
-    folder = tmp_path_factory.mktemp("operator")
-    with judged_operator(cluster, folder, RLRUN_POLICY='{"podTemplate": "Any"}') as operator:
-        yield operator
+def operator_settings() -> Mapping[str, str]:
+    """A policy that leaves it to Kubernetes to refuse pods."""
+    return UNRESTRICTED
 
 
 def check_told(world: World, condition: str, reason: str, *words: str) -> None:
@@ -41,7 +28,7 @@ def check_told(world: World, condition: str, reason: str, *words: str) -> None:
     def complete(status: dict[str, Any]) -> bool:
         return status.get("reason") == reason and all(word in status.get("message", "") for word in words)
 
-    status = wait_for(lambda: world.status("a"), complete, f"{reason}: {', '.join(words)}", timeout=45)
+    status = wait_for(lambda: world.status("a"), complete, f"{reason}: {', '.join(words)}")
     found = world.condition("a", condition)
     assert (found["status"], found["reason"], found["message"]) == ("False", reason, status["message"])
     assert status["phase"] == "Starting", "it goes on by itself once that is mended"
@@ -68,9 +55,7 @@ def test_a_quota_that_leaves_no_room_for_the_orchestrator(world: World) -> None:
     words = ("orchestrator: the quota does not allow its pods", "requested: requests.memory=4Gi", "have it raised")
     check_told(world, "Scheduled", "QuotaExceeded", *words)
     world.kube("PATCH", world.path(CORE, "resourcequotas", "small"), {"spec": {"hard": {"requests.memory": "8Gi"}}})
-    wait_for(
-        lambda: world.status("a"), lambda s: (s.get("orchestrator") or {}).get("ready") == 1, "it runs", timeout=60
-    )
+    wait_for(lambda: world.status("a"), lambda s: (s.get("orchestrator") or {}).get("ready") == 1, "it runs")
 
 
 def test_pod_security_refuses_what_a_template_asks_for(world: World, cluster: Cluster) -> None:
@@ -90,7 +75,7 @@ def test_pod_security_refuses_what_a_template_asks_for(world: World, cluster: Cl
     cluster.kubectl(
         "label", "namespace", world.namespace, "pod-security.kubernetes.io/enforce=privileged", "--overwrite"
     )
-    world.wait_pods_ready("bad", 2, timeout=90)
+    world.wait_pods_ready("bad", 2)
 
 
 @pytest.mark.parametrize("role", ["trainer", "inference"])
@@ -116,7 +101,7 @@ def test_a_claim_for_one_pod_that_another_pod_uses(world: World) -> None:
     user = {
         "metadata": {"name": "user"},
         "spec": {
-            "nodeSelector": LABEL,
+            "nodeSelector": SHARED_NODE,
             "containers": [{"name": "main", "image": "none"}],
             "volumes": [volume],
         },
@@ -163,14 +148,12 @@ def test_a_topology_in_which_there_is_not_enough_room(world: World) -> None:
 
 
 def test_a_taint_that_is_not_tolerated(world: World, cluster: Cluster) -> None:
-    (name,) = cluster.add_fake_nodes(1, gpus=8, labels={"dedicated": "team-b"}, prefix="tainted")
-    cluster.kubectl("taint", "node", name, "team=b:NoSchedule")
-    try:
+    with fake_nodes(cluster, 1, prefix="tainted", labels={"dedicated": "team-b"}) as (name,):
+        taint = {"key": "team", "value": "b", "effect": "NoSchedule"}
+        world.kube("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [taint]}})
         world.create("a", trainer={"nodeSelector": {"dedicated": "team-b"}})
         words = ("1 node qualifies, but for the taint team=b", "add a toleration to trainer.tolerations")
         check_told(world, "Scheduled", "Unschedulable", *words)
-    finally:
-        cluster.kubectl("delete", "node", name)
 
 
 TAKEN = {
@@ -211,7 +194,7 @@ def test_an_object_of_somebody_else_that_has_a_childs_name(world: World, plural:
     before = world.kube("POST", world.path(api, plural), {"metadata": {"name": name, "labels": {"app": "ours"}}} | rest)
     world.create("a")
     check = lambda s: s.get("reason") == "NameTaken" and f" {name} exists and is not of this run" in s["message"]  # noqa: E731
-    status = wait_for(lambda: world.status("a"), check, "the name is told", timeout=45)
+    status = wait_for(lambda: world.status("a"), check, "the name is told")
     assert (status["phase"], world.condition("a", "Scheduled")["reason"]) == ("Pending", "NameTaken")
     assert world.pods("a") == []
     now = world.kube("GET", world.path(api, plural, name))
@@ -220,4 +203,4 @@ def test_an_object_of_somebody_else_that_has_a_childs_name(world: World, plural:
     assert now["metadata"]["uid"] == before["metadata"]["uid"]
     assert not [entry for entry in now["metadata"]["managedFields"] if "rlrun" in entry["manager"]]
     world.delete(plural, name, api)
-    world.wait_pods_ready("a", 2, timeout=60)
+    world.wait_pods_ready("a", 2)

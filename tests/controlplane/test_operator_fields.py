@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster
-from tests.controlplane.harness import OperatorProcess, wait_for
-from tests.controlplane.installation import judged_operator
+from tests.controlplane.harness import wait_for
+from tests.controlplane.installation import UNRESTRICTED
 from tests.controlplane.world import APPS, CORE, World
 
 LONGEST = "a" * 39 + "z"
@@ -47,22 +46,9 @@ EDGE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Where the pods run."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="fields")
-    yield names
-    cluster.kubectl("delete", "node", *names)
-
-
-@pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """An operator whose policy leaves it to Kubernetes to refuse pods."""
-    with judged_operator(
-        cluster, tmp_path_factory.mktemp("operator"), RLRUN_POLICY='{"podTemplate": "Any", "secrets": ["*"]}'
-    ) as operator:
-        yield operator
+def operator_settings() -> Mapping[str, str]:
+    """A policy that leaves it to Kubernetes to refuse pods."""
+    return UNRESTRICTED
 
 
 def made(world: World, name: str, sets: str, role: str) -> dict[str, Any]:
@@ -191,23 +177,23 @@ def annotate(world: World, name: str, value: str) -> None:
 def test_the_advice_for_an_edit_of_a_failed_run_works(world: World) -> None:
     world.start("a")
     world.edit("a", {"activeDeadlineSeconds": 1})
-    world.wait_phase("a", "Failed", timeout=60)
+    world.wait_phase("a", "Failed")
     said = refusal(world, "a", {"seed": 7})
     assert "the run has failed: set spec.suspend to true, annotate it with rlrun.io/restart-requested-at" in said
     world.edit("a", {"suspend": True, "activeDeadlineSeconds": None})
     annotate(world, "a", "2026-01-01T00:00:00Z")
-    world.wait_phase("a", "Suspended", timeout=60)
+    world.wait_phase("a", "Suspended")
     world.edit("a", {"suspend": False, "seed": 7})
-    world.wait_pods_ready("a", 2, timeout=60)
+    world.wait_pods_ready("a", 2)
 
 
 def test_the_advice_for_an_edit_of_a_complete_run_works(world: World) -> None:
     world.start("a")
     world.end_pod("a-orchestrator-1", 0)
-    world.wait_phase("a", "Complete", timeout=60)
+    world.wait_phase("a", "Complete")
     said = refusal(world, "a", {"seed": 7})
     assert "the run is complete: set spec.suspend to true, raise spec.maxSteps, wait for phase Suspended" in said
     world.edit("a", {"suspend": True, "maxSteps": 200})
-    world.wait_phase("a", "Suspended", timeout=60)
+    world.wait_phase("a", "Suspended")
     world.edit("a", {"suspend": False, "seed": 7})
-    world.wait_pods_ready("a", 2, timeout=60)
+    world.wait_pods_ready("a", 2)

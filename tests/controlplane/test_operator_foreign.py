@@ -6,7 +6,6 @@ The cases are rendered by the operator's own builders, so that a kind that is ad
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from rlrun_operator.names import RUN_LABEL, Ref
 from rlrun_operator.render import Host, RunContext
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Manifest
-from tests.cluster import Cluster
 from tests.controlplane.harness import Json, wait_for
 from tests.controlplane.world import World, run
 
@@ -85,14 +83,6 @@ def content(found: Json) -> Json:
     return {**rest, "spec": spec, "metadata": metadata, "rlrun": sorted(managers)}
 
 
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Where the pods run."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="foreign")
-    yield names
-    cluster.kubectl("delete", "node", *names)
-
-
 def test_every_kind_that_the_operator_makes_is_tried() -> None:
     made = {ref.kind for _, ref in CASES} | set(UNSEEN)
     assert made == set(BY_KIND) - {RLRUN.kind, EVENT.kind, NODE.kind, QUOTA.kind}
@@ -122,7 +112,6 @@ def test_an_object_of_somebody_else_is_left_alone_told_and_waited_for(world: Wor
         lambda: world.status(NAME),
         lambda s: s.get("reason") == "NameTaken" and words in (s.get("message") or ""),
         f"{words} is told",
-        timeout=45,
     )
     assert (status["phase"], world.condition(NAME, "Scheduled")["reason"]) == ("Pending", "NameTaken")
     if ref.kind not in MADE_LAST:
@@ -130,7 +119,7 @@ def test_an_object_of_somebody_else_is_left_alone_told_and_waited_for(world: Wor
     assert content(world.kube("GET", path)) == content(before)
 
     world.kube("DELETE", path)
-    wait_for(lambda: world.status(NAME).get("phase"), lambda phase: phase == "Starting", "the run begins", timeout=60)
+    wait_for(lambda: world.status(NAME).get("phase"), lambda phase: phase == "Starting", "the run begins")
     made = wait_for(lambda: world.kube.get(path), lambda child: child is not None, f"{ref} is made")
     assert made is not None
     assert made["metadata"]["labels"][RUN_LABEL] == NAME
@@ -143,7 +132,7 @@ def test_a_copied_label_makes_nothing_the_runs_own(world: World, ref: Ref) -> No
     made["metadata"]["labels"][RUN_LABEL] = NAME
     before = world.kube("POST", resource.path(world.namespace), made)
     world.create(NAME, **FULL)
-    world.wait_told(NAME, f"{ref.kind} {ref.name} exists and is not of this run", timeout=45)
+    world.wait_told(NAME, f"{ref.kind} {ref.name} exists and is not of this run")
     assert content(world.kube("GET", resource.path(world.namespace, ref.name))) == content(before)
 
 
@@ -156,7 +145,7 @@ def test_pods_that_somebody_has_labelled_as_a_runs_own_stop_nobody(world: World)
         pod = {"metadata": metadata, "spec": {"containers": [{"name": "trainer", "image": "x"}]}}
         world.kube("POST", world.path("/api/v1", "pods"), pod)
     world.renew(NAME, 2)
-    wait_for(lambda: world.status(NAME)["progress"]["step"], lambda step: step == 2, "the run goes on", timeout=60)
+    wait_for(lambda: world.status(NAME)["progress"]["step"], lambda step: step == 2, "the run goes on")
     status = world.status(NAME)
     assert (status["phase"], status["attempt"], status.get("restarts", 0)) == ("Running", 1, 0)
 
@@ -168,4 +157,4 @@ def test_a_status_of_the_largest_numbers_stops_no_restart(world: World) -> None:
     status = {"restarts": most, "restartsCountedTowardsMax": -most, "excludedNodes": [node]}
     world.kube("PATCH", world.path("/apis/rlrun.io/v1alpha1", "rlruns", NAME) + "/status", {"status": status})
     world.end_container(f"{NAME}-trainer-0", 1)
-    assert world.wait_phase(NAME, "Starting", attempt=2, timeout=90)["restarts"] == 1
+    assert world.wait_phase(NAME, "Starting", attempt=2)["restarts"] == 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.cluster import Cluster
-from tests.controlplane.harness import OperatorProcess, wait_for
+from tests.controlplane.harness import Kube, OperatorProcess, wait_for
 from tests.controlplane.world import CORE, RUNS, World
 
 GROWS = {
@@ -19,17 +18,17 @@ GROWS = {
     "provisioner": "kubernetes.io/host-path",
     "allowVolumeExpansion": True,
 }
+CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 ASKED = "rlrun_operator_api_requests_total"
 
 
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes without GPUs, and a class of volumes that may grow."""
-    names = cluster.add_fake_nodes(2, prefix="growth")
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(GROWS))
-    yield names
-    cluster.kubectl("delete", "storageclass", "grows")
-    cluster.kubectl("delete", "node", *names)
+@pytest.fixture(scope="module", autouse=True)
+def growing(cluster: Cluster) -> Iterator[None]:
+    """A class of volumes that may grow."""
+    kube = Kube(cluster.kubeconfig)
+    kube("POST", CLASSES, GROWS)
+    yield
+    kube("DELETE", f"{CLASSES}/grows")
 
 
 def sized(size: str, of_class: str) -> dict[str, Any]:

@@ -19,14 +19,6 @@ LEVELS = (33, 150, 300, 3000, 9000)
 """One more than is allowed; within every parser's limit; beyond that of the operator's, of Python's, and almost of the API server's."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Where the pods run."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="hostile")
-    yield names
-    cluster.kubectl("delete", "node", *names)
-
-
 @pytest.fixture
 def unjudged(cluster: Cluster) -> Iterator[None]:
     """Time in which the API server takes every specification, as one does on which nobody has installed the policy."""

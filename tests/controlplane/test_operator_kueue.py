@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from tests.cluster import Cluster
 from tests.controlplane import kueue
 from tests.controlplane.harness import Kube, OperatorProcess, wait_for
-from tests.controlplane.installation import judged_operator
 from tests.controlplane.world import APPS, CORE, World
 from tests.support.kueue import StandIn, is_true
 
@@ -26,24 +25,16 @@ SMALL = {"trainer": {"gpusPerReplica": 0}, "inference": {"gpusPerReplica": 0}}
 
 
 @pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes without GPUs."""
-    names = cluster.add_fake_nodes(2, prefix="kueue")
-    for name in names:
-        cluster.kubectl("label", "node", name, "kubernetes.io/os=linux", "kubernetes.io/arch=amd64", "--overwrite")
-    yield names
-    cluster.kubectl("delete", "node", *names)
+def operator_settings() -> Mapping[str, str]:
+    """A queue that is Kueue, which is not installed when the operator starts."""
+    return {"RLRUN_QUEUE": json.dumps(QUEUE)}
 
 
-@pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """One operator whose queue is Kueue, which is not installed when it starts."""
-    kube = Kube(cluster.kubeconfig)
-    with judged_operator(cluster, tmp_path_factory.mktemp("operator"), RLRUN_QUEUE=json.dumps(QUEUE)) as operator:
-        yield operator
-    kueue.uninstall(kube)
+@pytest.fixture(scope="module", autouse=True)
+def uninstalled(cluster: Cluster, operator: OperatorProcess) -> Iterator[None]:
+    """Remove Kueue at the end."""
+    yield
+    kueue.uninstall(Kube(cluster.kubeconfig))
 
 
 def no_pods(world: World) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,17 +13,6 @@ from tests.controlplane.corpus import MALFORMED, Malformed
 from tests.controlplane.harness import OperatorProcess, wait_for
 from tests.controlplane.world import APPS, CORE, RUNS, World
 
-GPU = "nvidia.com/gpu"
-PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-H200"}
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes with GPUs."""
-    names = cluster.add_fake_nodes(4, gpus=8, labels=PRODUCT, prefix="life")
-    yield names
-    cluster.kubectl("delete", "node", *names)
-
 
 def test_a_run_goes_from_creation_to_complete(world: World, cluster: Cluster) -> None:
     world.create("a")
@@ -33,7 +21,7 @@ def test_a_run_goes_from_creation_to_complete(world: World, cluster: Cluster) ->
     world.renew("a", 1)
     world.wait_phase("a", "Running")
     world.renew("a", 42, total_steps=100, policy_version=41, checkpoint_step=40)
-    status = wait_for(lambda: world.status("a"), lambda s: s["steps"] == "42/100", "the step is told", timeout=25)
+    status = wait_for(lambda: world.status("a"), lambda s: s["steps"] == "42/100", "the step is told")
     assert status["progress"]["reward"] == pytest.approx(0.542)
     assert status["checkpoint"]["latestCompleteStep"] == 40
     assert (status["trainerReady"], status["inferenceReady"]) == ("1/1", "1/1")
@@ -41,8 +29,8 @@ def test_a_run_goes_from_creation_to_complete(world: World, cluster: Cluster) ->
     assert re.search(r"a\s+Running\s+42/100\s+0\.542\s+1/1\s+1/1\s+0\s+40", line), line
     world.renew("a", 100)
     world.end_pod("a-orchestrator-1", 0)
-    cluster.kubectl("wait", "rlr/a", "-n", world.namespace, "--for=condition=Complete", "--timeout=30s")
     status = world.wait_phase("a", "Complete")
+    cluster.kubectl("wait", "rlr/a", "-n", world.namespace, "--for=condition=Complete", "--timeout=50s")
     assert status["steps"] == "100/100"
     assert status["completionTime"]
     assert world.kube.items(world.path(APPS, "statefulsets")) == [], "its GPUs are free"
@@ -56,9 +44,7 @@ def test_a_run_goes_from_creation_to_complete(world: World, cluster: Cluster) ->
 def test_a_deleted_trainer_pod_restarts_the_run_uncounted(world: World) -> None:
     world.start("a", step=7, checkpoint={"interval": 5})
     world.renew("a", 7, checkpoint_step=5)
-    wait_for(
-        lambda: world.status("a"), lambda s: s["checkpoint"].get("latestCompleteStep") == 5, "checkpoint", timeout=25
-    )
+    wait_for(lambda: world.status("a"), lambda s: s["checkpoint"].get("latestCompleteStep") == 5, "checkpoint")
     inference = {
         p["metadata"]["uid"] for p in world.pods("a") if p["metadata"]["labels"]["rlrun.io/role"] == "inference"
     }
@@ -103,7 +89,7 @@ def test_more_failures_than_allowed_end_the_run(world: World, cluster: Cluster) 
     failed = world.condition("a", "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "MaxRestartsExceeded")
     assert "device-side assert" in failed["message"]
-    cluster.kubectl("wait", "rlr/a", "-n", world.namespace, "--for=condition=Failed", "--timeout=5s")
+    cluster.kubectl("wait", "rlr/a", "-n", world.namespace, "--for=condition=Failed", "--timeout=50s")
     wait_for(lambda: world.kube.items(world.path(APPS, "statefulsets")), lambda found: not found, "no trainer is left")
 
 
@@ -166,7 +152,7 @@ def test_a_full_quota_is_told_and_overcome(world: World) -> None:
     world.create("a")
     world.wait_told("a", "quota")
     world.kube("PATCH", world.path(CORE, "resourcequotas", "small"), {"spec": {"hard": {"count/pods": "10"}}})
-    world.wait_pods_ready("a", 2, timeout=60)
+    world.wait_pods_ready("a", 2)
 
 
 def test_engines_are_scaled_by_an_edit_and_nothing_else_is_touched(world: World) -> None:
@@ -184,10 +170,8 @@ def test_deleting_a_run_removes_all_but_its_data(world: World) -> None:
     world.start("drops", storage={"claimTemplate": {"size": "1Gi"}, "whenDeleted": "Delete"})
     for name in ("keeps", "drops"):
         world.delete("rlruns", name, api="/apis/rlrun.io/v1alpha1")
-    wait_for(lambda: world.versions("drops"), lambda left: not left, "everything of `drops` is gone", timeout=60)
-    left = wait_for(
-        lambda: world.versions("keeps"), lambda left: len(left) <= 1, "everything of `keeps` but the claim", timeout=60
-    )
+    wait_for(lambda: world.versions("drops"), lambda left: not left, "everything of `drops` is gone")
+    left = wait_for(lambda: world.versions("keeps"), lambda left: len(left) <= 1, "everything of `keeps` but the claim")
     assert list(left) == ["persistentvolumeclaims/keeps-data"]
 
 
@@ -197,7 +181,7 @@ def test_a_run_created_again_under_the_same_name_waits_for_the_old_one_and_runs(
     world.delete("rlruns", "a", api="/apis/rlrun.io/v1alpha1")
     world.create("a")
     assert world.run("a")["metadata"]["uid"] != uid
-    world.wait_pods_ready("a", 2, timeout=60)
+    world.wait_pods_ready("a", 2)
     status = world.status("a")
     assert (status["attempt"], status["restarts"]) == (1, 0), "the old run's ending pods are no failure of the new one"
     owners = {s["metadata"]["ownerReferences"][0]["uid"] for s in world.kube.items(world.path(APPS, "statefulsets"))}
@@ -238,7 +222,6 @@ def test_metrics_follow_the_runs(world: World, operator: OperatorProcess) -> Non
             and found.get(f'rlrun_step{{{mine},run="seen"}}') == 3.0
         ),
         "the run is measured",
-        timeout=25,
     )
     world.delete("rlruns", "seen", api="/apis/rlrun.io/v1alpha1")
     wait_for(series, lambda found: not found, "its series are gone")

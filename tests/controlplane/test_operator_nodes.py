@@ -8,40 +8,41 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
+from tests.controlplane.installation import fake_nodes
 from tests.controlplane.world import CORE, World
 
 SIGSEGV = 139
+HERE = {"nodeSelector": {"nodes-test": "yes"}}
 
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     """Two, so that three failures hit one of them twice."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="nodes")
-    yield names
-    cluster.kubectl("delete", "node", *names)
+    with fake_nodes(cluster, 2, prefix="nodes", labels=HERE["nodeSelector"]) as names:
+        yield names
 
 
 def test_a_node_that_failed_twice_gets_no_trainer_and_a_drain_leaves_an_engine(
     world: World, nodes: tuple[str, ...]
 ) -> None:
     policy = {"maxRestarts": 5, "backoff": {"initialSeconds": 0.1, "maxSeconds": 0.1}}
-    world.create("a", inference={"replicas": 2}, failurePolicy=policy)
+    roles = {"trainer": HERE, "inference": {"replicas": 2, **HERE}, "orchestrator": {"batchSize": 16, **HERE}}
+    world.create("a", **roles, failurePolicy=policy)
     attempt, excluded = 1, ""
     while not excluded:
-        world.wait_phase("a", "Starting", attempt=attempt, timeout=120)
-        world.wait_pods_ready("a", 3, timeout=120)
+        world.wait_phase("a", "Starting", attempt=attempt)
+        world.wait_pods_ready("a", 3)
         world.end_container("a-trainer-0", SIGSEGV)
         attempt += 1
         status = wait_for(
             lambda wanted=attempt: world.status("a"),  # type: ignore[misc]
             lambda s, wanted=attempt: s["attempt"] == wanted,  # type: ignore[misc]
             f"attempt {attempt}",
-            timeout=120,
         )
         excluded = next((node["name"] for node in status.get("excludedNodes", ())), "")
         assert attempt <= 4, status["failures"]
     (other,) = {*nodes} - {excluded}
-    world.wait_pods_ready("a", 3, timeout=120)
+    world.wait_pods_ready("a", 3)
     placed = {
         pod["metadata"]["name"]: pod["spec"]["nodeName"]
         for pod in world.kube.items(world.path(CORE, "pods"))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rlrun_operator.reconcile.watch import INACTIVITY_SECONDS
 from tests.cluster import Cluster
 from tests.controlplane.harness import STOP_SECONDS, OperatorProcess, wait_for
 from tests.controlplane.installation import wait_served
@@ -17,17 +15,10 @@ from tests.controlplane.world import APPS, CORE, LEASES, World
 
 AWAY_SECONDS = 16.0
 """Longer than the leader's Lease lasts."""
-SEEN_SECONDS = INACTIVITY_SECONDS + 30
-"""In which a watch that brings nothing is opened again."""
 CHART = Path(__file__).parents[2] / "charts" / "rlrun-operator"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Where the pods run."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="outage")
-    yield names
-    cluster.kubectl("delete", "node", *names)
+pytestmark = pytest.mark.usefixtures("nodes")
 
 
 @pytest.fixture
@@ -74,7 +65,7 @@ def uids(world: World, name: str) -> set[str]:
 def wait_seen(world: World, name: str, step: int, **renewal: object) -> None:
     """Renew with this step until the status tells it: the operator works.
 
-    A watch that a server opened as it came up may bring nothing: it is opened again after `INACTIVITY_SECONDS`.
+    A watch that a server opened as it came up may bring nothing: the operator opens it again after 70 s (`INACTIVITY_SECONDS`).
     """
 
     def look() -> dict[str, object]:
@@ -85,7 +76,6 @@ def wait_seen(world: World, name: str, step: int, **renewal: object) -> None:
         look,
         lambda s: str(s.get("steps")).startswith(f"{step}/"),
         f"step {step} is seen",
-        timeout=SEEN_SECONDS,
         pause=1.0,
     )
 
@@ -156,7 +146,7 @@ def test_what_happens_while_the_operator_is_dead_is_found_out(world: World, tmp_
         status = world.wait_phase("restarts", "Starting", attempt=2)
         assert status["lastFailure"]["message"] == "out of memory"
         assert status["restartsCountedTowardsMax"] == 1
-        wait_for(lambda: world.versions("goes"), lambda left: len(left) <= 1, "the other run is gone", timeout=60)
+        wait_for(lambda: world.versions("goes"), lambda left: len(left) <= 1, "the other run is gone")
         assert not [sample for sample in operator.metrics() if 'run="goes"' in sample]
 
 
@@ -177,7 +167,7 @@ def test_an_api_server_that_is_away_disturbs_no_run_and_no_operator(world: World
                 time.sleep(0.5)
         finally:
             (server.start if how == "refuses" else server.thaw)()
-        operator.wait_ready(timeout=60)
+        operator.wait_ready()
         wait_seen(world, "a", 9)
         status = world.status("a")
         assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 1, 0)
@@ -185,7 +175,7 @@ def test_an_api_server_that_is_away_disturbs_no_run_and_no_operator(world: World
         assert (rendered(world, "a"), uids(world, "a")) == (before, pods)
         world.delete("pods", "a-trainer-0")
         # The StatefulSet's controller has to come back and let its pods go.
-        world.wait_phase("a", "Starting", attempt=2, timeout=90)
+        world.wait_phase("a", "Starting", attempt=2)
         operator.check_log()
     world.cluster.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=60s", timeout=70)
 
@@ -198,10 +188,10 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(world: World, tmp_pa
         assert second.writes() == {}
         before = world.settled("a")
         first.freeze()
-        second.wait_ready(timeout=40)
+        second.wait_ready()
         wait_seen(world, "a", 9)
         first.thaw()
-        assert first.wait_exit(timeout=60) == 1, "it must not act on what it knew"
+        assert first.wait_exit() == 1, "it must not act on what it knew"
         assert "operator-1 leads now" in first.log()
         assert world.versions("a", leave_out=("leases",)) == before
 
@@ -237,7 +227,7 @@ def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(w
             lease = world.path(LEASES, "leases", "rlrun-operator-serves")
             # As after 120 s without a renewal, which the second one would have to see.
             world.kube("PATCH", lease, {"spec": {"leaseDurationSeconds": 1, "holderIdentity": ""}})
-            wait_for(lambda: second.metrics().get(served), lambda value: value == 1.0, "it follows", timeout=60)
+            wait_for(lambda: second.metrics().get(served), lambda value: value == 1.0, "it follows")
             world.wait_pods_ready("b", 2)
             world.renew("b", 1)
             world.wait_phase("b", "Running")
@@ -272,7 +262,7 @@ def test_missing_rights_are_named_and_the_charts_role_suffices(world: World, tmp
                     "create", "rolebinding", f"weak-{role['metadata']['name']}", "-n", ns,
                     f"--role={role['metadata']['name']}", f"--serviceaccount={ns}:weak",
                 )  # fmt: skip
-        operator.wait_ready(timeout=60)
+        operator.wait_ready()
         world.start("a")
         world.settled("a")
         world.delete("pods", "a-trainer-0")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import CORE, World
 
@@ -25,14 +23,6 @@ PARTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("/apis/policy/v1", "poddisruptionbudgets", "PodDisruptionBudget drift-inference", {"spec": {"maxUnavailable": 2}}),
 )
 """API, plural, kind and name, and what somebody writes into it."""
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes with GPUs."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="parts")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 @pytest.mark.parametrize("verb", ["deleted", "edited"])

@@ -5,42 +5,34 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from rlrun_operator.times import rfc3339
 from tests.cluster import Cluster
-from tests.controlplane.harness import Json, OperatorProcess, wait_for
-from tests.controlplane.installation import judged_operator
+from tests.controlplane.harness import Json, wait_for
+from tests.controlplane.installation import fake_nodes
 from tests.controlplane.world import CORE, World
 
-GPUS = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
+HERE = {"queue-test": "yes"}
+GPUS = {role: {"gpusPerReplica": 1, "nodeSelector": HERE} for role in ("trainer", "inference")}
 """A run of two GPUs: all that the node has."""
 SETTINGS = {"enabled": True, "startSeconds": 20}
 """The making of a run's objects counts towards its start, and takes its time on a busy machine."""
-BACKOFF_SECONDS = 60.0
-"""A run that gave its room back is tried again after 30 s."""
-LOST_SECONDS = 150.0
-"""Pods of a node that is gone are deleted after 40 to 60 s."""
 
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     """Room for one run."""
-    names = cluster.add_fake_nodes(1, gpus=2, prefix="queue")
-    yield names
-    cluster.kubectl("delete", "node", "-l", "queue-test=after", "--ignore-not-found")
-    cluster.kubectl("delete", "node", *names, "--ignore-not-found")
+    with fake_nodes(cluster, 1, prefix="queue", gpus=2, labels=HERE) as names:
+        yield names
 
 
 @pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """An operator with a queue."""
-    with judged_operator(cluster, tmp_path_factory.mktemp("operator"), RLRUN_QUEUE=json.dumps(SETTINGS)) as operator:
-        yield operator
+def operator_settings() -> Mapping[str, str]:
+    """The operator's own queue."""
+    return {"RLRUN_QUEUE": json.dumps(SETTINGS)}
 
 
 def gpu_pods(world: World) -> dict[str, int]:
@@ -69,7 +61,7 @@ def wait_place(world: World, name: str, position: int, waiting: int, words: str)
 
 def train(world: World, name: str, step: int, *, attempt: int = 1, **told: object) -> None:
     """Let an admitted run train."""
-    world.wait_phase(name, "Starting", attempt=attempt, timeout=BACKOFF_SECONDS)
+    world.wait_phase(name, "Starting", attempt=attempt)
     world.wait_pods_ready(name, 2)
     world.renew(name, step, attempt=attempt, checkpoint_step=step, **told)
     world.wait_phase(name, "Running", attempt=attempt)
@@ -99,27 +91,26 @@ def test_three_runs_and_room_for_one_then_a_fourth_of_higher_priority_then_a_nod
     world.wait_event("first", "Preempted")
     wait_place(world, "second", 2, 3, "position 2 of 3")
 
-    cluster.kubectl("delete", "node", *nodes)
+    world.kube("DELETE", f"/api/v1/nodes/{nodes[0]}")
     # Its pods go with it; the next ones have no node, so the run gives its room back and says what is missing.
     wait_for(
         lambda: world.status("urgent"),
         lambda s: s.get("phase") == "Queued" and "0 qualify" in s["message"],
         "the run on the lost node waits again",
-        timeout=LOST_SECONDS,
     )
     world.wait_event("urgent", "Released")
     wait_for(lambda: gpu_pods(world), lambda found: found == {}, "no run holds a pod")
 
-    cluster.add_fake_nodes(1, gpus=2, prefix="queue-again", labels={"queue-test": "after"})
-    attempt = world.status("urgent")["attempt"]
-    train(world, "urgent", 5, attempt=attempt + 1, resumed_from_step=3)
-    world.renew("urgent", 100, attempt=attempt + 1)
-    world.end_pod(f"urgent-orchestrator-{attempt + 1}", 0)
-    world.wait_phase("urgent", "Complete")
+    with fake_nodes(cluster, 1, prefix="queue-again", gpus=2, labels=HERE):
+        attempt = world.status("urgent")["attempt"]
+        train(world, "urgent", 5, attempt=attempt + 1, resumed_from_step=3)
+        world.renew("urgent", 100, attempt=attempt + 1)
+        world.end_pod(f"urgent-orchestrator-{attempt + 1}", 0)
+        world.wait_phase("urgent", "Complete")
 
-    train(world, "first", 8, attempt=2, resumed_from_step=7)
-    status = world.status("first")
-    assert (status["restarts"], status["checkpoint"]["stepsLostTotal"]) == (0, 0), (
-        "preemption costs no step and no restart"
-    )
-    wait_place(world, "second", 1, 2, "position 1 of 2")
+        train(world, "first", 8, attempt=2, resumed_from_step=7)
+        status = world.status("first")
+        assert (status["restarts"], status["checkpoint"]["stepsLostTotal"]) == (0, 0), (
+            "preemption costs no step and no restart"
+        )
+        wait_place(world, "second", 1, 2, "position 1 of 2")

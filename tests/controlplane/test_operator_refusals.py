@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from rlrun_operator.names import ROLE_LABEL
-from tests.cluster import Cluster
 from tests.controlplane.harness import Json, wait_for
 from tests.controlplane.world import APPS, CORE, LEASES, World
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 SIZES = "object == null || oldObject == null || object.spec.replicas == oldObject.spec.replicas"
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes with GPUs."""
-    names = cluster.add_fake_nodes(2, gpus=8, prefix="refusals")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 @contextmanager
@@ -72,7 +61,6 @@ def wait_condition(world: World, kind: str, status: str, reason: str, *words: st
             and all(word in found["message"] for word in words)
         ),
         f"{kind}={status}, {reason}: {', '.join(words)}",
-        timeout=60,
     )
 
 
@@ -90,7 +78,7 @@ def test_a_trainer_that_may_not_be_scaled_down_is_told_and_suspends_once_it_may(
         status = world.wait_phase("a", "Suspending")
         assert all(word in status["message"] for word in words)
         world.wait_event("a", "AdmissionRefused")
-    world.wait_phase("a", "Suspended", timeout=90)
+    world.wait_phase("a", "Suspended")
     wait_condition(world, "ChildrenIntact", "True", "Repaired", "let in again")
 
 
@@ -102,7 +90,7 @@ def test_while_a_lost_deployment_is_refused_a_lost_lease_comes_back(world: World
     with policy(world, "apps", "deployments", "CREATE", "false", probe) as name:
         world.delete("deployments", "a-inference", APPS)
         world.delete("leases", "a-progress", LEASES)
-        world.wait_told("a", f"Deployment a-inference cannot be made: .*{name}", timeout=60)
+        world.wait_told("a", f"Deployment a-inference cannot be made: .*{name}")
         wait_for(
             lambda: world.kube("GET", world.path(LEASES, "leases", "a-progress"), ok=False),
             lambda found: found.get("kind") == "Lease",
@@ -112,7 +100,6 @@ def test_while_a_lost_deployment_is_refused_a_lost_lease_comes_back(world: World
         lambda: world.kube("GET", world.path(APPS, "deployments", "a-inference"), ok=False),
         lambda found: found.get("kind") == "Deployment",
         "the Deployment is made again",
-        timeout=90,
     )
 
 
@@ -130,5 +117,5 @@ def test_a_key_that_cannot_be_asked_for_is_told_while_a_pod_waits_for_it(world: 
             world, "ChildrenIntact", "False", "AdmissionRefused", f"Secret {secret} cannot be looked for: ", name
         )
         assert world.status("a")["attempt"] == 1
-    failure = world.wait_phase("a", "Starting", attempt=2, timeout=90)["lastFailure"]
+    failure = world.wait_phase("a", "Starting", attempt=2)["lastFailure"]
     assert failure["reason"] == "KeyLost"

@@ -8,20 +8,24 @@ from typing import Any
 import pytest
 
 from tests.cluster import Cluster
-from tests.controlplane.harness import wait_for
+from tests.controlplane.harness import Kube, wait_for
+from tests.controlplane.installation import fake_nodes
 from tests.controlplane.world import APPS, World
 
+HERE = {"spot-test": "yes"}
 SPOT = {"capacity": "spot"}
-SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     """One for the run, and an interruptible one, with the taint that clouds give it."""
-    names = cluster.add_fake_nodes(1, prefix="plain") + cluster.add_fake_nodes(1, prefix="spot", labels=SPOT)
-    cluster.kubectl("taint", "node", "spot-0", "capacity=spot:NoSchedule")
-    yield names
-    cluster.kubectl("delete", "node", *names)
+    taint = {"key": "capacity", "value": "spot", "effect": "NoSchedule"}
+    with (
+        fake_nodes(cluster, 1, prefix="plain", labels=HERE) as plain,
+        fake_nodes(cluster, 1, prefix="spot", labels=HERE | SPOT) as spot,
+    ):
+        Kube(cluster.kubeconfig)("PATCH", f"/api/v1/nodes/{spot[0]}", {"spec": {"taints": [taint]}})
+        yield plain + spot
 
 
 def wait_spot(world: World, **wanted: int) -> dict[str, Any]:
@@ -30,7 +34,6 @@ def wait_spot(world: World, **wanted: int) -> dict[str, Any]:
         lambda: world.status("a"),
         lambda s: wanted.items() <= ((s.get("inference") or {}).get("spot") or {}).items(),
         f"spot engines: {wanted}",
-        timeout=SECONDS,
     )
 
 
@@ -41,7 +44,7 @@ def engines(world: World) -> dict[str, int]:
 
 
 def test_spot_engines_come_and_go_and_the_run_goes_on(world: World, cluster: Cluster) -> None:
-    world.create("a", inference={"replicas": 3, "spot": {"share": 0.7, "nodeSelector": SPOT}})
+    world.create("a", inference={"replicas": 3, "nodeSelector": HERE, "spot": {"share": 0.7, "nodeSelector": SPOT}})
     wait_spot(world, desired=2, ready=2)
     world.wait_pods_ready("a", 4)
     world.renew("a", 1)
@@ -60,7 +63,6 @@ def test_spot_engines_come_and_go_and_the_run_goes_on(world: World, cluster: Clu
             "2 of 2 spot engines find no node with capacity=spot: the run goes on without, slower" in c["message"]
         ),
         "the run says what it lacks",
-        timeout=SECONDS,
     )
     status = world.status("a")
     said = {c["type"]: c["status"] for c in status["conditions"]}
@@ -77,6 +79,6 @@ def test_spot_engines_come_and_go_and_the_run_goes_on(world: World, cluster: Clu
     wait_for(lambda: engines(world), lambda n: n == {"a-inference": 2, "a-inference-spot": 1}, "another share")
     assert (world.status("a")["attempt"], world.condition("a", "ConfigurationValid")["reason"]) == (1, "Valid")
     world.edit("a", {"inference": {"spot": None}})
-    wait_for(lambda: engines(world), lambda n: n == {"a-inference": 3}, "no spot engines", timeout=SECONDS)
+    wait_for(lambda: engines(world), lambda n: n == {"a-inference": 3}, "no spot engines")
     status = wait_for(lambda: world.status("a"), lambda s: "spot" not in s["inference"], "the status follows")
     assert status["attempt"] == 1

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-
-import pytest
 
 from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import APPS, CORE, World
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes without GPUs."""
-    names = cluster.add_fake_nodes(2, prefix="suspend")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 def no_pods(world: World) -> bool:

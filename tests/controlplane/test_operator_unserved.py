@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from rlrun.api.status import UNSERVED
-from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import RUNS, World, run
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rlruns.rlrun.io"
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Nodes without GPUs."""
-    names = cluster.add_fake_nodes(2, prefix="unserved")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 def seen(world: World, name: str) -> list[Json]:

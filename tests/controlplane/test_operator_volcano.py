@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from tests.cluster import Cluster
 from tests.controlplane import volcano
 from tests.controlplane.harness import Kube, OperatorProcess, wait_for
-from tests.controlplane.installation import judged_operator
 from tests.controlplane.world import CORE, World
 from tests.support.volcano import StandIn
 
@@ -18,23 +17,16 @@ SMALL = {"trainer": {"gpusPerReplica": 0}, "inference": {"gpusPerReplica": 0}}
 
 
 @pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """One node without GPUs."""
-    names = cluster.add_fake_nodes(1, prefix="volcano")
-    yield names
-    cluster.kubectl("delete", "node", *names)
+def operator_settings() -> Mapping[str, str]:
+    """A queue that is Volcano, which is not installed when the operator starts."""
+    return {"RLRUN_QUEUE": json.dumps({"provider": "volcano"})}
 
 
-@pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """One operator whose queue is Volcano, which is not installed when it starts."""
-    kube = Kube(cluster.kubeconfig)
-    queue = json.dumps({"provider": "volcano"})
-    with judged_operator(cluster, tmp_path_factory.mktemp("operator"), RLRUN_QUEUE=queue) as operator:
-        yield operator
-    volcano.uninstall(kube)
+@pytest.fixture(scope="module", autouse=True)
+def uninstalled(cluster: Cluster, operator: OperatorProcess) -> Iterator[None]:
+    """Remove Volcano at the end."""
+    yield
+    volcano.uninstall(Kube(cluster.kubeconfig))
 
 
 def no_pods(world: World) -> bool:

@@ -5,7 +5,6 @@ goes on by itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +17,6 @@ GPUS = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
 GPU = "requests.nvidia.com/gpu"
 
 
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Room for more than any quota here allows."""
-    names = cluster.add_fake_nodes(1, gpus=8, prefix="quota")
-    yield names
-    cluster.kubectl("delete", "node", *names)
-
-
 def limit(world: World, **hard: str) -> None:
     """Create or change the namespace's quota, and wait until it counts."""
     named = {name.replace("__", "/").replace("_", "."): amount for name, amount in hard.items()}
@@ -34,9 +25,7 @@ def limit(world: World, **hard: str) -> None:
         world.kube("POST", world.path(CORE, "resourcequotas"), {"metadata": {"name": "team"}, "spec": {"hard": named}})
     else:
         world.kube("PATCH", path, {"spec": {"hard": named}})
-    wait_for(
-        lambda: world.kube("GET", path)["status"], lambda s: s.get("hard") == named, "the quota counts", timeout=30
-    )
+    wait_for(lambda: world.kube("GET", path)["status"], lambda s: s.get("hard") == named, "the quota counts")
 
 
 def bound(world: World, kind: str, **limits: Any) -> None:
@@ -51,7 +40,6 @@ def wait_condition(world: World, kind: str, reason: str, *words: str) -> str:
         lambda: world.condition("a", kind),
         lambda c: c.get("reason") == reason and all(word in c.get("message", "") for word in words),
         f"{kind} is {reason}: {', '.join(words)}",
-        timeout=60,
     )
     assert not world.status("a").get("restarts"), "no failure"
     return str(found["message"])
@@ -64,7 +52,7 @@ def test_gpus_over_quota_are_told_and_waited_for(world: World) -> None:
         world, "Scheduled", "QuotaExceeded", "exceeded quota: team", f"requested: {GPU}=1", f"limited: {GPU}=1"
     )
     limit(world, requests_nvidia_com__gpu="2")
-    world.wait_pods_ready("a", 2, timeout=60)
+    world.wait_pods_ready("a", 2)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +71,7 @@ def test_a_claim_over_quota_is_told_before_any_pod_is_made(
     wait_condition(world, "StorageReady", "QuotaExceeded", "exceeded quota: team", asked, "have it raised")
     assert world.kube.items(world.path(CORE, "pods")) == []
     limit(world, **more)
-    world.wait_pods_ready("a", 2, timeout=60)
+    world.wait_pods_ready("a", 2)
 
 
 def test_a_quota_that_counts_what_no_pod_has_says_what_to_set(world: World) -> None:
@@ -92,7 +80,7 @@ def test_a_quota_that_counts_what_no_pod_has_says_what_to_set(world: World) -> N
     words = ("failed quota: team", "must specify limits.memory", ".resources, or have a LimitRange with defaults made")
     wait_condition(world, "Scheduled", "QuotaExceeded", *words)
     bound(world, "Container", default={"memory": "1Gi"})
-    world.wait_pods_ready("a", 2, timeout=60)
+    world.wait_pods_ready("a", 2)
 
 
 def test_a_maximum_below_the_request_is_told_with_the_field(world: World) -> None:
@@ -113,8 +101,8 @@ def test_a_filled_in_limit_below_the_request_is_told_and_waited_for(world: World
     message = wait_condition(world, "Scheduled", "PodsRefused", "must be less than or equal to memory limit of 512Mi")
     assert message.startswith(f"{role}: a LimitRange does not allow its pods"), message
     world.kube("DELETE", world.path(CORE, "limitranges", "range"))
-    world.wait_pods_ready("a", 2, timeout=90)
-    wait_for(lambda: len(world.pods("a")), lambda count: count == 3, "all pods are made", timeout=60)
+    world.wait_pods_ready("a", 2)
+    wait_for(lambda: len(world.pods("a")), lambda count: count == 3, "all pods are made")
 
 
 def scoped(world: World, name: str, pods: str, **scope: Any) -> None:
@@ -148,7 +136,7 @@ def test_the_queue_counts_quotas_with_scopes_as_the_api_server_does(
         status = world.wait_told("a", "quota loose: pods: asked 3, used 0 of 2, even if nothing else ran")
         assert (status["phase"], world.kube.items(world.path(CORE, "pods"))) == ("Queued", [])
         scoped(world, "loose", "3")
-        world.wait_pods_ready("a", 2, timeout=60)
+        world.wait_pods_ready("a", 2)
 
 
 def test_the_queue_makes_no_pod_of_a_run_that_a_quota_keeps_out(
@@ -165,4 +153,4 @@ def test_the_queue_makes_no_pod_of_a_run_that_a_quota_keeps_out(
         assert (status["phase"], world.condition("a", "Admitted")["reason"]) == ("Queued", "NeverFits")
         assert world.kube.items(world.path(CORE, "pods")) == []
         limit(world, requests_nvidia_com__gpu="2")
-        world.wait_pods_ready("a", 2, timeout=60)
+        world.wait_pods_ready("a", 2)

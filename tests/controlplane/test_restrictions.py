@@ -13,13 +13,13 @@ import pytest
 from rlrun_operator.restrictions import RunPolicy
 from tests.cluster import Cluster
 from tests.controlplane.harness import Json, wait_for
-from tests.controlplane.installation import ROOT, fresh_namespace
+from tests.controlplane.installation import ROOT, SHARED_NODE, fresh_namespace
 from tests.controlplane.world import APPS, RUNS, World, run
 from tests.unit.operator.restrictions.cases import ANY, CASES, DEFAULTS, EVERYTHING, LISTS, SAYS, Case, pod
 
 CHART = str(ROOT / "charts" / "rlrun-operator")
 SYSTEM = "restrictions-system"
-HERE = {"nodeSelector": {"restricted": "yes"}}
+HERE = {"nodeSelector": SHARED_NODE}
 ACCOUNT = "boss"
 POLICIES = {"defaults": DEFAULTS, "lists": LISTS, "any": ANY, "everything": EVERYTHING}
 
@@ -51,7 +51,7 @@ def created(world: World, spec: dict[str, Any], name: str = "run") -> Json:
 
 def wait_enforced(world: World, spec: dict[str, Any]) -> None:
     """A new policy counts after a moment."""
-    wait_for(lambda: created(world, spec), lambda a: a.get("kind") == "Status", "the policy refuses", timeout=60)
+    wait_for(lambda: created(world, spec), lambda a: a.get("kind") == "Status", "the policy refuses")
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +67,6 @@ def worlds(cluster: Cluster) -> Iterator[dict[str, World]]:
         yield found
         for name in POLICIES:
             cluster.helm("uninstall", name, "--namespace", f"{SYSTEM}-{name}")
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """A node for the runs of this file."""
-    names = cluster.add_fake_nodes(1, labels=HERE["nodeSelector"], prefix="restricted")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 def test_the_operator_begins_what_the_policy_allows_and_nothing_else(world: World, cluster: Cluster) -> None:

@@ -6,12 +6,8 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import World
 from tests.processes.cli.test_cli_cpu import TIMED
@@ -20,14 +16,6 @@ COMMAND_SECONDS = 60.0
 CPU_SECONDS = 1.0
 """Time of a command with all kubectl that it starts: the best of a few tries."""
 TRIES = 5
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """One node."""
-    names = cluster.add_fake_nodes(1, gpus=8, prefix="seen")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 def rlrun(

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster
-from tests.controlplane.harness import OperatorProcess, wait_for
-from tests.controlplane.installation import judged_operator
+from tests.controlplane.harness import wait_for
 from tests.controlplane.world import APPS, World, run
 
-TEAM = "spec: {trainer: {image: team/trainer:1, nodeSelector: {defaults: 'yes'}}}\nlocked: [trainer.image]\n"
-
-
-@pytest.fixture(scope="module")
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Where the pods run."""
-    names = cluster.add_fake_nodes(1, labels={"defaults": "yes"}, prefix="defaults")
-    yield names
-    cluster.kubectl("delete", "node", *names)
+TEAM = "spec: {trainer: {image: team/trainer:1, nodeSelector: {shared: 'yes'}}}\nlocked: [trainer.image]\n"
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """An operator with defaults."""
-    own = {"RLRUN_DEFAULTS_FOLDER": str(folder), "RLRUN_DEFAULTS_NAME": "team", "POD_NAMESPACE": "default"}
-    with judged_operator(cluster, tmp_path_factory.mktemp("operator"), **own) as operator:
-        yield operator
+def operator_settings(folder: Path) -> Mapping[str, str]:
+    """Defaults of a namespace."""
+    return {"RLRUN_DEFAULTS_FOLDER": str(folder), "RLRUN_DEFAULTS_NAME": "team", "POD_NAMESPACE": "default"}
 
 
 def test_defaults_are_taken_locked_and_edited(world: World, folder: Path) -> None:
@@ -48,7 +34,7 @@ def test_defaults_are_taken_locked_and_edited(world: World, folder: Path) -> Non
     defaults = found["status"]["defaults"]
     assert (defaults["configMap"], defaults["fields"]) == ("default/team", ["trainer.image", "trainer.nodeSelector"])
     workload = world.kube("GET", world.path(APPS, "statefulsets", "a-trainer"))["spec"]["template"]["spec"]
-    assert (workload["containers"][0]["image"], workload["nodeSelector"]) == ("team/trainer:1", {"defaults": "yes"})
+    assert (workload["containers"][0]["image"], workload["nodeSelector"]) == ("team/trainer:1", {"shared": "yes"})
 
     world.create("b", trainer={"image": "mine:2"})
     world.wait_told("b", r"trainer\.image \(mine:2\) is locked by ConfigMap default/team")
@@ -60,9 +46,8 @@ def test_defaults_are_taken_locked_and_edited(world: World, folder: Path) -> Non
         lambda: world.condition("a", "ConfigurationValid"),
         lambda c: c.get("reason") == "ChangePending" and "defaults of the namespace" in c["message"],
         "the edit of the defaults is told",
-        timeout=60,
     )
-    world.wait_pods_ready("b", 2, timeout=60)
+    world.wait_pods_ready("b", 2)
     (folder / "defaults.yaml").write_text("spec: {trainer: {image: 5}}")
     wait_for(
         lambda: world.condition("a", "ConfigurationValid"),
@@ -70,7 +55,6 @@ def test_defaults_are_taken_locked_and_edited(world: World, folder: Path) -> Non
             c.get("reason") == "ForbiddenByPolicy" and "ConfigMap default/team, key defaults.yaml" in c["message"]
         ),
         "wrong defaults are told",
-        timeout=60,
     )
     assert world.versions("a", leave_out=("leases",)) == before, "nothing of the attempt is touched"
     assert world.status("a")["phase"] == "Running"

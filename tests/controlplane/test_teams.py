@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.controlplane.harness import Json, Kube, OperatorProcess, wait_for
-from tests.controlplane.installation import ROOT
+from tests.controlplane.installation import ROOT, fake_nodes
 from tests.controlplane.test_operator_outages import as_account
 from tests.controlplane.world import CORE, LEASES, World
 from tests.support.teams import ACTORS, DEEDS, Actor, Deed
@@ -25,7 +25,8 @@ RELEASE = "rlrun-operator"
 """Both releases have the name that the documentation gives them: it must not matter."""
 RUN = "same"
 """Likewise for the runs."""
-GPUS = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
+HERE = {"teams-test": "yes"}
+GPUS = {role: {"gpusPerReplica": 1, "nodeSelector": HERE} for role in ("trainer", "inference")}
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 VERSIONS = {"rlrun.io": "v1alpha1"}
 METHODS = {"create": "POST", "patch": "PATCH", "update": "PUT", "delete": "DELETE", "deletecollection": "DELETE"}
@@ -240,10 +241,9 @@ def test_neither_sees_counts_or_starves_the_other(
 ) -> None:
     """One node with room for one run: the second team's waits in its own queue, for what the first team's pods hold."""
     red, blue = teams
-    nodes = cluster.add_fake_nodes(1, gpus=2, prefix="teams")
-    try:
+    with fake_nodes(cluster, 1, prefix="teams", gpus=2, labels=HERE):
         red.world.create(RUN, **GPUS)
-        red.world.wait_pods_ready(RUN, 2, timeout=60)
+        red.world.wait_pods_ready(RUN, 2)
         red.world.renew(RUN, 1)
         red.world.wait_phase(RUN, "Running")
         blue.world.create(RUN, **GPUS)
@@ -251,7 +251,6 @@ def test_neither_sees_counts_or_starves_the_other(
             lambda: blue.world.status(RUN),
             lambda s: s.get("phase") == "Queued" and "0 free" in (s.get("message") or ""),
             "the other team's run waits for what is taken",
-            timeout=60,
         )
         place: Any = status["queue"]
         assert (place["position"], place["waiting"]) == (1, 1), "the other team's run is not counted"
@@ -269,9 +268,7 @@ def test_neither_sees_counts_or_starves_the_other(
             assert mine.world.kube("GET", lease)["spec"]["holderIdentity"]
 
         red.world.edit(RUN, {"suspend": True})
-        red.world.wait_phase(RUN, "Suspended", timeout=90)
-        blue.world.wait_pods_ready(RUN, 2, timeout=60)
+        red.world.wait_phase(RUN, "Suspended")
+        blue.world.wait_pods_ready(RUN, 2)
         assert {pod["metadata"]["namespace"] for pod in blue.world.pods(RUN)} == {blue.world.namespace}
         assert red.world.kube.items(red.world.path(CORE, "pods")) == []
-    finally:
-        cluster.kubectl("delete", "node", *nodes)

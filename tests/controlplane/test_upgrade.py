@@ -29,6 +29,9 @@ OBJECT_BYTES = 1_000_000
 """An object of the API server is smaller than that of etcd, 1.5 MiB, with the records of its managers."""
 
 
+pytestmark = pytest.mark.usefixtures("nodes")
+
+
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The earlier release's charts."""
@@ -49,14 +52,6 @@ def present(cluster: Cluster) -> Iterator[None]:
 def world(cluster: Cluster, namespace: str) -> World:
     """The test's namespace."""
     return World(cluster, namespace)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Where the pods run."""
-    names = cluster.add_fake_nodes(1, prefix="upgrade")
-    yield names
-    cluster.kubectl("delete", "node", *names)
 
 
 def install_earlier_crds(world: World, charts: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlrun.protocol.messages import annotations as told_by
 from tests.cluster import Cluster
-from tests.controlplane.harness import WAIT_SECONDS, Json, Kube, wait_for
+from tests.controlplane.harness import WATCHED, Json, Kube, wait_for
 
 RUNS = "/apis/rlrun.io/v1alpha1"
 APPS = "/apis/apps/v1"
@@ -29,6 +29,28 @@ class World:
         self.cluster = cluster
         self.namespace = namespace
         self.kube = Kube(cluster.kubeconfig)
+        WATCHED.add(self)
+
+    def progress(self) -> object:
+        """Versions of the namespace's runs, pods and events."""
+        return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in self._moving()}
+
+    def account(self) -> str:
+        """Describe its runs, and its last events, for the report of a wait that failed."""
+        lines = [f"namespace {self.namespace}:"]
+        for item in self._moving():
+            name, status = item["metadata"]["name"], item.get("status") or {}
+            if "involvedObject" in item:
+                lines.append(f"event on {item['involvedObject']['name']}: {item['reason']}: {item['message']}")
+            else:
+                lines.append(f"{name}: {status.get('phase')}: {status.get('message') or ''}")
+        return "\n".join(lines[-40:])
+
+    def _moving(self) -> list[Json]:
+        try:
+            return [item for api, plural in MOVING for item in self.kube.items(self.path(api, plural))]
+        except (OSError, AssertionError):  # the API server is away on purpose
+            return []
 
     def path(self, api: str, plural: str, name: str = "") -> str:
         """Path of an object or of a list."""
@@ -50,22 +72,20 @@ class World:
         """Its status."""
         return dict(self.run(name).get("status") or {})
 
-    def wait_phase(self, name: str, phase: str, *, attempt: int | None = None, timeout: float = WAIT_SECONDS) -> Json:
+    def wait_phase(self, name: str, phase: str, *, attempt: int | None = None) -> Json:
         """The status, once the run is in this phase (of this attempt)."""
         return wait_for(
             lambda: self.status(name),
             lambda status: status.get("phase") == phase and attempt in (None, status.get("attempt")),
             f"run {name} is {phase}" + (f" in attempt {attempt}" if attempt else ""),
-            timeout=timeout,
         )
 
-    def wait_told(self, name: str, words: str, *, timeout: float = WAIT_SECONDS) -> Json:
+    def wait_told(self, name: str, words: str) -> Json:
         """The status, once its message matches."""
         return wait_for(
             lambda: self.status(name),
             lambda status: re.search(words, status.get("message") or "") is not None,
             f"run {name} says /{words}/",
-            timeout=timeout,
         )
 
     def condition(self, name: str, kind: str) -> Json:
@@ -78,13 +98,12 @@ class World:
         found = self.kube.items(self.path(CORE, "pods") + f"?labelSelector=rlrun.io/run={name}")
         return [p for p in found if "deletionTimestamp" not in p["metadata"] and p["status"]["phase"] != "Succeeded"]
 
-    def wait_pods_ready(self, name: str, count: int, *, timeout: float = WAIT_SECONDS) -> None:
+    def wait_pods_ready(self, name: str, count: int) -> None:
         """Wait until the status counts so many ready trainer and inference pods together."""
         wait_for(
             lambda: self.status(name),
             lambda s: (s.get("trainer") or {}).get("ready", 0) + (s.get("inference") or {}).get("ready", 0) == count,
             f"{count} pods of {name} are ready",
-            timeout=timeout,
         )
 
     def renew(self, name: str, step: int, *, attempt: int = 1, ok: bool = True, **more: object) -> None:
@@ -181,6 +200,7 @@ class World:
         return wait_for(lambda: self.events(name), lambda found: reason in found, f"an event {reason} on run {name}")
 
 
+MOVING = ((RUNS, "rlruns"), (CORE, "pods"), (CORE, "events"))
 CHILDREN = (
     (CORE, "pods"),
     (CORE, "services"),
