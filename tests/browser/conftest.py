@@ -18,9 +18,13 @@ from tests.browser.served import Served, served
 from tests.cluster.errors import ClusterError
 from tests.cluster.packages import install
 from tests.support.made_runs import Folder, trained_long
+from tests.support.slow import patience
+from tests.support.waiting import PATIENCE_SECONDS
 from tools.ui_bundle import BundleError, modules
 
-expect.set_options(timeout=60_000)
+WAIT_MILLISECONDS = 1000 * PATIENCE_SECONDS * patience()
+"""Longest wait for a page: Playwright measures it by the clock."""
+expect.set_options(timeout=WAIT_MILLISECONDS)
 
 
 def cannot(why: str) -> None:
@@ -97,7 +101,7 @@ def page(browser: Browser) -> Iterator[Page]:
     """A window; whatever it reports as an error, or loads from another host, fails the test."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(WAIT_MILLISECONDS)
     complaints: list[str] = []
     page.on(
         "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None

@@ -8,16 +8,16 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.cluster.cache import cache_root, locked
 from tests.cluster.packages import unpack
+from tests.support.programs import tree_progress, wait_for_exit
+from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs/ui.md"
-_SECONDS = 60.0
 _MAIN = """daemon off;
 master_process off;
 pid {folder}/pid;
@@ -96,17 +96,14 @@ def started(nginx: Path, folder: Path, targets: dict[int, str]) -> Iterator[None
             yield
         finally:
             process.terminate()
-            process.wait(_SECONDS)
+            wait_for_exit(process)
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    until = time.monotonic() + _SECONDS
-    while time.monotonic() < until:
+    def listens() -> bool:
         assert process.poll() is None, log.read_text()
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return
-    raise AssertionError(f"nginx does not listen: {log.read_text()}")
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        return False
+
+    wait_until(listens, "nginx listens", progress=tree_progress(process.pid), state=log.read_text)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.programs import tree_progress, wait_for_exit
 from tests.support.slow import program
+from tests.support.waiting import LONGEST_POLL_SECONDS, Wait
 
-_SECONDS = 90.0
 _MAIN = "import sys; from rlrun.cli.main import main; sys.exit(main())"
 
 
@@ -66,16 +66,19 @@ def _started(folder: Path, *words: str) -> Iterator[Served]:
             yield Served(_url(process), folder, process)
         finally:
             process.terminate()
-            process.wait(_SECONDS)
+            wait_for_exit(process)
 
 
 def _url(process: subprocess.Popen[str]) -> str:
     """The address that it prints once it listens."""
     assert process.stdout is not None
-    until, said = time.monotonic() + _SECONDS, ""
+    wait, said = Wait("rlrun ui listens", tree_progress(process.pid), lambda: said), ""
     while "http" not in said:
-        ready, _, _ = select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))
-        line = process.stdout.readline() if ready else ""
-        assert line, f"rlrun ui does not listen: {said}"
-        said += line
+        ready, _, _ = select.select([process.stdout], [], [], LONGEST_POLL_SECONDS)
+        if ready:
+            line = process.stdout.readline()
+            assert line, f"rlrun ui ended: {said}"
+            said += line
+        else:
+            wait.poll()
     return next(word for word in said.split() if word.startswith("http"))

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 
 from rlrun.local.preflight import free_port
 from tests.browser import ingress
-from tests.browser.conftest import cannot
+from tests.browser.conftest import WAIT_MILLISECONDS, cannot
 from tests.browser.served import served_team
 from tests.cluster.errors import ClusterError
 from tests.support.made_runs import made
@@ -57,7 +57,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
 def test_a_user_logs_in_follows_runs_and_logs_out(browser: Browser, behind: Behind, path: str) -> None:
     context = browser.new_context(ignore_https_errors=True)  # the certificate is the test's own
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(WAIT_MILLISECONDS)
     try:
         page.goto(f"https://localhost:{getattr(behind, path)}/rlrun/")
         page.get_by_label("Token").fill(ANN)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.served import Served, served
 from tests.support.made_runs import Folder, made, metrics_line, rollout
 
@@ -253,7 +254,7 @@ def test_axe_finds_nothing(
 ) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(WAIT_MILLISECONDS)
     try:
         for name in PAGES:
             visit(page, shown, name)

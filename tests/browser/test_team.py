@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from rlrun.ui.live import OF_ONE_MAX
+from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.served import Served, served_team
 from tests.support.made_runs import made
 from tests.support.team_cluster import ANN, BOB, TeamCluster, over_http, rlrun, two_teams
@@ -128,7 +129,7 @@ def test_axe_finds_nothing(
 ) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(WAIT_MILLISECONDS)
 
     def check(name: str) -> None:
         found: Any = page.evaluate(f"{axe}; axe.run({{resultTypes: ['violations']}})")

@@ -19,9 +19,6 @@ from tests.e2e.cluster.kube_run import example
 
 INTERVAL = 4
 STEP_SECONDS = 0.4
-READY_SECONDS = 240.0
-NOTICE_SECONDS = 300.0
-END_SECONDS = 600.0
 PATIENCE = [
     {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
     for taint in ("not-ready", "unreachable")
@@ -87,7 +84,7 @@ def _live(cell: Cell, run: ChaosRun, children: Sequence[str]) -> Outcome:
         if cell.act is None and "attempt" in cell.fault:
             run.wait("its volume", run.volume)
         else:
-            run.wait_phase("Running", READY_SECONDS)
+            run.wait_phase("Running")
         with History(run) as history:
             return _break(cell, run, history)
     finally:
@@ -97,11 +94,9 @@ def _live(cell: Cell, run: ChaosRun, children: Sequence[str]) -> Outcome:
 def _break(cell: Cell, run: ChaosRun, history: History) -> Outcome:
     if cell.act is None:
         return _by_itself(cell, run, history)
-    run.wait("two checkpoints and a step", lambda: _step(history.lines()) > 2 * INTERVAL, READY_SECONDS)
+    run.wait("two checkpoints and a step", lambda: _step(history.lines()) > 2 * INTERVAL, steps=True)
     if cell.role == "inference":  # others do not wait for a status: their operator may be killed by a cell beside them
-        run.wait(
-            "both engines are ready", lambda: (run.status().get("inference") or {}).get("ready") == 2, READY_SECONDS
-        )
+        run.wait("both engines are ready", lambda: (run.status().get("inference") or {}).get("ready") == 2)
     attempt = run.attempt()
     with cell.act(Faults(run)) as at:
         # What the fault found: what was done later is not its loss.
@@ -114,7 +109,7 @@ def _break(cell: Cell, run: ChaosRun, history: History) -> Outcome:
                 time.monotonic() - began >= cell.lasts
                 and (not waits or _noticed(cell, history, attempt, at) is not None)
             ),
-            max(NOTICE_SECONDS, cell.lasts + 60),
+            steps=True,
         )
     return _judge(cell, run, history, attempt, at, complete, mended=time.time())
 
@@ -122,7 +117,7 @@ def _break(cell: Cell, run: ChaosRun, history: History) -> Outcome:
 def _by_itself(cell: Cell, run: ChaosRun, history: History) -> Outcome:
     """The fault is in the run's own environment: its moment is that of the marker."""
     markers = history.folder / MARKERS
-    run.wait("the fault point", lambda: any(markers.glob("*")), READY_SECONDS)
+    run.wait("the fault point", lambda: any(markers.glob("*")), steps=True)
     at = next(markers.glob("*")).stat().st_mtime
     before = [attempt for (_, attempt), line in history.seen.items() if line.time <= at]
     attempt = max(before, default=1)
@@ -141,11 +136,11 @@ def _judge(
     cell: Cell, run: ChaosRun, history: History, attempt: int, at: float, complete: int, mended: float | None = None
 ) -> Outcome:
     if cell.ends == "Failed":
-        final = run.wait_phase("Failed", END_SECONDS)
+        final = run.wait_phase("Failed")
         return Outcome(
             cell, str(final["lastFailure"]["reason"]), _since(history.failure_seen(attempt, at), at), None, 0
         )
-    final = run.wait_phase("Complete", END_SECONDS)
+    final = run.wait_phase("Complete")
     lines = history.lines()
     told = f"{run.name}: {[(line.step, line.attempt) for line in lines]}"
     assert [line.step for line in lines] == list(range(1, cell.steps + 1)), f"each step once, in order; {told}"

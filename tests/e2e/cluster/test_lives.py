@@ -140,7 +140,7 @@ def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRu
     run.delete()
     kinds = "sts,deploy,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,networkpolicies,pdb"
     label = "rlrun.io/run=short-lived"
-    run.wait("children gone", lambda: not run.kubectl("get", kinds, "-l", label, "-o", "name").split(), 180)
+    run.wait("children gone", lambda: not run.kubectl("get", kinds, "-l", label, "-o", "name").split())
     assert "short-lived-data" in run.kubectl("get", "pvc")
 
 

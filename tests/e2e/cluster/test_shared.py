@@ -101,7 +101,7 @@ def test_a_guest_is_deleted_made_again_and_survives_the_trainer_that_it_shares(
     before = host.identities()
     guest.delete()
     guest.apply()
-    guest.wait("it goes on", lambda: guest.step() > 5 and guest.status()["phase"] == "Running")
+    guest.wait("it continues", lambda: guest.step() > 5 and guest.status()["phase"] == "Running", steps=True)
     assert host.identities() == before, "nothing of the host is touched"
     status = guest.status()
     assert status["checkpoint"]["resumedFromStep"] >= 5

@@ -65,7 +65,7 @@ def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interva
     assert run.attempt() == 3, "losing an engine begins no attempt"
     run.kubectl("delete", "pod", "survivor-orchestrator-3", "--wait=false")
 
-    final = run.wait_phase("Complete", 300)
+    final = run.wait_phase("Complete")
     assert (final["attempt"], final["restarts"], final["progress"]["step"]) == (4, 3, 25)
     assert final["restartsCountedTowardsMax"] == 1, "deleted pods are disruptions"
     assert final["checkpoint"]["resumedFromStep"] == 3 * INTERVAL
@@ -117,8 +117,9 @@ def test_api_server_away_for_a_minute(new_run: NewRun, stub_manifest: Manifest, 
         time.sleep(OUTAGE_SECONDS)  # the outage itself is what is tested
     finally:
         cluster.api_server.start()
-    run.wait("the run went on meanwhile", lambda: run.step() >= step + OUTAGE_SECONDS * 0.8, 180)
+    run.wait("the run went on meanwhile", lambda: run.step() >= step + OUTAGE_SECONDS * 0.8, steps=True)
     assert run.identities() == before
-    run.wait("the operator follows again", lambda: run.status()["progress"]["step"] > step + OUTAGE_SECONDS * 0.8, 180)
+    followed = step + OUTAGE_SECONDS * 0.8
+    run.wait("the operator follows again", lambda: run.status()["progress"]["step"] > followed, steps=True)
     status = run.status()
     assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 1, 0), status.get("lastFailure")

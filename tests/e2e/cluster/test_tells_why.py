@@ -23,7 +23,7 @@ def _told(run: KubeRun, *words: str) -> str:
         text = run.kubectl("describe", "rlr", run.name).partition("\nStatus:")[2]
         return text if all(word in text for word in words) else None
 
-    text: str = run.wait(f"describe says {', '.join(words)}", found, 180)
+    text: str = run.wait(f"describe says {', '.join(words)}", found)
     return text
 
 

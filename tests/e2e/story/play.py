@@ -17,8 +17,6 @@ RELEASE = SYSTEM = "rlrun-queue"
 NAMESPACE = "queue-story"
 INTERVAL = 5
 STEP_SECONDS = 0.3
-LONG = 240.0
-"""Seconds that the slowest of all waits may take: a node is noticed to be lost, its pods go, the next attempt gives one up."""
 NODES = ("n0", "n1")
 NEED = "trainer needs 2 nodes with 1 free nvidia.com/gpu each; "
 
@@ -182,7 +180,7 @@ class Story:
             )
             return holds()
 
-        run.wait(what, alone, LONG)
+        run.wait(what, alone, steps=True)
 
     def _gpu_pods(self) -> list[dict[str, Any]]:
         pods = self.first.read("/api/v1|pods?labelSelector=rlrun.io/role=trainer")["items"]

@@ -120,14 +120,14 @@ class Lives:
         for run in self.runs.values():
             run.apply()
         for name in ("suspended", "suspending"):
-            self[name].wait_checkpoint(5, 400)
+            self[name].wait_checkpoint(5)
         self._hold(self["suspending"])
         for name in ("suspended", "suspending"):
             self.suspend(name, True)
         for name, phase in PHASES.items():
-            self[name].wait_phase(phase, 400)
-        self["backs-off"].wait("its backoff", lambda: self["backs-off"].status().get("reason") == "BackOff", 120)
-        self["guest"].wait_step(2, 200)
+            self[name].wait_phase(phase)
+        self["backs-off"].wait("its backoff", lambda: self["backs-off"].status().get("reason") == "BackOff")
+        self["guest"].wait_step(2)
 
     def suspend(self, name: str, value: bool) -> None:
         """Set `spec.suspend`."""

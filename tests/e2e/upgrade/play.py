@@ -19,8 +19,6 @@ from tests.e2e.upgrade.watch import EVENTS_EACH, QUIET, Between, differences, sn
 VALUES = {"clusterWide": "false"}
 NEW_STEPS = 6
 """Steps that each training run gets on by before an exchange counts as over: the operator has then written its status several times."""
-WAIT_SECONDS = 240.0
-LONGEST_SECONDS = 600.0
 MORE_STEPS = 15
 MADE_AGAIN = (f"{NO_POD}/podless", "podless Warning QuotaExceeded")
 """What is said of an attempt without pods: another release makes it again as a whole, which `_one_image` looks at."""
@@ -88,7 +86,7 @@ class Play:
                 run.wait(
                     f"its status tells of step {goals[run.name]}",
                     lambda run=run: _told_step(run) >= goals[run.name],
-                    WAIT_SECONDS,
+                    steps=True,
                 )
             events = between.events()
         after = snapshot(self._cluster, NAMESPACES)
@@ -130,7 +128,7 @@ class Play:
         """Under the new release: next attempts, suspended runs, waiting runs, and one that is new."""
         lives, new = self._lives, self._new
         lives.let_go("suspending")
-        lives["suspending"].wait_phase("Suspended", 120)
+        lives["suspending"].wait_phase("Suspended")
         for name in ("suspended", "suspending"):
             lives.suspend(name, False)
         lives.make_room()
@@ -140,23 +138,22 @@ class Play:
         lives.runs["newborn"] = newborn
         newborn.apply()
         for name in ("suspended", "suspending", "newborn", "no-trainer", "podless"):
-            lives[name].wait_phase("Running", WAIT_SECONDS)
-            lives[name].wait_step(1, WAIT_SECONDS)
+            lives[name].wait_phase("Running")
+            lives[name].wait_step(1)
             self._one_image(name, new)
         for name in ("trains", "templated"):
             run = lives[name]
             run.wait(
                 "its second attempt trains",
                 lambda run=run: run.attempt() == 2 and run.status()["phase"] == "Running",
-                WAIT_SECONDS,
             )
             self._one_image(name, new)
             self._check(
                 name, bool(run.status()["checkpoint"].get("resumedFromStep")), "does not go on from its checkpoint"
             )
-        lives["ends"].wait_phase("Complete", LONGEST_SECONDS)
+        lives["ends"].wait_phase("Complete")
         self._goes_on_to_its_end("complete")
-        newborn.wait_checkpoint(5, WAIT_SECONDS)
+        newborn.wait_checkpoint(5)
         self._say("under the new release: resumed, restarted, begun and ended")
 
     def _one_image(self, name: str, release: Release) -> None:
@@ -179,7 +176,7 @@ class Play:
         run.wait(
             f"all {steps} steps are trained",
             lambda: run.attempt() > attempt and run.status()["phase"] == "Complete" and _told_step(run) == steps,
-            WAIT_SECONDS,
+            steps=True,
         )
 
     def _end(self) -> None:
@@ -192,7 +189,6 @@ class Play:
             run.wait(
                 "its next attempt trains",
                 lambda run=run, attempt=attempt: run.attempt() > attempt and run.status()["phase"] == "Running",
-                WAIT_SECONDS,
             )
             self._one_image(name, self._old)
         for name in ("complete", "ends"):
