@@ -53,6 +53,7 @@ def author(cluster: Cluster, namespace: str) -> Author:
     return Author(cluster, namespace)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_unchanged_manifest_is_unchanged(author: Author, path: Path) -> None:
     for document in filter(None, yaml.safe_load_all(path.read_text())):
@@ -76,6 +77,7 @@ def test_an_operator_at_work_is_no_difference(world: World, author: Author) -> N
     assert world.run("a")["spec"] == manifest("a", suspend=True)["spec"]
 
 
+@pytest.mark.full
 def test_what_is_left_out_and_its_default_are_the_same(world: World, author: Author) -> None:
     """A release that stored all defaults made such objects; who applies the short manifest again has changed nothing."""
     long = manifest("a", seed=0, trainer={"replicas": 1, "optimizer": {"lr": 1e-6}}, evaluation={"interval": 20})
@@ -99,6 +101,7 @@ def test_what_is_left_out_and_its_default_are_the_same(world: World, author: Aut
         author.apply(manifest("a", evaluation={}, trainer={"optimizer": {"lr": 2e-6}}))
 
 
+@pytest.mark.full
 def test_two_managers_share_a_run(author: Author, world: World) -> None:
     def part(**spec: Any) -> Json:
         return {**manifest("a"), "spec": spec}
@@ -128,6 +131,7 @@ def test_two_managers_share_a_run(author: Author, world: World) -> None:
     assert world.run("a")["spec"] == {**team["spec"], "trainer": {**team["spec"]["trainer"], "guests": ["y"]}}
 
 
+@pytest.mark.full
 def test_an_item_that_stood_twice_does_not_stop_a_run_that_has_it(cluster: Cluster, world: World) -> None:
     """Lists of earlier releases had no keys. Such a run lives on: its status can be written, and labels can be set."""
     crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rlruns.rlrun.io"
@@ -159,6 +163,7 @@ def test_an_item_that_stood_twice_does_not_stop_a_run_that_has_it(cluster: Clust
     )
 
 
+@pytest.mark.full
 def test_nothing_that_prunes_finds_the_volume(world: World, author: Author, cluster: Cluster) -> None:
     marks = {"argocd.argoproj.io/tracking-id": "a:rlrun.io/RLRun:x/a"}
     labels = {

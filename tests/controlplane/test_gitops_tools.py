@@ -16,6 +16,8 @@ from tests.cluster.progress import Progress
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import World, run
 
+pytestmark = pytest.mark.full
+
 Json = dict[str, Any]
 PAGE = Path(__file__).parents[2] / "docs" / "gitops.md"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gitops"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.controlplane.world import World
+
+pytestmark = pytest.mark.full
 
 
 def test_a_run_that_cannot_renew_its_lease_is_told_of_and_not_restarted(world: World) -> None:

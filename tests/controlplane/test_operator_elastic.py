@@ -76,6 +76,7 @@ def test_kubectl_scale_writes_the_number_of_a_run_that_has_one(world: World, clu
     assert "rlrun.io/role=inference" in scale["status"]["selector"]
 
 
+@pytest.mark.full
 def test_a_scale_by_hand_changes_nothing_where_the_number_follows_the_load(world: World, cluster: Cluster) -> None:
     """The API server judges no rule on the subresource."""
     world.start("a", inference={"autoscale": AUTOSCALE})

@@ -12,6 +12,8 @@ from tests.controlplane.harness import wait_for
 from tests.controlplane.installation import SHARED_NODE, UNRESTRICTED, fake_nodes
 from tests.controlplane.world import CORE, World
 
+pytestmark = pytest.mark.full
+
 HERE = {"nodeSelector": SHARED_NODE}
 """Two nodes for a role's pods: other files of this control plane may have nodes, too."""
 

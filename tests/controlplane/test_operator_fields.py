@@ -130,6 +130,7 @@ def test_the_largest_lists_cost_the_policy_too_little_to_refuse(world: World) ->
     assert world.run("large")["spec"]["suspend"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -174,6 +175,7 @@ def annotate(world: World, name: str, value: str) -> None:
     world.cluster.kubectl("annotate", "rlr", name, "-n", world.namespace, f"rlrun.io/restart-requested-at={value}")
 
 
+@pytest.mark.full
 def test_the_advice_for_an_edit_of_a_failed_run_works(world: World) -> None:
     world.start("a")
     world.edit("a", {"activeDeadlineSeconds": 1})
@@ -187,6 +189,7 @@ def test_the_advice_for_an_edit_of_a_failed_run_works(world: World) -> None:
     world.wait_pods_ready("a", 2)
 
 
+@pytest.mark.full
 def test_the_advice_for_an_edit_of_a_complete_run_works(world: World) -> None:
     world.start("a")
     world.end_pod("a-orchestrator-1", 0)

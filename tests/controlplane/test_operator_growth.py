@@ -11,6 +11,8 @@ from tests.cluster import Cluster
 from tests.controlplane.harness import Kube, OperatorProcess, wait_for
 from tests.controlplane.world import CORE, RUNS, World
 
+pytestmark = pytest.mark.full
+
 GROWS = {
     "apiVersion": "storage.k8s.io/v1",
     "kind": "StorageClass",

@@ -87,6 +87,7 @@ def test_a_run_waits_for_kueue_trains_is_evicted_goes_on_with_another_flavor_and
         wait_for(lambda: controller.workload(), lambda one: is_true(one, "Finished"), "the Workload is finished")
 
 
+@pytest.mark.full
 def test_a_run_of_a_queue_that_does_not_exist_says_so_and_moves_to_one_that_does(world: World) -> None:
     with kueue.Controller(world, StandIn()).at_work() as controller:
         world.create("b", **SMALL)
@@ -97,6 +98,7 @@ def test_a_run_of_a_queue_that_does_not_exist_says_so_and_moves_to_one_that_does
         assert len(controller.workloads()) == 1
 
 
+@pytest.mark.full
 def test_an_operator_killed_while_its_run_gives_way_goes_on_where_it_was(
     world: World, operator: OperatorProcess
 ) -> None:

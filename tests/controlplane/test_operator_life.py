@@ -73,6 +73,7 @@ def test_a_deleted_trainer_pod_restarts_the_run_uncounted(world: World) -> None:
     assert (took["attempt"], took["totalSeconds"]) == (2, sum(took["seconds"].values()))
 
 
+@pytest.mark.full
 def test_more_failures_than_allowed_end_the_run(world: World, cluster: Cluster) -> None:
     backoff = {"initialSeconds": 0.1, "maxSeconds": 0.2}
     world.start("a", failurePolicy={"maxRestarts": 3, "backoff": backoff})
@@ -93,6 +94,7 @@ def test_more_failures_than_allowed_end_the_run(world: World, cluster: Cluster) 
     wait_for(lambda: world.kube.items(world.path(APPS, "statefulsets")), lambda found: not found, "no trainer is left")
 
 
+@pytest.mark.full
 def test_a_wrong_configuration_ends_the_run_at_once(world: World) -> None:
     world.start("a")
     world.end_pod("a-orchestrator-1", 78, "environments[0].id 'reverse-text' has no task for letters=0")
@@ -103,6 +105,7 @@ def test_a_wrong_configuration_ends_the_run_at_once(world: World) -> None:
     assert world.condition("a", "Stalled")["status"] == "True"
 
 
+@pytest.mark.full
 def test_a_label_that_no_node_has_is_named_with_the_role(world: World) -> None:
     world.create("a", trainer={"gpusPerReplica": 8}, placement={"gpuProduct": "NVIDIA-B300"})
     status = world.wait_told("a", "NVIDIA-B300")
@@ -112,12 +115,14 @@ def test_a_label_that_no_node_has_is_named_with_the_role(world: World) -> None:
     world.wait_event("a", "Unschedulable")
 
 
+@pytest.mark.full
 def test_too_many_gpus_for_any_node_are_told(world: World) -> None:
     world.create("a", trainer={"replicas": 40, "gpusPerReplica": 8})
     status = world.wait_told("a", "trainer needs")
     assert "8 nvidia.com/gpu" in status["message"]
 
 
+@pytest.mark.full
 def test_a_claim_that_cannot_be_bound_is_told(world: World) -> None:
     world.create("a", storage={"claimTemplate": {"storageClassName": "broken", "size": "1Gi"}})
     status = world.wait_told("a", "broken")
@@ -125,6 +130,7 @@ def test_a_claim_that_cannot_be_bound_is_told(world: World) -> None:
     assert world.condition("a", "StorageReady")["status"] == "False"
 
 
+@pytest.mark.full
 def test_a_claim_that_does_not_exist_is_told_and_followed_once_it_does(world: World) -> None:
     world.create("a", storage={"claimName": "mine"})
     world.wait_told("a", "mine")
@@ -141,6 +147,7 @@ def test_a_claim_that_does_not_exist_is_told_and_followed_once_it_does(world: Wo
     world.wait_pods_ready("a", 2)
 
 
+@pytest.mark.full
 def test_a_full_quota_is_told_and_overcome(world: World) -> None:
     quota = {"metadata": {"name": "small"}, "spec": {"hard": {"count/pods": "0"}}}
     world.kube("POST", world.path(CORE, "resourcequotas"), quota)
@@ -155,6 +162,7 @@ def test_a_full_quota_is_told_and_overcome(world: World) -> None:
     world.wait_pods_ready("a", 2)
 
 
+@pytest.mark.full
 def test_engines_are_scaled_by_an_edit_and_nothing_else_is_touched(world: World) -> None:
     world.start("a")
     followers = ("pods", "deployments", "leases", "poddisruptionbudgets")
@@ -175,6 +183,7 @@ def test_deleting_a_run_removes_all_but_its_data(world: World) -> None:
     assert list(left) == ["persistentvolumeclaims/keeps-data"]
 
 
+@pytest.mark.full
 def test_a_run_created_again_under_the_same_name_waits_for_the_old_one_and_runs(world: World) -> None:
     world.start("a")
     uid = world.run("a")["metadata"]["uid"]
@@ -188,6 +197,7 @@ def test_a_run_created_again_under_the_same_name_waits_for_the_old_one_and_runs(
     assert owners == {world.run("a")["metadata"]["uid"]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [c for c in MALFORMED if c.stage == "operator"], ids=lambda case: case.name)
 def test_what_only_the_operator_sees_is_told_and_makes_nothing(world: World, cluster: Cluster, case: Malformed) -> None:
     cluster.kubectl("apply", "-n", world.namespace, "-f", str(case.path))
@@ -201,6 +211,7 @@ def test_what_only_the_operator_sees_is_told_and_makes_nothing(world: World, clu
     assert world.pods(name) == []
 
 
+@pytest.mark.full
 def test_a_mended_run_starts(world: World) -> None:
     world.create("a", trainer={"podTemplate": {"spec": {"terminationGracePeriodSeconds": "soon"}}})
     assert "terminationGracePeriodSeconds" in world.wait_phase("a", "Failed")["message"]
@@ -208,6 +219,7 @@ def test_a_mended_run_starts(world: World) -> None:
     world.wait_pods_ready("a", 2)
 
 
+@pytest.mark.full
 def test_metrics_follow_the_runs(world: World, operator: OperatorProcess) -> None:
     world.start("seen", step=3)
     mine = f'namespace="{world.namespace}"'
@@ -227,6 +239,7 @@ def test_metrics_follow_the_runs(world: World, operator: OperatorProcess) -> Non
     wait_for(series, lambda found: not found, "its series are gone")
 
 
+@pytest.mark.full
 def test_describe_says_what_is_wrong_in_words(world: World, cluster: Cluster) -> None:
     world.create("a", trainer={"nodeSelector": {"disk": "ssd"}})
     world.wait_told("a", "disk")
@@ -289,6 +302,7 @@ def test_a_guest_lives_with_its_host(world: World, cluster: Cluster) -> None:
     assert world.kube.items(world.path(APPS, "statefulsets")) == []
 
 
+@pytest.mark.full
 def test_deleting_a_guest_touches_nothing_of_its_host_and_deleting_the_host_is_told(world: World) -> None:
     world.start("host", **HOST)
     start_guest(world)

@@ -95,6 +95,7 @@ def test_an_operator_that_is_killed_and_started_again_touches_nothing(world: Wor
         operator.check_log()
 
 
+@pytest.mark.full
 def test_an_upgrade_takes_effect_with_the_next_attempt_and_not_before(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path, RLRUN_TRAINER_IMAGE="reg/trainer:1") as operator:
         world.start("a")
@@ -135,6 +136,7 @@ def test_an_upgrade_takes_effect_with_the_next_attempt_and_not_before(world: Wor
         assert after == engines, "engines that are rendered no otherwise stay"
 
 
+@pytest.mark.full
 def test_what_happens_while_the_operator_is_dead_is_found_out(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path) as operator:
         world.start("restarts")
@@ -150,7 +152,7 @@ def test_what_happens_while_the_operator_is_dead_is_found_out(world: World, tmp_
         assert not [sample for sample in operator.metrics() if 'run="goes"' in sample]
 
 
-@pytest.mark.parametrize("how", ["refuses", "hangs"])
+@pytest.mark.parametrize("how", [pytest.param("refuses", marks=pytest.mark.full), "hangs"])
 def test_an_api_server_that_is_away_disturbs_no_run_and_no_operator(world: World, tmp_path: Path, how: str) -> None:
     # Without the API server no node can renew its Lease: the pods must bear nodes that are called dead for a while.
     stays = {"tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}
@@ -180,6 +182,7 @@ def test_an_api_server_that_is_away_disturbs_no_run_and_no_operator(world: World
     world.cluster.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=60s", timeout=70)
 
 
+@pytest.mark.full
 def test_of_two_operators_one_acts_and_the_other_takes_over(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path) as first, Started(operator_of(world, tmp_path, "operator-1")) as second:
         wait_stand_by(second)
@@ -196,6 +199,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(world: World, tmp_pa
         assert world.versions("a", leave_out=("leases",)) == before
 
 
+@pytest.mark.full
 def test_a_stopped_operator_hands_over_at_once(world: World, tmp_path: Path) -> None:
     with operator_of(world, tmp_path) as first, Started(operator_of(world, tmp_path, "operator-1")) as second:
         wait_stand_by(second)
@@ -206,6 +210,7 @@ def test_a_stopped_operator_hands_over_at_once(world: World, tmp_path: Path) -> 
         second.wait_ready()
 
 
+@pytest.mark.full
 def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(world: World, tmp_path: Path) -> None:
     """They have leader Leases of their own; replicas of one release do not wait for each other here."""
     with operator_of(world, tmp_path) as first:
@@ -283,6 +288,7 @@ def as_account(cluster: Cluster, namespace: str, account: str, folder: Path) -> 
     return path
 
 
+@pytest.mark.full
 def test_a_crd_that_comes_late_is_waited_for(world: World, tmp_path: Path) -> None:
     """The installation's two commands in the wrong order. Last: it takes every run of the cluster away."""
     cluster = world.cluster

@@ -25,7 +25,7 @@ PARTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 """API, plural, kind and name, and what somebody writes into it."""
 
 
-@pytest.mark.parametrize("verb", ["deleted", "edited"])
+@pytest.mark.parametrize("verb", [pytest.param("deleted", marks=pytest.mark.full), "edited"])
 def test_what_somebody_deletes_or_edits_is_put_right_and_told_and_the_attempt_goes_on(world: World, verb: str) -> None:
     world.create("drift", inference={"replicas": 2})
     world.wait_phase("drift", "Starting")

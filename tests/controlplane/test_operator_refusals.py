@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from rlrun_operator.names import ROLE_LABEL
 from tests.controlplane.harness import Json, wait_for
 from tests.controlplane.world import APPS, CORE, LEASES, World
+
+pytestmark = pytest.mark.full
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 SIZES = "object == null || oldObject == null || object.spec.replicas == oldObject.spec.replicas"

@@ -12,6 +12,8 @@ from tests.controlplane.harness import Kube, wait_for
 from tests.controlplane.installation import fake_nodes
 from tests.controlplane.world import APPS, World
 
+pytestmark = pytest.mark.full
+
 HERE = {"spot-test": "yes"}
 SPOT = {"capacity": "spot"}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import APPS, CORE, World
@@ -32,6 +34,7 @@ def test_a_run_is_suspended_edited_and_resumed_with_nothing_lost(world: World) -
     assert (status["restarts"], status["checkpoint"]["stepsLostTotal"]) == (0, 0)
 
 
+@pytest.mark.full
 def test_a_run_that_is_created_suspended_waits_without_a_pod_and_one_that_is_restarted_by_hand_restarts_once(
     world: World, cluster: Cluster
 ) -> None:
@@ -50,6 +53,7 @@ def test_a_run_that_is_created_suspended_waits_without_a_pod_and_one_that_is_res
     assert status["restartRequestedAt"] == "2026-01-02T03:04:05Z"
 
 
+@pytest.mark.full
 def test_a_complete_run_trains_more_steps_and_leaves_what_its_policy_says(world: World) -> None:
     world.start("a", step=100, cleanupPolicy={"onComplete": "All"})
     world.end_pod("a-orchestrator-1", 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from rlrun.api.status import UNSERVED
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import RUNS, World, run
@@ -51,6 +53,7 @@ def test_everybody_sees_it_from_the_first_moment_and_nobody_a_difference(world: 
     assert world.events("a") == []
 
 
+@pytest.mark.full
 def test_two_managers_own_none_of_it(world: World) -> None:
     team, platform = run("a", managedBy="nobody"), {**run("a"), "spec": {"trainer": {"nodeSelector": {"pool": "b"}}}}
 
@@ -67,6 +70,7 @@ def test_two_managers_own_none_of_it(world: World) -> None:
     assert seen(world, "a") == [UNSERVED] * 3
 
 
+@pytest.mark.full
 def test_an_operators_first_status_leaves_nothing_of_it(world: World) -> None:
     world.create("a", managedBy="nobody")
     assert world.status("a") == UNSERVED
@@ -82,6 +86,7 @@ def test_an_operators_first_status_leaves_nothing_of_it(world: World) -> None:
     assert [entry["manager"] for entry in owners] == ["rlrun-operator"]
 
 
+@pytest.mark.full
 def test_a_run_that_was_stored_before_says_so_too(world: World) -> None:
     versions = world.kube("GET", CRD)["spec"]["versions"]
     schema = versions[0]["schema"]["openAPIV3Schema"]["properties"]["status"]

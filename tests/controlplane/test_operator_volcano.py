@@ -74,6 +74,7 @@ def test_a_run_waits_for_volcano_trains_is_suspended_goes_on_and_ends(world: Wor
         wait_for(scheduler.groups, lambda found: found == [], "a run that has ended holds no room")
 
 
+@pytest.mark.full
 def test_a_run_of_a_queue_that_does_not_exist_says_so_and_moves_to_one_that_does(
     world: World, nodes: tuple[str, ...]
 ) -> None:

@@ -55,6 +55,7 @@ def test_gpus_over_quota_are_told_and_waited_for(world: World) -> None:
     world.wait_pods_ready("a", 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("hard", "more", "asked"),
     [
@@ -74,6 +75,7 @@ def test_a_claim_over_quota_is_told_before_any_pod_is_made(
     world.wait_pods_ready("a", 2)
 
 
+@pytest.mark.full
 def test_a_quota_that_counts_what_no_pod_has_says_what_to_set(world: World) -> None:
     limit(world, limits_memory="64Gi")
     world.create("a")
@@ -83,6 +85,7 @@ def test_a_quota_that_counts_what_no_pod_has_says_what_to_set(world: World) -> N
     world.wait_pods_ready("a", 2)
 
 
+@pytest.mark.full
 def test_a_maximum_below_the_request_is_told_with_the_field(world: World) -> None:
     bound(world, "Container", max={"memory": "1Gi"})
     memory = {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "2Gi"}}}
@@ -92,6 +95,7 @@ def test_a_maximum_below_the_request_is_told_with_the_field(world: World) -> Non
     assert message.endswith("change trainer.resources, or have the namespace's LimitRange changed"), message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("role", ["trainer", "orchestrator"])
 def test_a_filled_in_limit_below_the_request_is_told_and_waited_for(world: World, role: str) -> None:
     """The orchestrator's pod is made by the operator itself, to which the API server says that the pod is invalid."""
@@ -120,6 +124,7 @@ def scoped(world: World, name: str, pods: str, **scope: Any) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_queue_counts_quotas_with_scopes_as_the_api_server_does(
     cluster: Cluster, namespace: str, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -139,6 +144,7 @@ def test_the_queue_counts_quotas_with_scopes_as_the_api_server_does(
         world.wait_pods_ready("a", 2)
 
 
+@pytest.mark.full
 def test_the_queue_makes_no_pod_of_a_run_that_a_quota_keeps_out(
     cluster: Cluster, namespace: str, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import World
 from tests.processes.cli.test_cli_cpu import TIMED
@@ -56,6 +58,7 @@ def test_a_run_is_found_and_explained(world: World) -> None:
     assert (missing.returncode, "there is no run none" in missing.stderr) == (64, True), missing.stderr
 
 
+@pytest.mark.full
 def test_a_run_is_changed(world: World) -> None:
     world.start("a", step=7)
     told(world, "scale", "a", "--inference", "2")
@@ -124,6 +127,7 @@ def test_each_command_on_a_run_has_a_row() -> None:
     assert {words.split()[0] for words, _, _ in ANSWERS} == IN_A_CLUSTER
 
 
+@pytest.mark.full
 def test_commands_answer_in_a_second_of_their_own(world: World, tmp_path: Path) -> None:
     world.create("new", suspend=True)
     world.wait_phase("new", "Suspended")

@@ -10,6 +10,8 @@ import pytest
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import APPS, World, run
 
+pytestmark = pytest.mark.full
+
 TEAM = "spec: {trainer: {image: team/trainer:1, nodeSelector: {shared: 'yes'}}}\nlocked: [trainer.image]\n"
 
 

@@ -236,6 +236,7 @@ def samples(operator: OperatorProcess, namespace: str) -> list[str]:
     return [sample for sample in operator.metrics() if f'"{namespace}"' in sample]
 
 
+@pytest.mark.full
 def test_neither_sees_counts_or_starves_the_other(
     cluster: Cluster, teams: tuple[Team, Team], operators: tuple[OperatorProcess, OperatorProcess]
 ) -> None:

@@ -41,7 +41,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "charts"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def present(cluster: Cluster) -> Iterator[None]:
     """The present resource for the tests after this one."""
     yield
@@ -74,6 +74,8 @@ def check_undisturbed(world: World, spec: Any, before: dict[str, tuple[str, int]
     assert world.versions("a", leave_out=("leases",)) == before
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("present")
 def test_a_run_trains_on_through_an_upgrade_of_the_resource_and_the_way_back(
     world: World, earlier: Path, tmp_path: Path
 ) -> None:
@@ -123,6 +125,8 @@ def test_a_releases_values_go_with_the_next_chart_and_the_way_back(world: World,
         cluster.kubectl("delete", "namespace", system, "--wait=false")
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("present")
 def test_a_second_version_is_served_beside_the_stored_one_without_a_webhook(world: World) -> None:
     """As docs/versions.md says v1beta1 will come: of the same schema, judged by the same policy, converted by the API server alone."""
     kube, spec = world.kube, world.kube("GET", CRD)["spec"]

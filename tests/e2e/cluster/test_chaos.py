@@ -14,7 +14,7 @@ from tests.e2e.chaos.cells import CELLS, Cell
 from tests.e2e.chaos.play import Outcome, play
 from tests.e2e.cluster.conftest import NAMESPACE
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
 def _cell(name: str) -> Cell:

@@ -57,6 +57,7 @@ def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: 
     assert "step 30: reward" in run.kubectl("logs", "plain-orchestrator-1")
 
 
+@pytest.mark.full
 def test_supervised_fine_tuning_has_no_engines_and_ends_with_its_data(
     new_run: NewRun, images: Mapping[str, BuiltImage]
 ) -> None:
@@ -84,6 +85,7 @@ def test_supervised_fine_tuning_has_no_engines_and_ends_with_its_data(
     assert "step 6" in run.kubectl("logs", "taught-orchestrator-1")
 
 
+@pytest.mark.full
 def test_an_evaluation_has_no_trainer_and_measures_what_another_run_has_left(
     new_run: NewRun, stub_manifest: Manifest, images: Mapping[str, BuiltImage]
 ) -> None:
@@ -112,6 +114,7 @@ def test_an_evaluation_has_no_trainer_and_measures_what_another_run_has_left(
     assert "reverse-text, step 10: avg@2" in run.kubectl("logs", "measured-orchestrator-1")
 
 
+@pytest.mark.full
 def test_an_environment_in_an_image_of_its_own_loses_its_container_and_the_run_goes_on(
     new_run: NewRun, stub_manifest: Manifest, images: Mapping[str, BuiltImage]
 ) -> None:
@@ -133,6 +136,7 @@ def test_an_environment_in_an_image_of_its_own_loses_its_container_and_the_run_g
     assert "was in a container that ended" in run.kubectl("logs", name, "-c", "orchestrator")
 
 
+@pytest.mark.full
 def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
     run = new_run(stub_manifest("short-lived"))
     run.apply()
@@ -144,6 +148,7 @@ def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRu
     assert "short-lived-data" in run.kubectl("get", "pvc")
 
 
+@pytest.mark.full
 def test_only_the_run_reaches_its_engine_and_it_reaches_no_other(new_run: NewRun, stub_manifest: Manifest) -> None:
     """The neighbour has no policy: what does not get through is kept out by that of the guarded run alone."""
     run = new_run(stub_manifest("guarded", steps=1000))
@@ -168,6 +173,7 @@ def test_only_the_run_reaches_its_engine_and_it_reaches_no_other(new_run: NewRun
     assert "timed out" in ask(run, other, 5), "what goes out"
 
 
+@pytest.mark.full
 def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
     new_run: NewRun, stub_manifest: Manifest, cluster: Cluster
 ) -> None:
@@ -184,6 +190,7 @@ def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
     assert not run.pods("trainer")
 
 
+@pytest.mark.full
 def test_a_run_made_again_at_once_goes_on_from_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
     run = new_run(stub_manifest("phoenix", steps=30))
     run.apply()

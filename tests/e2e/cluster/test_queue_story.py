@@ -12,7 +12,7 @@ from tests.cluster.native.cluster import NativeCluster
 from tests.e2e.story.play import NAMESPACE, Story, installed
 from tests.e2e.story.told import Line, read
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.nodes_recover]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200), pytest.mark.nodes_recover]
 
 
 @pytest.fixture

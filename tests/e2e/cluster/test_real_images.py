@@ -16,7 +16,7 @@ from tests.e2e.local.local_run import LEARNED_STEPS
 NewRun = Callable[[dict[str, Any]], KubeRun]
 START_AT_MOST = 0.6
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 
 
 def test_the_quickstart_learns_on_the_cluster(new_run: NewRun, cluster: Cluster) -> None:

@@ -18,7 +18,7 @@ PYTHON = "/opt/rlrun/bin/python"
 STEPS = 150
 """Of the guest; the host goes on for as long as the test takes."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 def guest_of(host: dict[str, Any], name: str, steps: int) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interva
     )
 
 
+@pytest.mark.full
 def test_operator_killed_and_upgraded_during_a_run(
     new_run: NewRun, stub_manifest: Manifest, cluster: Cluster, references: Mapping[str, str]
 ) -> None:
@@ -102,6 +103,7 @@ def test_operator_killed_and_upgraded_during_a_run(
         deploy.install(cluster, references, watch=["team-a"])
 
 
+@pytest.mark.full
 @pytest.mark.nodes_recover
 def test_api_server_away_for_a_minute(new_run: NewRun, stub_manifest: Manifest, cluster: Cluster) -> None:
     manifest = stub_manifest("offline", steps=400)

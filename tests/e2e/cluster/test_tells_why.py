@@ -12,7 +12,7 @@ from tests.e2e.cluster.kube_run import KubeRun
 Manifest = Callable[..., dict[str, Any]]
 NewRun = Callable[[dict[str, Any]], KubeRun]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
 def _told(run: KubeRun, *words: str) -> str:
