@@ -63,6 +63,11 @@ PATIENT_TIMEOUT = "--timeout=1800"
 AT_LAST: Sequence[str] = ("real",)
 """Tiers that run after all others: real engines and trainers in pods, next to those of `parts`, need more than two cores."""
 
+LOWEST_CAPABILITY = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+"""Variables for the oldest kernels of PyTorch, MKL and oneDNN, which every processor has. `python -m tests.capabilities` tries others."""
+NUMERIC = frozenset({"tensors"})
+"""Tiers that run with these kernels: a test that compares floats gives the same result on all machines."""
+
 GATE = ("-m", "not full")
 """Options of pytest that leave out tests of the full set."""
 GATE_SEED = 0
@@ -142,7 +147,9 @@ class Tier:
         """
         handle, outcomes = tempfile.mkstemp(dir=settings.logs, prefix=name, suffix=".jsonl")
         os.close(handle)
-        in_memory = {"TMPDIR": settings.memory} if settings.memory and name in IN_MEMORY else {}
+        variables = {"TMPDIR": settings.memory} if settings.memory and name in IN_MEMORY else {}
+        if name in NUMERIC:
+            variables |= LOWEST_CAPABILITY
         command = [
             sys.executable, "-m", "pytest", "--durations=12", f"-ocache_dir=.pytest_cache/{name}",
             "-p", "tests.outcomes", f"--outcomes={outcomes}", f"--hypothesis-seed={settings.seed}",
@@ -150,7 +157,7 @@ class Tier:
         ]  # fmt: skip
         process = subprocess.Popen(
             command,
-            env=os.environ | in_memory,
+            env=os.environ | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

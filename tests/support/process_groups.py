@@ -39,6 +39,11 @@ def gloo_threads(pid: int | str = "self") -> Counter[str]:
     return Counter({name: names[name] for name in THREADS})
 
 
+def count_groups() -> int:
+    """Return the number of registered process groups; `dist.get_pg_count` counts destroyed ones as well."""
+    return len(_world.pg_map)
+
+
 @contextmanager
 def created_groups_destroyed() -> Iterator[None]:
     """Destroy the process groups that the block creates, after it. Their threads end with the last reference to each."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
@@ -29,7 +28,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
-from tests.support.process_groups import assert_threads_ended
+from tests.support.process_groups import count_groups
 
 MakePart = Callable[[], Part]
 
@@ -221,38 +220,34 @@ def test_the_entries_are_of_what_was_written_and_nobody_reads_it_again(
 def test_closed_saver_leaves_no_process_group(
     tmp_path: Path, solo: Group, make_part: MakePart, background: bool, waits: bool
 ) -> None:
-    groups = dist.get_pg_count()
+    groups = count_groups()
     saver = Saver({POLICY: make_part()}, solo, background=background)
     saver.save(Progress(1), tmp_path / "1")
     saver.wait()
-    assert dist.get_pg_count() == groups + 1
+    assert count_groups() == groups + 1
     saver.close(wait=waits)
-    del saver
-    until(lambda: dist.get_pg_count() == groups)
-    assert_threads_ended()
+    until(lambda: count_groups() == groups)
 
 
 def test_closed_saver_destroys_its_process_group_after_the_write_in_progress(
     tmp_path: Path, solo: Group, make_part: MakePart, gate: threading.Event
 ) -> None:
-    groups = dist.get_pg_count()
+    groups = count_groups()
     saver, told = Saver({POLICY: make_part()}, solo, background=True), list[Written]()
     saver.save(Progress(1), tmp_path / "1")
     saver.then(told.append)
     assert saver._last is not None
     until(saver._last.running)
     saver.close(wait=False)
-    assert dist.get_pg_count() == groups + 1, "the write still needs it"
+    assert count_groups() == groups + 1, "the write still needs it"
     gate.set()
-    until(lambda: dist.get_pg_count() == groups)
+    until(lambda: count_groups() == groups)
     assert saver.finished() is not None
     assert not told
-    del saver
-    assert_threads_ended()
 
 
 def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not holds():
-        assert time.monotonic() < deadline, f"{dist.get_pg_count()} process groups, threads {threading.enumerate()}"
+        assert time.monotonic() < deadline, f"{count_groups()} process groups, threads {threading.enumerate()}"
         time.sleep(0.01)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -36,6 +35,7 @@ from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.run import Run
 from rlrun.trainer.weights import hf_writer, publisher
 from rlrun.trainer.weights.publisher import Publisher
+from tests.support.process_groups import count_groups
 
 STEPS, PEAK = 4, 0.01
 RATES = [0.005, 0.01, 0.005, 0.0]
@@ -163,10 +163,10 @@ def test_run_that_fails_to_start_leaves_no_thread_and_no_process_group(
         raise RoleError("no room")
 
     monkeypatch.setattr(run_module, "Publisher", broken)
-    threads, groups = set(threading.enumerate()), dist.get_pg_count()
+    threads, groups = set(threading.enumerate()), count_groups()
     with pytest.raises(RoleError, match="no room"):
         Bench(tmp_path / "run", source, solo, make_batch)
     for thread in set(threading.enumerate()) - threads:
         thread.join(60)
         assert not thread.is_alive(), thread.name
-    assert dist.get_pg_count() == groups
+    assert count_groups() == groups
