@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.programs import tree_progress, wait_for_exit
 from tests.support.slow import program
-from tests.support.waiting import LONGEST_POLL_SECONDS, Wait
+from tests.support.waiting import LONG_POLL_SECONDS, Wait
 
 _MAIN = "import sys; from rlrun.cli.main import main; sys.exit(main())"
 
@@ -72,13 +72,14 @@ def _started(folder: Path, *words: str) -> Iterator[Served]:
 def _url(process: subprocess.Popen[str]) -> str:
     """The address that it prints once it listens."""
     assert process.stdout is not None
-    wait, said = Wait("rlrun ui listens", tree_progress(process.pid), lambda: said), ""
+    wait, said = Wait("rlrun ui listens", tree_progress(process.pid), lambda: said, LONG_POLL_SECONDS), ""
     while "http" not in said:
-        ready, _, _ = select.select([process.stdout], [], [], LONGEST_POLL_SECONDS)
+        ready, _, _ = select.select([process.stdout], [], [], LONG_POLL_SECONDS)
         if ready:
             line = process.stdout.readline()
             assert line, f"rlrun ui ended: {said}"
             said += line
         else:
+            wait.woke()
             wait.poll()
     return next(word for word in said.split() if word.startswith("http"))

@@ -77,10 +77,11 @@ def wait_for(look: Callable[[], T], good: Callable[[T], bool], what: str, *, pau
     def state() -> str:
         return "\n".join([_text(seen), *(one.account() for one in WATCHED)])
 
-    wait = Wait(what, progress, state, PATIENCE_SECONDS * patience())
+    wait = Wait(what, progress, state, pause, PATIENCE_SECONDS * patience())
     while not good(seen):
         wait.poll()
         time.sleep(pause)
+        wait.woke()
         seen = look()
     return seen
 
@@ -119,12 +120,13 @@ class Kube:
         """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body)
-        wait = Wait(f"{path} is served", patience=PATIENCE_SECONDS * patience())
+        wait = Wait(f"{path} is served", poll_seconds=0.1, patience=PATIENCE_SECONDS * patience())
         status, answer = self._send(method, path, data, kind)
         # The API server needs a moment for the objects of a new definition, and every client is to ask again.
         while NOT_YET in str(answer.get("message")):
             wait.poll()
-            time.sleep(0.1)
+            time.sleep(wait.poll_seconds)
+            wait.woke()
             status, answer = self._send(method, path, data, kind)
         assert status < 400 or not ok, f"{method} {path}: {answer.get('message')}"
         return answer

@@ -30,8 +30,8 @@ ANSWER_SECONDS = 240.0
 class Forked:
     """A program in a process of its own, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, pid: int, ended: threading.Condition, codes: dict[int, int]) -> None:
-        self.pid, self._ended, self._codes = pid, ended, codes
+    def __init__(self, args: str, pid: int, ended: threading.Condition, codes: dict[int, int]) -> None:
+        self.args, self.pid, self._ended, self._codes = args, pid, ended, codes
 
     @property
     def returncode(self) -> int | None:
@@ -93,7 +93,7 @@ class Forks:
                 raise AssertionError(
                     f"no process for {module}: the process that forks it ends with {self._process.poll()}"
                 )
-            return Forked(self._started.pop(), self._ended, self._codes)
+            return Forked(module, self._started.pop(), self._ended, self._codes)
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -1,4 +1,4 @@
-"""Process groups of tests: few at a time, and none after the test, with a check of the threads.
+"""Process groups of tests: destroyed after each test or case, with a check of the threads.
 
 `dist.destroy_process_group` of torch 2.13 removes a group of Gloo from the registries and stops none of its three threads: they end with
 the last reference to the group. Meshes hold references to groups; models and caches of DTensor hold references to meshes.
@@ -9,14 +9,11 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import torch.distributed as dist
-from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import _world
 from torch.distributed.tensor import _redistribute, debug
 from torch.distributed.tensor._collective_utils import MeshTopoInfo
@@ -56,24 +53,6 @@ def created_groups_destroyed() -> Iterator[None]:
         dist.destroy_process_group(created.pop())
 
 
-@contextmanager
-def shared_groups() -> Iterator[None]:
-    """Let meshes of the block share process groups: one for each set of ranks. All ranks create the same meshes in the same order.
-
-    Meshes of later layouts can then use the plans of earlier, equal ones, which refer to the groups of these.
-    """
-    made: dict[tuple[object, ...], object] = {}
-
-    def new_group(ranks: Sequence[int], *, backend: str | None = None, **options: Any) -> object:
-        key = (*ranks, backend)
-        if key not in made:
-            made[key] = dist.new_group(ranks, backend=backend, **options)
-        return made[key]
-
-    with mock.patch.object(device_mesh, "new_group", new_group):
-        yield
-
-
 def clear_plans() -> None:
     """Clear the caches of DTensor: an equal mesh of a later layout would get plans that refer to the groups of this one."""
     debug._clear_sharding_prop_cache()
@@ -83,8 +62,8 @@ def clear_plans() -> None:
 
 
 def assert_threads_ended(*, most: int | None = None) -> None:
-    """Fail if there are more Gloo threads than those of the registered groups, or more groups with threads than `most`."""
-    groups = [group for group, (backend, _) in _world.pg_map.items() if backend != "fake"]
+    """Fail if there are more Gloo threads than those of the registered groups, or more groups than `most`."""
+    groups = list(_world.pg_map)
     names = ", ".join(f"{one.group_name} ({one.group_desc}) of ranks {_world.pg_group_ranks[one]}" for one in groups)
     assert most is None or len(groups) <= most, f"more than {most} process groups: {names}"
     expected = Counter({name: count * len(groups) for name, count in THREADS.items()})

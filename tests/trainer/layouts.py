@@ -50,7 +50,7 @@ from rlrun.trainer.modeling.parallel.stages import stage_of
 from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.weights import hf_writer
-from tests.support.process_groups import assert_threads_ended, shared_groups
+from tests.support.process_groups import assert_threads_ended, count_groups, created_groups_destroyed
 from tests.trainer import divided_critic, family_models, pipelines
 from tests.trainer.held import watched
 
@@ -84,8 +84,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 """Sizes of layouts of four ranks; the last two are of two."""
 RANKS = 4
-MOST_GROUPS = 5
-"""Process groups of a rank: of all ranks, of it alone, and of it with each of the three others."""
 LR = 1e-2
 LORA = LoRAConfig(rank=4, alpha=8)
 LOSS = objective(AlgorithmConfig(), 64)
@@ -374,7 +372,8 @@ def rank_main(folder: Path, cases: list[str]) -> None:
     found: dict[str, Any] = {}
     references: dict[str, Any] = {}
     last: dict[str, Path] = {}
-    with process_group(0) as world, shared_groups():
+    with process_group(0) as world:
+        groups = count_groups()
         for case in cases:
             family = case.partition(":")[0]
             if world.leads and family not in references:
@@ -383,11 +382,12 @@ def rank_main(folder: Path, cases: list[str]) -> None:
                 )
             world.barrier()
             expected = references.get(family, [])
-            if family.endswith("+critic"):
-                result = run_critic(case, folder, world, expected)
-            else:
-                result, last[family] = run_case(case, last.get(family), folder, world, expected)
-            assert_threads_ended(most=MOST_GROUPS)
+            with created_groups_destroyed():
+                if family.endswith("+critic"):
+                    result = run_critic(case, folder, world, expected)
+                else:
+                    result, last[family] = run_case(case, last.get(family), folder, world, expected)
+            assert_threads_ended(most=groups)
             if world.leads:
                 found[case] = result
                 (folder / "found.json").write_text(json.dumps(found, indent=1))

@@ -14,7 +14,7 @@ import yaml
 
 from tests.cluster import Cluster, ClusterError
 from tests.controlplane.harness import Kube
-from tests.support.waiting import LONGEST_POLL_SECONDS, Wait
+from tests.support.waiting import LONG_POLL_SECONDS, Wait
 
 _KILL = """
 import os, pathlib, signal, sys
@@ -117,13 +117,19 @@ class KubeRun:
         Raises:
             StalledError: without progress; the message has everything that describe and the pods report.
         """
-        wait = Wait(f"{self.name}: {what}", lambda: self._signs(steps), lambda: f"{self.told()}\n{self.explain()}")
+        wait = Wait(
+            f"{self.name}: {what}",
+            lambda: self._signs(steps),
+            lambda: f"{self.told()}\n{self.explain()}",
+            LONG_POLL_SECONDS,
+        )
         while True:
             with suppress(ClusterError):  # the API server may be down on purpose
                 if value := holds():
                     return value
             wait.poll()
-            time.sleep(LONGEST_POLL_SECONDS)
+            time.sleep(LONG_POLL_SECONDS)
+            wait.woke()
 
     def _signs(self, steps: bool) -> object:
         """Marks of what the operator and the pods do; messages are left out, as some count steps or seconds."""
