@@ -31,6 +31,7 @@ def test_each_is_looked_for() -> None:
     assert FOUND_AT.keys() == {bug.__name__ for bug in ELASTIC}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", ELASTIC, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_the_size_is_found(bug: Plant) -> None:
     found = hunt(bug, FOUND_AT[bug.__name__], 1, elastic=True) or hunt(bug, 0, WITHIN, elastic=True)

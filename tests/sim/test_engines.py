@@ -45,6 +45,7 @@ def test_each_is_looked_for() -> None:
     assert FOUND_AT.keys() == {bug.__name__ for bug in ENGINES}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", ENGINES, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_the_engines_is_found(bug: Plant) -> None:
     found = hunt(bug, FOUND_AT[bug.__name__], 1, engines=True) or hunt(bug, 0, WITHIN, engines=True)

@@ -72,6 +72,7 @@ def test_each_is_looked_for() -> None:
     assert FOUND_AT.keys() == BY_NAME.keys()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FOUND_AT)
 def test_a_planted_bug_is_found(name: str) -> None:
     bug, seed = BY_NAME[name], FOUND_AT[name]
@@ -93,6 +94,7 @@ def test_each_of_the_queue_is_looked_for() -> None:
     assert QUEUED_AT.keys() == {bug.__name__ for bug in QUEUED}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", QUEUED, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_the_queue_is_found(bug: Plant) -> None:
     found = hunt(bug, QUEUED_AT[bug.__name__], 1, queued=True) or hunt(bug, 0, queued=True)
