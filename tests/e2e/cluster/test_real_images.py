@@ -16,9 +16,10 @@ from tests.e2e.local.local_run import LEARNED_STEPS
 NewRun = Callable[[dict[str, Any]], KubeRun]
 START_AT_MOST = 0.6
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 
+@pytest.mark.full
 def test_the_quickstart_learns_on_the_cluster(new_run: NewRun, cluster: Cluster) -> None:
     """The bars of the local run, after as many steps as it needs."""
     half = {"interval": LEARNED_STEPS // 2}
