@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) requirements/uv.txt pyproject.toml | sha256sum | cut -c1-16)
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: help install images wheel demo quickstart test test-full test-controllers lint cluster unit unit-operator unit-roles ui docs site lock clean
+.PHONY: help install images wheel demo quickstart test test-full test-controllers lint cluster unit unit-operator unit-roles prepare-tests ui docs site lock clean
 
 # The first target: plain `make` changes nothing.
 help: ## this list
@@ -74,7 +74,6 @@ unit-roles:
 test: prepare-tests ## the gate: tests of each behavior, on real clusters and with real parts
 	$(BIN)/python -m tests.tiers
 
-.PHONY: prepare-tests
 prepare-tests: install
 	$(MAKE) --jobs=2 lint site cluster
 

@@ -52,7 +52,7 @@ TESTS: Mapping[str, str] = {
     r"sft examples/sft\.yaml": "tests/e2e/local/test_sft.py::test_the_example_learns_and_its_held_out_loss_is_the_models",
     r"sft @ run\.toml .*": "tests/unit/cli/test_cli_sft.py::test_the_command_line_wins",
     r"kubectl apply -f run\.yaml|kubectl diff -f run\.yaml": "tests/controlplane/test_gitops.py::test_an_operator_at_work_is_no_difference",
-    r"kubectl -n team-a apply -f examples/quickstart\.yaml": "tests/controlplane/test_malformed.py::test_every_example_is_accepted",
+    r"kubectl -n team-a apply -f examples/quickstart\.yaml": "tests/controlplane/test_malformed.py::test_examples_are_accepted",
     r"kubectl -n rlrun-system rollout status .*": (
         "tests/e2e/cluster/test_lives.py::test_a_finished_run_is_not_started_again_by_a_restarted_operator"
     ),
@@ -123,7 +123,7 @@ REASONS: Mapping[str, str] = {
     r"kubectl label pvc .*": "undoes what Argo CD has done to claims; needs Argo CD",
     r"kubectl -n team-a get rlr -w": "waits until the reader stops it",
     r"kubectl describe rlr NAME": "prints the object as kubectl likes; what is in it is held by the tests of its conditions",
-    r"make (install|unit|lint|test)": "is what runs the tests",
+    r"make (install|unit|lint|test|test-full)|python -m tests\.tiers( --full)?( [a-z]+)+": "runs the tests",
     r"make install ACCELERATOR=gpu": "needs a CUDA compiler; tests/unit/cli looks at its lock",
     r"make images .*": "needs a builder of images and a registry or kind; tests/unit/images looks at what it calls",
     r"FROM .*|COPY .*|ENV .*|EOF": "lines of a Dockerfile within the command before them",

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 TEXT = (Path(__file__).parents[3] / "Makefile").read_text()
-PARTS = {"unit-operator", "unit-roles"}
-"""Halves of `unit`."""
+PARTS = {"unit-operator", "unit-roles", "prepare-tests"}
+"""Parts of `unit`, `test` and `test-full`."""
 
 
 def test_every_target_has_its_line() -> None:
