@@ -21,6 +21,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.support.python_path import before
 from tests.tiers import GATE, TESTS_FAILED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +95,7 @@ def copy_checkout(target: Path) -> None:
 
 def first_failure(checkout: Path, tests: Iterable[str], options: Sequence[str]) -> str | None:
     """Run tests one argument after the other; return the first that fails."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(checkout / path) for path in PATHS)}
+    environment = os.environ | {"PYTHONPATH": before(*(checkout / path for path in PATHS))}
     for test in tests:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, test]
         done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)

@@ -36,6 +36,7 @@ from tests.support.programs import wait_for, wait_for_exit
 from tests.support.python_path import before
 from tests.support.waiting import PATIENCE_SECONDS, StalledError
 
+ROOT = Path(__file__).parents[2]
 KEY = "secret"
 STEPS = 6
 SAMPLES = 12
@@ -116,8 +117,7 @@ class Zygote:
     """The process that ranks are forked from."""
 
     def __init__(self) -> None:
-        path = before(Path(__file__).parents[2])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": before(ROOT)}
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("zygote.py"))],
             stdin=subprocess.PIPE,
