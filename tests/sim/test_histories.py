@@ -1,4 +1,7 @@
-"""2,000 random histories in blocks, and 400 with a queue, always the same ones: `python -m tests.sim` lives others, and more."""
+"""2,000 random histories in blocks, and 400 with a queue, always the same ones; the gate has 500 of them.
+
+`python -m tests.sim` runs other histories, and more.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,22 @@ from tests.sim.history import generate, live, problem_of, smallest
 
 BLOCKS, BLOCK = 20, 100
 QUEUED_BLOCKS = 4
+GATE_BLOCKS, GATE_QUEUED_BLOCKS = 4, 1
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+def blocks(count: int, in_gate: int) -> list[object]:
+    """Return the numbers of blocks; those after the first `in_gate` belong to the full set."""
+    return [block if block < in_gate else pytest.param(block, marks=pytest.mark.full) for block in range(count)]
+
+
+@pytest.mark.parametrize("block", blocks(BLOCKS, GATE_BLOCKS))
 def test_whatever_happens_what_must_hold_holds(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         failure = live(seed)
         assert failure is None, str(failure)
 
 
-@pytest.mark.parametrize("block", range(QUEUED_BLOCKS))
+@pytest.mark.parametrize("block", blocks(QUEUED_BLOCKS, GATE_QUEUED_BLOCKS))
 def test_the_same_holds_with_a_queue(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         failure = live(seed, queued=True)
