@@ -39,7 +39,7 @@ def test_run_gives_its_room_back_after_start_seconds_or_a_minute_without_any_roo
     [({"priority": 1, "started": 9.0}, {"started": 1.0}), ({"started": 1.0}, {"started": 9.0})],
     ids=["priority", "start"],
 )
-def test_one_run_at_a_time_is_released_and_the_last_in_rank_first(
+def test_release_takes_one_run_at_a_time_and_the_last_in_rank_first(
     first: dict[str, float], last: dict[str, float]
 ) -> None:
     runs = half("a", "node-1", **first), half("b", "node-2", **last)
