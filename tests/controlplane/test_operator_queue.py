@@ -74,7 +74,9 @@ def test_three_runs_and_room_for_one_then_a_fourth_of_higher_priority_then_a_nod
     world.create("first", **GPUS)
     train(world, "first", 7)
     world.create("second", **GPUS)
-    wait_place(world, "second", 1, 1, r"trainer needs 1 place with 1 free nvidia.com/gpu; 0 qualify \(queue-0: 0 free[;)]")
+    wait_place(
+        world, "second", 1, 1, r"trainer needs 1 place with 1 free nvidia.com/gpu; 0 qualify \(queue-0: 0 free[;)]"
+    )
     since = world.status("second")["queue"]["since"]
     wait_for(lambda: rfc3339(time.time()), lambda now: now > since, "who comes later has waited less, by whole seconds")
     world.create("third", **GPUS)
