@@ -9,6 +9,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from pydantic.alias_generators import to_camel
@@ -131,6 +132,7 @@ _SOURCES = (
 )
 
 
+@cache
 def pages() -> dict[str, str]:
     """Every reference page: file name -> text."""
     return {
@@ -144,6 +146,7 @@ def pages() -> dict[str, str]:
     }
 
 
+@cache
 def generated_files() -> dict[str, str]:
     """Every generated file: path from the repository's root -> text."""
     return {f"{REFERENCE}/{name}": text for name, text in pages().items()} | algorithm_pages() | crd_files()

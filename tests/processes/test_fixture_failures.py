@@ -50,6 +50,7 @@ def run_pytest(folder: Path, text: str) -> tuple[dict[str, int], str]:
         f"sys.exit(pytest.main(['-rA', '-p', 'no:cacheprovider', {str(folder)!r}], plugins=[fixture_failures]))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the plugin of Hypothesis needs 1.4 CPU seconds to load
     done = run_program([sys.executable, "-c", code], cwd=ROOT, env=environment)
     words = done.stdout.strip().splitlines()[-1].replace(",", "").split()
     return {words[i + 1].rstrip("s"): int(words[i]) for i in range(len(words) - 1) if words[i].isdigit()}, done.stdout

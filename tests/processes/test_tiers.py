@@ -24,9 +24,16 @@ BY_HAND = ("tests/gpu", "tests/controllers")
 """Run where there is a GPU, and where Kueue has been built: `make test-controllers`."""
 
 
+SEED_OPTION = "def pytest_addoption(parser): parser.addoption('--hypothesis-seed')"
+"""The plugin of Hypothesis needs 1.4 CPU seconds to load; one test needs more of it than its option."""
+
+
 @pytest.fixture
 def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
     """Replace the tiers and lanes of the runner; tests run in an empty folder, with an empty list of flaky tests."""
+    (tmp_path / "seed_option.py").write_text(SEED_OPTION)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout,seed_option")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setenv("PYTHONPATH", before(ROOT))
@@ -249,8 +256,9 @@ def test_gate_leaves_out_the_full_set(tmp_path: Path, lanes: Lanes) -> None:
 
 
 def test_gate_draws_the_same_examples_and_the_full_set_others(
-    tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTEST_PLUGINS", "_hypothesis_pytestplugin")
     (tmp_path / "test_some.py").write_text(
         "from pathlib import Path\n"
         "from hypothesis import given, settings, strategies\n"

@@ -26,10 +26,11 @@ PPO = AlgorithmConfig(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("algorithm", "beside"),
     [
-        pytest.param(AlgorithmConfig(), "", id="alone", marks=pytest.mark.full),
+        pytest.param(AlgorithmConfig(), "", id="alone"),
         pytest.param(PPO, ", reference, critic", id="companions"),
     ],
 )

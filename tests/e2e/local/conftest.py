@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.local.local_run import LEARNED_STEPS, LocalRun, processes_of, quickstart
+from tests.e2e.local.local_run import SHARED_STEPS, LocalRun, processes_of, quickstart
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +37,9 @@ def learned(new_run: Callable[..., LocalRun]) -> LocalRun:
     """The first part of the quickstart, run once for all tests that look at what it learned or train on it again."""
     run = new_run(
         quickstart(
-            maxSteps=LEARNED_STEPS,
-            evaluation={"interval": LEARNED_STEPS // 2},
-            checkpoint={"interval": LEARNED_STEPS // 2},
+            maxSteps=SHARED_STEPS,
+            evaluation={"interval": SHARED_STEPS // 2},
+            checkpoint={"interval": SHARED_STEPS // 2},
             orchestrator={"recordRollouts": True},
         )
     )

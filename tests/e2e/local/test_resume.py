@@ -75,6 +75,7 @@ def nothing_is_left(run: LocalRun) -> None:
     wait_for(lambda: not processes_of(run.folder), "no process is left", state=lambda: processes_of(run.folder))
 
 
+@pytest.mark.full
 def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun], learned: LocalRun) -> None:
     recorded = str(learned.folder / "rollouts")
     run = new_run(quickstart(model_folder=learned.folder / "model", **SPEC))

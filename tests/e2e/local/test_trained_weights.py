@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.local.local_run import LEARNED_STEPS, ROOT, LocalRun
+from tests.e2e.local.local_run import ROOT, SHARED_STEPS, LocalRun
 from tests.support.programs import run_program
 
 PROMPTS = 64
@@ -21,13 +21,13 @@ NEW_TOKENS = 8
 
 @pytest.fixture(scope="module")
 def final_weights(learned: LocalRun) -> Path:
-    return learned.folder / "weights" / f"v{LEARNED_STEPS:08}.a0001"
+    return learned.folder / "weights" / f"v{SHARED_STEPS:08}.a0001"
 
 
 @pytest.fixture(scope="module")
 def prompts(learned: LocalRun, final_weights: Path) -> list[list[int]]:
     """Held-out prompts as token ids."""
-    lines = (learned.folder / "traces" / f"eval_{LEARNED_STEPS:08}.jsonl").read_text().splitlines()[:PROMPTS]
+    lines = (learned.folder / "traces" / f"eval_{SHARED_STEPS:08}.jsonl").read_text().splitlines()[:PROMPTS]
     tokenizer = AutoTokenizer.from_pretrained(final_weights)
     tasks = [[m for m in json.loads(line)["messages"] if m["role"] != "assistant"] for line in lines]
     return [tokenizer.apply_chat_template(task, add_generation_prompt=True, return_dict=False) for task in tasks]
@@ -53,7 +53,7 @@ def test_they_load_in_plain_transformers_and_answer(
     final_weights: Path, greedy: list[list[int]], learned: LocalRun
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(final_weights)
-    lines = (learned.folder / "traces" / f"eval_{LEARNED_STEPS:08}.jsonl").read_text().splitlines()[:PROMPTS]
+    lines = (learned.folder / "traces" / f"eval_{SHARED_STEPS:08}.jsonl").read_text().splitlines()[:PROMPTS]
     wanted = [json.loads(line)["messages"][0]["content"].strip("<>")[::-1] for line in lines]
     right = [
         tokenizer.decode(ids, skip_special_tokens=True) == answer for ids, answer in zip(greedy, wanted, strict=True)

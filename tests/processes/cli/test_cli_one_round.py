@@ -238,7 +238,9 @@ spec:
 REFUSED = "DogeForCausalLM cannot be trained: its attention (DogeAttention) has attention_mask"
 
 
-@pytest.mark.parametrize("words", [["validate"], ["local"]], ids=["validate", "local"])
+@pytest.mark.parametrize(
+    "words", [["validate"], pytest.param(["local"], marks=pytest.mark.full)], ids=["validate", "local"]
+)
 def test_a_family_that_cannot_be_trained_is_refused_beside_a_typo(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +260,7 @@ def test_a_family_that_cannot_be_trained_is_refused_beside_a_typo(
     assert {path.name for path in Path.cwd().iterdir()} == before, "nothing is made"
 
 
+@pytest.mark.full
 def test_a_reference_of_a_family_that_cannot_be_loaded_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
     _model("doge", **DOGE)
     manifest = TRAINED.replace("PATH", _model("qwen", **QWEN3))

@@ -65,7 +65,10 @@ def call(*words: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str
     return run_program([sys.executable, "-c", code, *words], env=environ(**more), cwd=cwd)
 
 
-@pytest.mark.parametrize(("deed", "said"), DEEDS, ids=[deed for deed, _ in DEEDS])
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [pytest.param(*deed, marks=[pytest.mark.full] if deed[0] == "floods" else [], id=deed[0]) for deed in DEEDS],
+)
 def test_a_misdeed_while_loading_is_a_problem_with_a_name(tmp_path: Path, deed: str, said: str) -> None:
     seconds = "4" if "4 seconds" in said else "60"
     file = write(tmp_path, MANIFEST.replace("DEED", deed).replace("SECONDS", seconds))
@@ -97,8 +100,15 @@ def test_what_it_has_started_ends_with_the_check(tmp_path: Path) -> None:
     assert not alive(note.read_text())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("command", ["validate", "local"])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("validate", signal.SIGINT),
+        ("local", signal.SIGTERM),
+        pytest.param("validate", signal.SIGTERM, marks=pytest.mark.full),
+        pytest.param("local", signal.SIGINT, marks=pytest.mark.full),
+    ],
+)
 def test_a_signal_ends_a_check_that_hangs(tmp_path: Path, command: str, number: signal.Signals) -> None:
     note = tmp_path / "hangs"
     file = write(tmp_path, MANIFEST.replace("deed: DEED", f"deed: hangs, note: {note}").replace("SECONDS", "300"))
@@ -121,7 +131,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
-@pytest.mark.parametrize("field", ["algorithm", "environments"])
+@pytest.mark.parametrize("field", ["algorithm", pytest.param("environments", marks=pytest.mark.full)])
 def test_a_loss_of_ones_own_is_looked_at_too(tmp_path: Path, field: str) -> None:
     good = MANIFEST.replace("DEED", "good").replace("SECONDS", "60")
 

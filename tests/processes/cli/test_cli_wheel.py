@@ -61,6 +61,7 @@ def test_the_wheel_holds_the_web_page_and_not_its_sources(wheel: Path) -> None:
     assert not [name for name in names if name.startswith("rlrun/ui/web")]
 
 
+@pytest.mark.full
 def test_every_python_finds_what_the_extras_ask_for(wheel: Path, tmp_path: Path) -> None:
     running = []
     for python, extra in CASES:

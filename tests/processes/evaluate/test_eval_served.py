@@ -277,7 +277,14 @@ def test_a_server_that_never_answers_ends_the_command(
     assert len(api.asked) <= 9, "none is asked again"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGINT, marks=pytest.mark.full),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.full),
+    ],
+)
 def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path, number: int) -> None:
     run = manifest(tmp_path / "run.yaml", orchestrator={"maxConcurrency": 1})
     api.answers = [backwards, backwards, never]

@@ -20,7 +20,7 @@ from rlrun.runtime import exit_codes
 from tests.support.python_path import before
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.full)])
 async def test_a_run_goes_on_with_what_an_environment_does_well(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pod_harness import Pod, run_config
 
 from rlrun.config.models.run import RunConfig
@@ -54,6 +55,7 @@ def engine_of(container: int) -> int | None:
     return None
 
 
+@pytest.mark.full
 def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..., Pod], tmp_path: Path) -> None:
     config = cluster_config(tmp_path / "demo")
     pod = pods("demo-trainer-0", config)

@@ -70,6 +70,7 @@ def tracker() -> Iterator[Server]:
         yield made
 
 
+@pytest.mark.full
 def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt(
     pods: Callable[..., Pod], tmp_path: Path, tracker: Server
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
     assert [path for path in written if path.stat().st_mode & 0o007] == [], "what a run writes is not for everybody"
 
 
+@pytest.mark.full
 def test_a_run_without_a_trainer_makes_its_model_in_the_orchestrators_pod_and_claims_its_folder(
     pods: Callable[..., Pod], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from stub_run import IMPORT_PATH, stub_run
 
 from rlrun.runtime import exit_codes
@@ -12,6 +13,7 @@ from rlrun.runtime import exit_codes
 PROGRAMS = Path(__file__).parent / "harness" / "programs"
 
 
+@pytest.mark.full
 def test_every_request_of_a_program_is_trained_on(tmp_path: Path) -> None:
     orchestrator = {"batch_size": 8, "environments": [{"id": "reversing:reversing", "group_size": 4}]}
     with stub_run(tmp_path, max_steps=3, orchestrator=orchestrator) as run:

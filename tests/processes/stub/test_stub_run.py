@@ -11,6 +11,7 @@ import subprocess
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from stub_run import StubRun, stub_run
 
 from rlrun.config.models.run import fingerprint
@@ -168,6 +169,7 @@ def kill(run: StubRun, *processes: subprocess.Popen[bytes]) -> None:
         assert run.wait(process) == -signal.SIGKILL
 
 
+@pytest.mark.full
 def test_an_engine_loads_its_model_once_whatever_fails_beside_it(tmp_path: Path) -> None:
     """The trainer, the orchestrator, and both: each time the engine that lives is given the checkpoint's version again."""
     with stub_run(tmp_path, max_steps=18) as run:
@@ -199,6 +201,7 @@ def test_an_engine_loads_its_model_once_whatever_fails_beside_it(tmp_path: Path)
         assert [now for before, now in pairwise(versions) if now <= before] == [5, 10, 15]
 
 
+@pytest.mark.full
 def test_a_scripted_end_of_the_trainer_has_its_exit_code(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=6) as run:
         run.script(trainer={"stepSeconds": 0, "faults": [{"step": 2, "action": "exit", "code": 78}]})
@@ -210,6 +213,7 @@ def test_a_scripted_end_of_the_trainer_has_its_exit_code(tmp_path: Path) -> None
         assert complete_checkpoints(run.paths) == []
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_finds_the_volume_full_is_made_up_for_while_training_goes_on(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=7) as run:
         last = tmp_path / "last"
@@ -240,6 +244,7 @@ def test_a_checkpoint_that_finds_the_volume_full_is_made_up_for_while_training_g
         assert "the volume is of use again (could not save a checkpoint since" in log
 
 
+@pytest.mark.full
 def test_a_slow_trainer_is_slow_and_a_hanging_one_stays_where_it_is(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=6) as run:
         faults = [
@@ -266,6 +271,7 @@ def test_a_slow_trainer_is_slow_and_a_hanging_one_stays_where_it_is(tmp_path: Pa
         assert run.trained(1) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.full
 def test_a_trainer_of_two_pods_lives_and_dies_together(tmp_path: Path) -> None:
     pods = {"replicas": 2}
     with stub_run(tmp_path, max_steps=6, trainer=pods) as run:

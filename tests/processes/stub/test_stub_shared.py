@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from stub_run import StubRun, stub_run
 
 from rlrun.config.models.run import RunConfig
@@ -39,6 +40,7 @@ def steps_of(paths: RunPaths) -> list[tuple[int, int]]:
     return [(line["step"], line["attempt"]) for line in lines]
 
 
+@pytest.mark.full
 def test_a_guest_joins_trains_comes_back_after_a_kill_and_outlives_its_hosts_own_run(tmp_path: Path) -> None:
     lora = {"trainer": {"lora": LORA, "name": "run"}, "inference": {"lora": LORA, "name": "run"}}
     with stub_run(tmp_path, max_steps=10, **lora, orchestrator={"name": "run"}) as run:

@@ -94,6 +94,7 @@ def test_a_sink_that_is_killed_is_started_again(
     assert sorted(server.points) == run.expected()
 
 
+@pytest.mark.full
 def test_w_and_bs_server_says_what_a_killed_sink_had_not_sent(
     sink_of: Callable[..., SinkOf], monkeypatch: pytest.MonkeyPatch
 ) -> None:

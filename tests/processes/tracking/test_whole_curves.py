@@ -43,7 +43,7 @@ READERS: dict[str, Callable[[Path], Curve]] = {"tensorboard": of_tensorboard, "w
 CONFIGS: dict[str, dict[str, object]] = {"tensorboard": {}, "wandb": {"offline": True}}
 
 
-@pytest.mark.parametrize("tracker", READERS)
+@pytest.mark.parametrize("tracker", ["tensorboard", pytest.param("wandb", marks=pytest.mark.full)])
 def test_a_killed_and_resumed_run_has_one_whole_curve(tracker: str, sink_of: Callable[..., SinkOf]) -> None:
     needs(tracker)
     sink = sink_of({tracker: CONFIGS[tracker]})

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.programs import finish
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.full
 def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
     """The program compares; every layout says that it was there."""
     command = [sys.executable, "-m", "tests.processes.trainer.optimizer_rank"]

@@ -79,7 +79,9 @@ def graphs_of_rows(model: nn.Module, make_sample: Callable[..., Sample], counted
     return graphs
 
 
-@pytest.mark.parametrize("mode", ["none", "full"])  # with `selective`: test_memory.py
+@pytest.mark.parametrize(
+    "mode", ["none", pytest.param("full", marks=pytest.mark.full)]
+)  # with `selective`: test_memory.py
 def test_all_layers_share_one_graph(
     mode: Any,
     make_model: Callable[..., nn.Module],
@@ -161,6 +163,7 @@ def test_runs_with_scales_of_their_own_share_a_graph(counted: Callable[[], tuple
         assert counted() == (1, 0)
 
 
+@pytest.mark.full
 def test_layers_with_and_without_a_window_are_two_kinds(
     make_sample: Callable[..., Sample], solo: Group, counted: Callable[[], tuple[int, int]]
 ) -> None:
@@ -220,7 +223,7 @@ def test_the_log_says_what_was_chosen_and_why(
     assert found == line.startswith("on")
 
 
-@pytest.mark.parametrize("fails", ["forward", "backward"])
+@pytest.mark.parametrize("fails", ["forward", pytest.param("backward", marks=pytest.mark.full)])
 @pytest.mark.parametrize("asked", [None, True])
 def test_a_compiler_that_fails_ends_a_run_that_has_asked_for_it_alone(
     asked: bool | None,

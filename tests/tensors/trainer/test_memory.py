@@ -98,6 +98,7 @@ def test_bfloat16_computes_but_does_not_keep(
         assert parameter.grad.dtype == torch.float32
 
 
+@pytest.mark.full
 def test_a_compiled_layer_is_compiled_once_for_rows_of_all_lengths(
     make_model: Callable[..., nn.Module],
     make_sample: Callable[..., Sample],

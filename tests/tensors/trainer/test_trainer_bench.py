@@ -53,6 +53,7 @@ print(full - before, _peak(device) - before)
 """
 
 
+@pytest.mark.full
 def test_the_peak_is_that_since_the_last_reset() -> None:
     # In a process of its own: what earlier tests have left here is given back at any time.
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)

@@ -33,10 +33,10 @@ _SHELLS = ("sh", "bash", "console", "shell")
 
 TESTS: Mapping[str, str] = {
     r"make demo": "tests/e2e/cluster/test_real_images.py::test_the_quickstart_learns_on_the_cluster",
-    r"make quickstart": "tests/e2e/local/test_learning.py::test_the_quickstart_learns_and_stays_there",
+    r"make quickstart": "tests/e2e/local/test_learning.py::test_the_quickstart_learns",
     r"rlrun validate run\.yaml": "tests/processes/cli/test_cli_main.py::test_validate_says_what_the_run_will_do",
     r"rlrun render run\.yaml": "tests/processes/cli/test_cli_main.py::test_render_prints_the_configuration_of_every_role",
-    r"rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns_and_stays_there",
+    r"rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns",
     r"rlrun local run\.yaml --resume": "tests/e2e/local/test_resume.py::test_killed_and_resumed_equals_undisturbed",
     r"rlrun eval run\.yaml --client\.base-url .*": (
         "tests/processes/evaluate/test_eval_served.py::test_eval_of_a_manifest_asks_a_server_once"
@@ -75,7 +75,7 @@ TESTS: Mapping[str, str] = {
     ),
     r"rlrun init .*": "tests/unit/cli/test_cli_installation.py::test_every_manifest_that_init_writes_is_valid",
     r"rlrun convert .*": "tests/processes/cli/test_cli_convert.py::test_the_example_of_the_page",
-    r"rlrun validate run\.yaml && rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns_and_stays_there",
+    r"rlrun validate run\.yaml && rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns",
     r"rlrun env install (word-chain.*|\./environments/word_chain)": (
         "tests/processes/cli/test_cli_env_install.py::test_a_folder_is_installed_and_what_is_there_is_replaced_only_on_purpose"
     ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,19 +25,26 @@ HERE = ("{self.folder}", "{root}", "{pulled}", "DIR", "...", "{folder}", "says")
 """Runs on this machine, which have no namespace, and words that are no names."""
 
 
-def words() -> Iterator[tuple[str, str]]:
-    """Texts of the operator and of the commands, with the expressions in them in braces; documentation is none."""
+@cache
+def words() -> list[tuple[str, str]]:
+    """Return the places and texts of the product that name a command, with expressions in braces, without documentation."""
+    found = []
     for folder in ("operator/rlrun_operator", "workloads/rlrun"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            tree = ast.parse(path.read_text())
-            documentation = {
-                id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and _is_text(node.value)
-            }
-            inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-            for node in ast.walk(tree):
-                if id(node) in documentation | inner or not isinstance(node, ast.Constant | ast.JoinedStr):
+            nodes = list(ast.walk(ast.parse(path.read_text())))
+            documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr) and _is_text(node.value)}
+            inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+            for node in nodes:
+                if id(node) in documentation or id(node) in inner or not _names_a_command(node):
                     continue
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", _text(node)
+                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", _text(node)))
+    return found
+
+
+def _names_a_command(node: ast.AST) -> bool:
+    """Whether a text has a command in it; the whole text is made for these only, because `ast.unparse` is slow."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return any(_is_text(part) and re.search("rlrun |kubectl ", part.value) for part in parts)
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -6,6 +6,7 @@ rendered twice within an attempt, terminal states that absorb. And when the faul
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -227,6 +228,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
+TestLife.pytestmark = [pytest.mark.full]  # the gate has the histories of tests/sim
 TestLife.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
