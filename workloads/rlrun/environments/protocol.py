@@ -28,7 +28,7 @@ class Task:
 
     `id` names the task in journals, traces and metrics: unique within the environment and stable across restarts.
     `prompt` opens the conversation; `answer` is what scoring compares with, when there is one such thing;
-    `info` is whatever else scoring needs, JSON values only.
+    `info` is whatever else scoring needs, JSON values only. Each episode gets a copy of its own.
     """
 
     id: str

@@ -6,6 +6,7 @@ The orchestrator holds no task, only references to them: the tasks themselves st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Protocol, overload
 
@@ -172,10 +173,14 @@ class InProcessStage:
         return await compare_group(self._comparing, problem, episodes, scores, reward_seconds=seconds)
 
     def _problem(self, task: TaskRef) -> Task:
+        """Return a copy of the task: an environment may append to the prompt, and the rollouts of a group run at the same time."""
+        doing = "reading"
         try:
-            return self._tasks[task.split][task.index]
+            problem = self._tasks[task.split][task.index]
+            doing = "copying"
+            return deepcopy(problem)
         except BaseException as error:
-            message = f"reading the task raised {describe(error)}"
+            message = f"{doing} the task raised {describe(error)}"
             raise EpisodeError("environment", self.id, str(task), message) from error
 
     def _refuse_known_id(self, task: TaskRef, id: str) -> None:
