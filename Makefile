@@ -137,6 +137,7 @@ lock: ## renew the lock files
 	$(IMAGE_CPU) --override requirements/images/overrides-trackers.txt --extra wandb --extra tensorboard --extra trackio $(HELD) -o requirements/images/trackers.txt
 	$(IMAGE_GPU) --extra inference --extra cli --extra gpu -o requirements/images/inference-gpu.txt
 	$(UV_COMPILE) requirements/site.in --python-version 3.11 -o requirements/site.txt
+	printf "trl==1.16.0\naxolotl==0.19.0\n" | $(UV_COMPILE) - --no-deps --python-version 3.11 -o requirements/templates.txt
 	echo verifiers==0.1.14 | $(UV_COMPILE) - --python-version 3.11 -o requirements/verifiers-0.1.txt
 	grep -o 'setuptools==[0-9.]*' pyproject.toml | $(IMAGE_COMPILE) - -o requirements/images/build.txt
 	echo wheel==0.45.1 | $(IMAGE_COMPILE) - -o requirements/images/flash-attention.txt

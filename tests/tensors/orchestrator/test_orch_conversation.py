@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rlrun.config.models.roles import TrajectoryStrategy
 from rlrun.environments.protocol import Message, Tool
 from rlrun.inference.client.engine_client import Completion
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError
 from rlrun.trainer.modeling.tiny_model import CHAT_TEMPLATE, make_tokenizer
 

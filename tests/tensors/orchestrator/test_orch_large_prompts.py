@@ -11,7 +11,8 @@ import pytest
 
 from rlrun.environments.protocol import Message
 from rlrun.inference.client.completions import Completion
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation, _size
 from rlrun.runtime.compute import SMALL
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
@@ -104,7 +105,7 @@ async def test_a_prompt_that_is_refused_is_refused_for_each_and_forgotten(monkey
         raise TemplateError("refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(chat, "_written", refuse)
+        patch.setattr(chat.template, "_render", refuse)
         tries = (conversation(chat).complete(messages) for _ in range(3))
         found = await asyncio.gather(*tries, return_exceptions=True)
     assert [str(error) for error in found] == ["refused"] * 3

@@ -21,7 +21,8 @@ from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import EnginePool, Replica
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError
 from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.trainer.modeling.character_tokenizer import CHARACTERS, SPECIAL_TOKENS

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.config.models.data import DataConfig
-from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.conversation import Conversation, conversation
 from tests.tensors.sft.conftest import TEMPLATES, make_tokenizer
 
 STOPS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "thinking": "<|im_end|>", "plain": ""}
+LAST_END = {"plain": "</s>"}
+"""Added after the last reply: this template ends no turn."""
 WORDS = st.text(st.sampled_from("ab é\nthe is:,<>/"), min_size=1, max_size=12).map(lambda text: f"x{text}y")
 
 
@@ -42,8 +44,10 @@ def turns(*texts: str, roles: tuple[str, ...] = ("assistant",)) -> Conversation:
 def test_the_learned_tokens_are_the_replies_and_their_ends(name: str, texts: list[str]) -> None:
     chat = turns(*texts)
     text, whole = learned(name, chat, pieces=True)
-    assert text == "".join(reply + STOPS[name] for reply in texts[1::2])
-    assert whole == make_tokenizer(TEMPLATES[name]).apply_chat_template(chat.messages, tokenize=False)
+    added = LAST_END.get(name, "")
+    written = make_tokenizer(TEMPLATES[name]).apply_chat_template(chat.messages, tokenize=False)
+    assert text == "".join(reply + STOPS[name] for reply in texts[1::2]) + added
+    assert whole == (written.rstrip("\n") if added else written) + added
 
 
 def test_the_tiny_models_template(tmp_path: Any) -> None:
@@ -87,7 +91,13 @@ def test_tool_calls_are_learned_and_their_results_are_not() -> None:
 
 def test_other_roles_are_learned_by_their_text() -> None:
     assert learned("llama3", turns("q1", "a1", "q2", "a2", roles=("user",))) == "q1<|eot_id|>q2<|eot_id|>"
-    assert learned("plain", turns("q1", "a1", roles=("user", "assistant"))) == "q1a1"
+    assert learned("plain", turns("q1", "a1", roles=("user", "assistant"))) == "q1a1</s>"
+
+
+def test_replies_without_an_end_are_refused() -> None:
+    """The model would learn to write on for ever."""
+    with pytest.raises(TemplateError, match="no learned reply ends with a token that ends a turn"):
+        encoder("plain").encode(turns("q1", "a1", "q2"))
 
 
 def test_a_message_has_its_own_weight() -> None:
@@ -125,15 +135,15 @@ def test_the_first_token_is_never_learned() -> None:
 @pytest.mark.parametrize(
     ("template", "texts", "problem"),
     [
-        ("{{ messages[0].content }}", ("q", "a"), "drops the last assistant message"),
+        ("{{ messages[0].content }}", ("q", "a"), "drops an assistant message"),
         (
             "{{ messages | length }}{% for m in messages %}{{ m.content }}</s>{% endfor %}",
             ("q", "a"),
             "writes what is before message 2 differently",
         ),
-        (TEMPLATES["chatml"].replace("m.content", "m.content | upper"), ("q", "a"), "drops the last assistant message"),
+        (TEMPLATES["chatml"].replace("m.content", "m.content | upper"), ("q", "a"), "drops an assistant message"),
         (TEMPLATES["chatml"].replace("m.content", "m.content | replace('a', '')"), ("q", "banana"), "message 2"),
-        ("{{ raise_exception('no') }}", ("q", "a"), "refuses it: no"),
+        ("{{ raise_exception('no') }}", ("q", "a"), "refuses the conversation: no"),
         (TEMPLATES["chatml"], ("q", "a<|im_end|>"), "message 2 holds <|im_end|>"),
     ],
 )

@@ -48,22 +48,57 @@ def describe(functions: Sequence[dict[str, object]]) -> str:
     return _DESCRIPTION.format(tools="\n".join(json.dumps(function) for function in functions))
 
 
-def without_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """The same conversation for a chat template that knows no tools: they are described in the system message, calls are text."""
+def without_tools(
+    messages: Sequence[Message], tools: Sequence[Tool], *, described_in: str = "system", results_as: str = "tool"
+) -> list[Message]:
+    """Return the same conversation for a chat template that cannot write tools: calls are text.
+
+    Args:
+        described_in: role of the message that describes the tools, "system" or "user"; it is the first one of this role.
+        results_as: role of a message with results. As "user", neighboring results and questions are one message, because such
+            templates demand that user and assistant alternate.
+    """
     plain = [_as_text(message) for message in messages]
+    if results_as != "tool":
+        plain = _merged([_as_user(message) for message in plain])
     if not tools:
         return plain
     described = describe([tool.get("function", tool) for tool in tools])
-    if plain and plain[0]["role"] == "system":
-        content = "\n\n".join(filter(None, [plain[0]["content"], described]))
-        return [{"role": "system", "content": content}, *plain[1:]]
-    return [{"role": "system", "content": described}, *plain]
+    if plain and plain[0]["role"] == described_in:
+        parts = [text_of(plain[0]), described] if described_in == "system" else [described, text_of(plain[0])]
+        return [{"role": described_in, "content": "\n\n".join(filter(None, parts))}, *plain[1:]]
+    return [{"role": described_in, "content": described}, *plain]
+
+
+def _as_user(message: Message) -> Message:
+    """Return the result of a call as the user's words, in the form that goes with `<tool_call>`."""
+    if message["role"] != "tool":
+        return message
+    return {"role": "user", "content": f"<tool_response>\n{text_of(message)}\n</tool_response>"}
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message, whose content may be a text, parts of one, or None."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+    return "" if content is None else str(content)
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message["role"] == merged[-1]["role"] == "user":
+            merged[-1] = {"role": "user", "content": f"{text_of(merged[-1])}\n{text_of(message)}"}
+        else:
+            merged.append(message)
+    return merged
 
 
 def _as_text(message: Message) -> Message:
     if not (calls := message.get("tool_calls")):
         return message
-    parts = [message.get("content") or ""]
+    parts = [text_of(message)]
     for call in calls:
         function = call["function"]
         written = json.dumps({"name": function["name"], "arguments": arguments_of(function)})

@@ -35,7 +35,8 @@ from rlrun.orchestrator.engines.pool import Engine
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.progress.lease import Wishes
 from rlrun.orchestrator.rl_pipeline import Pipeline
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
 from rlrun.orchestrator.rollouts.tokenizer import preload
 from rlrun.orchestrator.stop import TERMINATED, Stop

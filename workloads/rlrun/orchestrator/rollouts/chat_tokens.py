@@ -1,43 +1,40 @@
 """Conversion of messages to token ids and back, so that what the engine saw is what is trained on.
 
-A conversation grows by appending: tokens that are there stay verbatim, only new messages are tokenised. What a chat template puts around
-them is found by rendering the conversation with a stand-in for the model's own reply and taking what follows it.
-
-Tools are described to the model by its chat template; for a template that knows none, as text in the system message.
+A conversation grows by appending: tokens that are there stay verbatim, only the text that the chat template writes after a reply is
+tokenised (`chat_template`). A reply ends with a token that the model samples, and the template writes an end of the turn as well: the
+sampled one stays, and that of the template is left out.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from rlrun.config.models.rollout import unread_argument
 from rlrun.environments.protocol import Message, Tool
-from rlrun.environments.tool_calls import arguments_of, without_tools
-from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
+from rlrun.orchestrator.rollouts.chat_template import (
+    PROBE_TOOL,
+    ChatTemplate,
+    TemplateError,
+    probe_call,
+    probe_result,
+)
+from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer, stored_ends
 from rlrun.protocol.messages.packed import INTEGERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_STAND_IN = "@#reply#@"
-_PROBE: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]
-_PROBE_TOOL: Tool = {
-    "type": "function",
-    "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
-}
 _OPENINGS = 256
 """Prompts whose text and ids are remembered."""
-
-
-class TemplateError(ValueError):
-    """The chat template cannot be used for training."""
+SAMPLED_ENDS = 9
+"""Tokens at the end of a reply that the template may write once more: the end of the calls' form and of the turn."""
 
 
 class ChatTokens:
@@ -46,23 +43,23 @@ class ChatTokens:
     Args:
         tokenizer: a Hugging Face tokenizer with `chat_template`.
         arguments: further arguments of the template.
+        ends: tokens that end a reply by the model's `generation_config.json`; the engine stops at them as well.
 
     Raises:
         TemplateError: it has no chat template or no end-of-sequence token, or its template has none of such an argument.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object] | None = None) -> None:
-        if not getattr(tokenizer, "chat_template", None):
-            raise TemplateError(
-                "the tokenizer has no chat template; use a chat model or add chat_template to its tokenizer"
-            )
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        arguments: Mapping[str, object] | None = None,
+        ends: Collection[int] = (),
+    ) -> None:
+        self.template = ChatTemplate(tokenizer, arguments)
+        """Its chat template, with the arguments."""
         if tokenizer.eos_token_id is None:
             raise TemplateError("the tokenizer has no end-of-sequence token, so no reply would ever end")
-        self._tokenizer, self._arguments = tokenizer, dict(arguments or {})
-        template = tokenizer.chat_template
-        text = template if isinstance(template, str) else json.dumps(template)
-        if problem := unread_argument(self._arguments, text):
-            raise TemplateError(problem)
+        self._tokenizer, self._ends = tokenizer, tuple(ends)
         self._others: dict[str, ChatTokens] = {}
         """The same tokenizer with other arguments of its template."""
         self._openings: dict[str, Future[tuple[str, array[int]]]] = {}
@@ -71,19 +68,20 @@ class ChatTokens:
         """Held for looks into `_openings`, never while something is rendered: the event loop takes it too."""
         self.vocabulary = len(tokenizer)
         """Tokens that the tokenizer knows."""
-        self._special = set(tokenizer.all_special_ids)
-        stops = {int(tokenizer.eos_token_id)}
-        self._closing = self._after_reply(_PROBE, (), generation_prompt=False)
-        closing = self._tokenise(self._closing)
-        if closing and closing[0] in self._special:
-            stops.add(closing[0])  # base models often end their template's turns with another token than their eos
-        self.stop_token_ids: tuple[int, ...] = tuple(sorted(stops))
+        self._special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special.update(tokenizer.all_special_ids)
+        closing = self._first_special(self.template.closing)
+        known = {int(tokenizer.eos_token_id), *self._ends} | ({closing} if closing is not None else set())
+        after_call = self._end_of_calls(known)
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted(known if after_call is None else known | {after_call}))
         """Tokens that end a reply; the model samples them, so they are trained on."""
+        self._closers = self._closers_of_turns() if closing is not None else frozenset()
 
     @classmethod
     def load(cls, source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatTokens:
         """The tokenizer of a model folder or hub name."""
-        return cls(load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code))
+        tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code)
+        return cls(tokenizer, ends=stored_ends(source, revision=revision))
 
     def called_with(self, arguments: Mapping[str, object]) -> ChatTokens:
         """The same tokenizer, whose template gets these arguments; always the same object for the same ones.
@@ -95,7 +93,7 @@ class ChatTokens:
             return self
         key = json.dumps(arguments, sort_keys=True)
         if key not in self._others:
-            self._others[key] = ChatTokens(self._tokenizer, arguments)
+            self._others[key] = ChatTokens(self._tokenizer, arguments, self._ends)
         return self._others[key]
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, array[int]]:
@@ -136,40 +134,46 @@ class ChatTokens:
         Raises:
             TemplateError: the chat template refuses the conversation.
         """
-        return self._render(messages, tools, generation_prompt=True)
+        return self.template.write(messages, tools, generation_prompt=True)
 
     def continuation(
-        self, messages: Sequence[Message], replies_at: int, last_token: int, tools: Sequence[Tool] = ()
+        self, messages: Sequence[Message], replies_at: int, sampled: int | Sequence[int], tools: Sequence[Tool] = ()
     ) -> array[int]:
-        """Ids to append after the model's own tokens.
+        """Return the ids to append after the model's own tokens.
 
         Args:
             messages: the whole conversation, new messages included.
             replies_at: index of the model's latest reply; what follows it is new.
-            last_token: the last token that the model sampled; a stop token is not repeated.
+            sampled: the last tokens that the model sampled, or the last one.
             tools: functions that the model may call.
 
         Raises:
-            TemplateError: the chat template refuses the conversation, or what follows the reply cannot be found.
+            TemplateError: the chat template refuses the conversation, or leaves one of the new messages out.
         """
-        known = [*messages[:replies_at], {"role": "assistant", "content": _STAND_IN}, *messages[replies_at + 1 :]]
-        try:
-            added = self._after_reply(known, tools, generation_prompt=True)
-        except TemplateError:
-            # It wants the calls that are answered: then what follows the whole reply, as the template writes that.
-            whole = self.prompt(messages, tools)
-            head = self._render(messages[: replies_at + 1], tools, generation_prompt=False)
-            if not whole.startswith(head):
-                raise
-            added = self._closing + whole[len(head) :]
-        return self.appended(added, last_token)
+        return self.appended(self.template.after_reply(messages, replies_at, tools), sampled)
 
-    def appended(self, text: str, last_token: int | None = None) -> array[int]:
-        """Ids of a text that follows the model's own tokens, if any; a stop token that it sampled is not repeated."""
+    def appended(self, text: str, sampled: int | Sequence[int] = ()) -> array[int]:
+        """Return the ids of a text that follows sampled tokens, without an end of the turn that the model has sampled already.
+
+        A reply that a limit has cut gets the whole text.
+        """
         added = self._tokenise(text)
-        if added and added[0] == last_token and last_token in self.stop_token_ids:
-            return added[1:]
-        return added
+        last = [sampled] if isinstance(sampled, int) else [*sampled[-SAMPLED_ENDS:]]
+        if not last or last[-1] not in self.stop_token_ids:
+            return added
+        for known in (last, last[:-1]):  # the model may end a turn with another token than the template
+            for count in range(min(len(known), len(added)), 0, -1):
+                if known[-count:] == added[:count].tolist() and self._special.intersection(known[-count:]):
+                    return added[count:] if known is last else self._without_closer(added[count:], last[-1])
+        return self._without_closer(added, last[-1])
+
+    def _without_closer(self, added: array[int], sampled: int) -> array[int]:
+        """Leave out the template's end of the turn, with blanks before it: up to the sampled token if that is a part of it."""
+        first = next((index for index, id in enumerate(added) if id in self._special), None)
+        if first is None or added[first] not in self._closers or self._tokenizer.decode(added[:first].tolist()).strip():
+            return added
+        run = list(takewhile(self._closers.__contains__, added[first:]))
+        return added[first + (run.index(sampled) if sampled in run else 0) + 1 :]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a reply, without stop and other special tokens."""
@@ -184,52 +188,83 @@ class ChatTokens:
         """A reply without the token that ended it."""
         return list(token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids)
 
-    @cached_property
-    def _knows_tools(self) -> bool:
-        """True if the chat template writes tools into the prompt."""
-        user = _PROBE[:1]
-        return self._written(user, [_PROBE_TOOL], generation_prompt=True) != self._written(
-            user, [], generation_prompt=True
-        )
+    def _first_special(self, text: str) -> int | None:
+        """Return the special token with which a text begins, after blanks."""
+        ids = self._tokenise(text)
+        first = next((index for index, id in enumerate(ids) if id in self._special), None)
+        if first is None or self._tokenizer.decode(ids[:first].tolist()).strip():
+            return None
+        return int(ids[first])
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> str:
-        if (tools or any(message.get("tool_calls") for message in messages)) and not self._knows_tools:
-            messages, tools = without_tools(messages, tools), ()
-        return self._written([_plain(message) for message in messages], tools, generation_prompt=generation_prompt)
+    def _end_of_calls(self, known: Collection[int]) -> int | None:
+        """Return the token that ends a reply with calls, if it is another one than ends known so far; None: there is none.
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> str:
-        from jinja2 import TemplateError as JinjaError
-
+        It is the token after the calls (Harmony's `<|call|>`), or that which begins the result (GLM's `<|observation|>`). A token that
+        closes each of several calls is a part of them.
+        """
+        form = self.template.tool_form
+        if form is None or not form.native:
+            return None
+        said: list[Message] = [{"role": "user", "content": "a"}, probe_call()]
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **self._arguments,
-            )
-        except (JinjaError, TypeError) as error:
-            raise TemplateError(f"the chat template refuses the conversation: {error}") from error
-        return str(text)
+            head = self.template.write(said, [PROBE_TOOL])
+            after = self.template.after_reply([*said, probe_result()], 1, [PROBE_TOOL])
+            several = self.template.write([said[0], probe_call(calls=2)], [PROBE_TOOL])
+        except TemplateError:
+            return None
+        closing = self.template.closing_of(head)
+        ends = [id for id in self._tokenise(closing) if id in self._special]
+        if any(id in known for id in ends):
+            return None
+        if ends and self._count(several, ends[-1]) == self._count(head, ends[-1]):
+            return ends[-1]
+        return self._first_special(after[len(closing) :])
 
-    def _after_reply(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> str:
-        _, found, after = self._render(messages, tools, generation_prompt=generation_prompt).rpartition(_STAND_IN)
-        if not found:
-            raise TemplateError("the chat template drops an assistant message, so a conversation cannot be continued")
-        return after
+    def _count(self, text: str, id: int) -> int:
+        return self._tokenise(text).count(id)
+
+    def _closers_of_turns(self) -> frozenset[int]:
+        """Return the tokens with which the template ends a reply: at the end, before a question, and after calls.
+
+        A token that begins the next message is none of them. Another special token follows a closer, and text follows such a marker
+        (GLM's `<|user|>`, Gemma 4's `<|tool_response>`).
+        """
+        said: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        closers = {self._first_special(self.template.closing)}
+        with suppress(TemplateError):  # a template for one turn only
+            closers.update(self._closers_in(self.template.after_reply([*said, said[0]], 1)))
+        if (form := self.template.tool_form) is not None and form.native:
+            with suppress(TemplateError):
+                after = self.template.after_reply([said[0], probe_call(), probe_result()], 1, [PROBE_TOOL])
+                closers.update(self._closers_in(after).intersection(self.stop_token_ids))
+        return frozenset(id for id in closers if id is not None)
+
+    def turn_end(self, text: str) -> int:
+        """Return the length of the special tokens at the beginning of a text that the model samples to end a turn; 0: there are none.
+
+        Args:
+            text: what the template writes after a reply.
+        """
+        end = 0
+        while (token := next((t for t in self.template.special_tokens if text.startswith(t, end)), None)) is not None:
+            end += len(token)
+            if self._tokenizer.convert_tokens_to_ids(token) in self.stop_token_ids:
+                return end
+            end += len(text[end:]) - len(text[end:].lstrip())
+        return 0
+
+    def _closers_in(self, text: str) -> set[int]:
+        """Return the special tokens at the beginning of a text that are followed by another one."""
+        first = self._first_special(text)
+        if first is None:
+            return set()
+        spelled = str(self._tokenizer.decode([first], skip_special_tokens=False))
+        rest = text.partition(spelled)[2]
+        if self._first_special(rest) is None:
+            return set()
+        return {first} | self._closers_in(rest).intersection(self.stop_token_ids)
 
     def _tokenise(self, text: str) -> array[int]:
         # Without columns that nobody reads: building them holds the interpreter's lock, the tokenizer itself does not.
         only = {"return_attention_mask": False, "return_token_type_ids": False}
         return array(INTEGERS, self._tokenizer(text, add_special_tokens=False, **only).input_ids)
-
-
-def _plain(message: Message) -> Message:
-    """A message as chat templates take it: its content a text, the arguments of its calls values."""
-    plain = message if message.get("content") is not None else message | {"content": ""}
-    if calls := plain.get("tool_calls"):
-        functions = [call["function"] | {"arguments": arguments_of(call["function"])} for call in calls]
-        return plain | {
-            "tool_calls": [call | {"function": function} for call, function in zip(calls, functions, strict=True)]
-        }
-    return plain

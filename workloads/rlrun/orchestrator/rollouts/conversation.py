@@ -25,7 +25,7 @@ from rlrun.config.models.roles import TrajectoryStrategy
 from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.tool_calls import arguments_of
 from rlrun.inference.client.engine_client import Completion
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.chat_tokens import SAMPLED_ENDS, ChatTokens
 from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, Said, parse_text
 from rlrun.protocol.files.batch import NO_VERSION
 from rlrun.protocol.messages.packed import FLOATS, INTEGERS
@@ -263,11 +263,11 @@ class Conversation:
         goes_on = mark == sequence.marks[-1]
         if sequence.full and (goes_on or not mark.tokens):
             return _Place(sequence, False, array(INTEGERS), text)
-        last_token = sequence.token_ids[mark.tokens - 1]
+        sampled = sequence.token_ids[max(0, mark.tokens - SAMPLED_ENDS) : mark.tokens]
         if not self._branching:
-            added = self._chat.continuation(messages, mark.messages - 1, last_token, tools or ())
+            added = self._chat.continuation(messages, mark.messages - 1, sampled, tools or ())
         elif text.startswith(known := sequence.text[: mark.text]):
-            added = self._chat.appended(text[len(known) :], last_token)
+            added = self._chat.appended(text[len(known) :], sampled)
         else:
             return _Place(TokenSequence(tools), True, self._chat.appended(text), text)
         return _Place(sequence if goes_on else sequence.fork(mark), not goes_on, added, text)

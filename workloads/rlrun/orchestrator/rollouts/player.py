@@ -14,7 +14,8 @@ from rlrun.environments.protocol import Episode, Score
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError
 from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.orchestrator.rollouts.environment_pool import Arena

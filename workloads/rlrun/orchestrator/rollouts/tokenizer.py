@@ -36,6 +36,30 @@ def load_tokenizer(
     return AutoTokenizer.from_pretrained(str(source), revision=revision or "main", trust_remote_code=trust_remote_code)
 
 
+def stored_ends(source: str | Path, *, revision: str | None = None) -> tuple[int, ...]:
+    """Return the ids of `eos_token_id` in the model's `generation_config.json`; the engine stops at them. Without the file: none.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or holds something else than ids there.
+    """
+    from transformers.utils.hub import cached_file
+
+    file = cached_file(
+        str(source),
+        "generation_config.json",
+        revision=revision or "main",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    if file is None:
+        return ()
+    ends = json.loads(Path(file).read_bytes()).get("eos_token_id")
+    found = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(type(id) is int for id in found):
+        raise ValueError(f"{file}: eos_token_id is {ends!r}, expected a number or a list of numbers")
+    return tuple(found)
+
+
 def preload() -> None:
     """Import what `load_tokenizer` mostly needs: that takes a second, and while the trainer starts there is nothing else to do.
 

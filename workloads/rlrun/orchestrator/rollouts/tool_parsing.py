@@ -24,9 +24,12 @@ class Said:
     calls: tuple[tuple[str, str], ...] = ()
 
     def messages_calls(self, before: int) -> list[dict[str, object]]:
-        """The calls as OpenAI's messages have them; `before` of the conversation's calls have ids already."""
+        """Return the calls as OpenAI's messages have them; `before` of the conversation's calls have ids already.
+
+        An id has nine letters and digits for every family: Mistral's templates refuse others.
+        """
         return [
-            {"id": f"call_{before + index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            {"id": f"call{before + index:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
             for index, (name, arguments) in enumerate(self.calls)
         ]
 

@@ -1,22 +1,27 @@
 """Token ids and an exact loss mask of a conversation, for any chat template that writes a conversation from left to right.
 
 What is learned of an assistant's message is what the model has to write: from the end of the generation prompt to the token that ends
-the turn, included. Of other roles it is their text. The rendered text is cut at these places and each piece is tokenised alone, as the
-prompt is at inference, so that no token lies across a border.
+the turn, included. Where a template writes no end after the last reply (GLM), one is added. Of other roles it is their text. The rendered
+text is cut at these places and each piece is tokenised alone, as the prompt is at inference, so that no token lies across a border.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from rlrun.environments.protocol import Message, Tool
-from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
-from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
+from rlrun.environments.tool_calls import text_of
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer, stored_ends
 from rlrun.orchestrator.sft.conversation import Conversation
 
 if TYPE_CHECKING:
@@ -46,34 +51,27 @@ class ChatEncoder:
 
     Args:
         tokenizer: a Hugging Face tokenizer with `chat_template`.
+        ends: tokens that end a reply by the model's `generation_config.json`.
 
     Raises:
         TemplateError: it has no chat template, or its pieces do not make up the whole.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        if not getattr(tokenizer, "chat_template", None):
-            raise TemplateError(
-                "the tokenizer has no chat template; use a chat model or add chat_template to its tokenizer"
-            )
-        self._tokenizer = tokenizer
-        self._special = sorted({str(token) for token in tokenizer.all_special_tokens if token}, key=len, reverse=True)
-        probe: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()) -> None:
+        self._chat = ChatTokens(tokenizer, ends=ends)
+        self._template, self._tokenizer = self._chat.template, tokenizer
+        self._ends = [self._decode([id]) for id in self._chat.stop_token_ids]
+        """Texts of the tokens that end a turn."""
+        probe: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         text = self._render(probe)
-        _, found, closing = text.rpartition(_STAND_IN)
-        if not found:
-            raise TemplateError("the chat template drops the last assistant message, so there is nothing to learn")
-        positions = [(closing.find(token), token) for token in self._special if token in closing]
-        self.stop: str | None = min(positions)[1] if positions else None
-        """Text of the token that ends an assistant's turn; None: the template has none."""
-        text = text.replace(_STAND_IN, "b")
         if self._decode(self._tokenise(text)) != text:
             raise TemplateError(f"the tokenizer does not give back the chat template's text {text!r}")
 
     @classmethod
     def load(cls, source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatEncoder:
         """The tokenizer of a model folder or hub name."""
-        return cls(load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code))
+        tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code)
+        return cls(tokenizer, stored_ends(source, revision=revision))
 
     def encode(self, chat: Conversation) -> Encoded:
         """Tokens and weights of a conversation.
@@ -85,10 +83,15 @@ class ChatEncoder:
         ids: list[int] = []
         weights: list[float] = []
         end = 0
+        is_ended = False
         for index, weight in enumerate(chat.weights):
             if not weight:
                 continue
-            start, stop = self._span(text, chat, index)
+            start, stop, ends = self._span(text, chat, index)
+            if chat.messages[index]["role"] == "assistant":
+                is_ended = is_ended or ends
+                if not ends and index == len(chat.messages) - 1:
+                    text, stop, is_ended = text[:stop] + self._last_end, stop + len(self._last_end), True
             if start < end:
                 raise TemplateError(f"the chat template does not write message {index + 1} after the one before")
             for piece, value in ((text[end:start], 0.0), (text[start:stop], weight)):
@@ -99,44 +102,76 @@ class ChatEncoder:
         tokens = self._tokenise(text[end:])
         ids += tokens
         weights += [0.0] * len(tokens)
+        if not is_ended and any(
+            w and m["role"] == "assistant" for w, m in zip(chat.weights, chat.messages, strict=True)
+        ):
+            raise TemplateError(
+                "no learned reply ends with a token that ends a turn, so the model would never stop; "
+                "let the last message be a learned reply"
+            )
         if weights:
             weights[0] = 0.0  # nothing comes before the first token, so it is never predicted
         return Encoded(np.array(ids, np.int32), np.array(weights, np.float32))
 
     # ---- where a message is
 
-    def _span(self, text: str, chat: Conversation, index: int) -> tuple[int, int]:
+    def _span(self, text: str, chat: Conversation, index: int) -> tuple[int, int, bool]:
+        """Return start and end of what is learned of a message, and whether a token that ends a turn is a part of it."""
         message = chat.messages[index]
         if message["role"] != "assistant" or index == 0:
             start, end = self._content(text, chat, index)
-            return start, end + len(self.stop) if self.stop and text.startswith(self.stop, end) else end
-        content = message["content"]
-        if self.stop is not None and self.stop in content:
-            raise TemplateError(f"message {index + 1} holds {self.stop}, the token that ends a turn")
+            closing = next((token for token in self._ends if text.startswith(token, end)), "")
+            return start, end + len(closing), bool(closing)
+        content = text_of(message)
+        if held := next((token for token in self._ends if token in content), None):
+            raise TemplateError(f"message {index + 1} holds {held}, the token that ends a turn")
         start = self._reply_start(text, chat, index)
-        if self.stop is None:
-            return start, self._content(text, chat, index)[1]
-        end = text.find(self.stop, start)
+        after = self._template.after_reply(chat.messages, index, chat.tools or (), generation_prompt=False)
+        end = len(text) - len(after)
         reply = text[start:end].strip()
         # Templates may leave out the thoughts of earlier turns, which come first; anything else must be there.
-        if end < 0 or not (content.strip() in reply or content.endswith(reply)):
+        if not text.endswith(after) or not (content.strip() in reply or content.endswith(reply)):
             raise TemplateError(f"the chat template changes the content of message {index + 1}")
-        return start, end + len(self.stop)
+        ending = self._chat.turn_end(after)
+        return start, end + ending, ending > 0
+
+    @cached_property
+    def _last_end(self) -> str:
+        """Text that ends the last reply for a template that writes none there: that which ends a reply before a question, else eos."""
+        said: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        with suppress(TemplateError):
+            after = self._template.after_reply([*said, said[0]], 1)
+            if length := self._chat.turn_end(after):
+                return after[:length]
+        return str(self._tokenizer.eos_token)
 
     def _reply_start(self, text: str, chat: Conversation, index: int) -> int:
         """Index in `text` at which the generation prompt ends."""
         before = chat.messages[:index]
-        prompt = self._render(before, chat.tools, generation_prompt=True)
+        prompt, bare = self._render(before, chat.tools, generation_prompt=True), self._render(before, chat.tools)
         if not text.startswith(prompt):
-            raise TemplateError(
-                f"the chat template writes what is before message {index + 1} differently once the conversation goes on"
-            )
+            return self._common_start(text, prompt, bare, index)
         start = len(prompt)
-        if prompt == self._render(before, chat.tools) and not chat.messages[index].get("tool_calls"):
+        if prompt == bare and not chat.messages[index].get("tool_calls"):
             # No generation prompt: what stands before the content is the template's, unless it is but a blank.
             content, _ = self._content(text, chat, index)
             return content if text[start:content].strip() else start
         return start
+
+    def _common_start(self, text: str, prompt: str, bare: str, index: int) -> int:
+        """Return the end of what a generation prompt and the written reply have in common, in whole tokens.
+
+        Templates of thinking models open a thought in the generation prompt, and write earlier replies without one.
+        """
+        common = 0
+        if text.startswith(bare) and prompt.startswith(bare):
+            asked, written = self._tokenise(prompt[len(bare) :]), self._tokenise(text[len(bare) :])
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked, written, strict=False)))
+        if not common:
+            raise TemplateError(
+                f"the chat template writes what is before message {index + 1} differently once the conversation goes on"
+            )
+        return len(bare) + len(self._decode(asked[:common]))
 
     def _content(self, text: str, chat: Conversation, index: int) -> tuple[int, int]:
         """Start and end of a message's text, found by putting another in its place."""
@@ -155,16 +190,7 @@ class ChatEncoder:
         *,
         generation_prompt: bool = False,
     ) -> str:
-        from jinja2 import TemplateError as JinjaError
-
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages), tools=tools, tokenize=False, add_generation_prompt=generation_prompt
-                )
-            )
-        except (JinjaError, TypeError) as error:
-            raise TemplateError(f"the chat template refuses it: {error}") from error
+        return self._template.write(messages, tools or (), generation_prompt=generation_prompt)
 
     def _tokenise(self, text: str) -> list[int]:
         return [int(token) for token in self._tokenizer(text, add_special_tokens=False).input_ids] if text else []

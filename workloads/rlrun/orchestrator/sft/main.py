@@ -15,7 +15,7 @@ from rlrun.hub.repository import shown
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.attempt import feed, open_training
-from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.mixture import Mixture
 from rlrun.orchestrator.sft.pipeline import DataPipeline, TrainingData

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlrun.config.models.data import DataConfig
 from rlrun.environments.dataset_rows import RowError, Rows
-from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder, Encoded
 from rlrun.orchestrator.sft.conversation import conversation
 from rlrun.orchestrator.sft.mixture import Mixture

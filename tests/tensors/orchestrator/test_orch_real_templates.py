@@ -1,0 +1,230 @@
+"""Conversations with the chat templates of real models: ends of turns, prompts of later turns, tool turns, and what SFT learns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from rlrun.environments.protocol import Message, Tool
+from rlrun.inference.client.engine_client import Completion
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.conversation import Conversation
+from rlrun.orchestrator.sft.chat import ChatEncoder
+from rlrun.orchestrator.sft.conversation import Conversation as SftConversation
+from tests.support.chat_templates import FAMILIES, real_tokenizer
+
+NATIVE = [name for name, family in FAMILIES.items() if family.form == "native"]
+AS_TEXT = [name for name in FAMILIES if name not in NATIVE]
+ADD: Tool = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "description": "a"}},
+            "required": ["a"],
+        },
+    },
+}
+QUESTION: Message = {"role": "user", "content": "U1"}
+ONE_CALL_ONLY = ("llama3_1", "llama3_2")
+"""Their templates refuse two calls in one reply."""
+CALL_AS_TEXT = '<tool_call>{"name": "add", "arguments": {"a": 0}}</tool_call>'
+
+
+@cache
+def chat_of(name: str) -> ChatTokens:
+    tokenizer, ends = real_tokenizer(name)
+    return ChatTokens(tokenizer, ends=ends)
+
+
+def spelled(name: str, ids: Sequence[int]) -> str:
+    return str(real_tokenizer(name)[0].decode(list(ids), skip_special_tokens=False))
+
+
+def ids_of(name: str, text: str) -> list[int]:
+    return list(real_tokenizer(name)[0](text, add_special_tokens=False).input_ids)
+
+
+def reply(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def calls(count: int) -> Message:
+    functions = [{"name": "add", "arguments": f'{{"a": {number}}}'} for number in range(count)]
+    return reply("") | {
+        "tool_calls": [
+            {"id": f"call0000{number}", "type": "function", "function": function}
+            for number, function in enumerate(functions)
+        ]
+    }
+
+
+def results(count: int) -> list[Message]:
+    return [
+        {"role": "tool", "tool_call_id": f"call0000{number}", "content": f"RESULT{number}"} for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_reply_ends_where_the_engine_stops_and_where_the_template_ends_it(name: str) -> None:
+    family = FAMILIES[name]
+    stops = {spelled(name, [id]) for id in chat_of(name).stop_token_ids}
+    assert stops == {family.eos, *family.ends, family.end} | ({family.call_end} if family.call_end else set())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ends_are_found_without_a_generation_config(name: str) -> None:
+    """The end after calls as well; only GLM's end before a question is said nowhere else."""
+    family, tokenizer = FAMILIES[name], real_tokenizer(name)[0]
+    stops = {spelled(name, [id]) for id in ChatTokens(tokenizer).stop_token_ids}
+    wanted = {family.eos, family.end} | ({family.call_end} if family.call_end else set())
+    assert stops == wanted - ({"<|user|>"} if name == "glm4_5" else set())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_prompt_of_the_second_turn_is_the_templates(name: str) -> None:
+    family, chat = FAMILIES[name], chat_of(name)
+    said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}]
+    sampled = ids_of(name, f"R1{family.end}")
+    ids = [*chat.opening(said[:1])[1], *sampled, *chat.continuation(said, 1, sampled)]
+    wanted, found = chat.prompt(said), spelled(name, ids)
+    if family.end != "<|return|>":  # Harmony ends a turn with it, and writes another token later
+        assert found[found.index("R1") :] == wanted[wanted.index("R1") :].replace(f"R1{family.end}\n{family.end}", "")
+    if family.keeps:
+        assert found == wanted
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_turn_that_ends_with_another_token_is_not_ended_twice(name: str) -> None:
+    family, chat = FAMILIES[name], chat_of(name)
+    said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}]
+    own = ids_of(name, f"R1{family.end}")
+    usual = spelled(name, chat.continuation(said, 1, own))
+    for id in chat.stop_token_ids:
+        added = spelled(name, chat.continuation(said, 1, [*own[:-1], id]))
+        marker = "<|user|>" if name == "glm4_5" and id != own[-1] else ""  # begins the next message, and ends none
+        assert added == marker + usual.removeprefix(spelled(name, [id])), spelled(name, [id])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_reply_that_a_limit_has_cut_gets_the_whole_closing(name: str) -> None:
+    chat = chat_of(name)
+    said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}]
+    added = spelled(name, chat.continuation(said, 1, ids_of(name, "R1")))
+    assert added == chat.template.after_reply(said, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [(name, n) for name in NATIVE for n in (1, 2) if n == 1 or name not in ONE_CALL_ONLY]
+)
+def test_the_prompt_after_calls_is_the_templates(name: str, count: int) -> None:
+    family, chat = FAMILIES[name], chat_of(name)
+    said = [QUESTION, calls(count), *results(count)]
+    opening, ids = chat.opening(said[:1], [ADD])
+    written, wanted = chat.template.write(said[:2], [ADD]), chat.prompt(said, [ADD])
+    form = written[written.rindex("U1") :].partition("add")[2].partition(family.call_end or family.end)[0]
+    sampled = ids_of(name, f"add{form}{family.call_end or family.end}")
+    found = spelled(name, [*ids, *sampled, *chat.continuation(said, 1, sampled, [ADD])])
+    assert found[found.rindex(form) :] == wanted[wanted.rindex(form) :]
+    assert found.startswith(opening)
+
+
+@pytest.mark.parametrize("name", AS_TEXT)
+def test_a_template_that_cannot_write_tools_gets_them_as_text(name: str) -> None:
+    family, chat = FAMILIES[name], chat_of(name)
+    said = [{"role": "system", "content": "SYSTEM"}, QUESTION][family.form.startswith("user") :]
+    opening, ids = chat.opening(said, [ADD])
+    assert opening.index('{"name": "add"') < opening.index("U1") or family.form.startswith("system")
+    sampled = ids_of(name, CALL_AS_TEXT + family.end)
+    later = [*said, calls(1), *results(1)]
+    found = spelled(name, [*ids, *sampled, *chat.continuation(later, len(said), sampled, [ADD])])
+    assert "RESULT0" in found.partition(CALL_AS_TEXT)[2]
+    assert ("<tool_response>\nRESULT0\n</tool_response>" in found) == family.form.endswith("user")
+    if family.keeps:
+        assert found == chat.prompt(later, [ADD])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_what_is_sampled_is_what_is_recorded(name: str) -> None:
+    """Three turns: the recorded tokens are those that the engine saw, and those that it sampled are the only trained ones."""
+    family, chat = FAMILIES[name], chat_of(name)
+    seen: list[int] = []
+    sampled: list[list[int]] = []
+
+    async def generate(token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+        answer = ids_of(name, f"R{len(sampled)}{family.end}")
+        sampled.append(answer)
+        seen[:] = [*token_ids, *answer]
+        return Completion(answer, [-1.0] * len(answer), [0] * len(answer), "stop")
+
+    conversation = Conversation(generate, chat, seq_len=100_000, max_tokens=64)
+    messages: list[Message] = []
+    for turn in range(3):
+        messages.append({"role": "user", "content": f"U{turn}"})
+        messages.append((await conversation.complete(messages)).message)
+    (recorded,) = conversation.recorded()
+    assert recorded.input_ids.tolist() == seen
+    assert recorded.input_ids[recorded.loss_mask].tolist() == [id for answer in sampled for id in answer]
+    assert [message["content"] for message in messages[1::2]] == ["R0", "R1", "R2"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sft_learns_the_end_of_a_reply_and_no_question(name: str) -> None:
+    family = FAMILIES[name]
+    tokenizer, ends = real_tokenizer(name)
+    said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}, reply("R2")]
+    encoded = ChatEncoder(tokenizer, ends).encode(SftConversation(said, [0.0, 1.0, 0.0, 1.0]))
+    learned = spelled(name, encoded.input_ids[encoded.weights > 0])
+    assert learned.endswith(f"R2{family.end}")
+    assert "U2" not in learned
+    # Harmony's replies in the middle end with a token that ends no turn, so no end is learned there.
+    assert ("R1" if family.end == "<|return|>" else f"R1{family.end}") in learned
+
+
+def test_a_role_that_a_template_leaves_out_is_refused_by_name() -> None:
+    tokenizer, ends = real_tokenizer("phi3")
+    chat: Any = ChatTokens(tokenizer, ends=ends)
+    said = [QUESTION, reply("R1"), {"role": "developer", "content": "U2"}]
+    with pytest.raises(ValueError, match="the chat template leaves out a message of role developer"):
+        chat.continuation(said, 1, ids_of("phi3", "R1<|end|>"))
+
+
+def test_ids_that_a_template_refuses_are_replaced_by_nine_letters() -> None:
+    """Data and programs have ids of other forms; a call and its result keep the same one."""
+    chat = chat_of("mistral_v3_tekken")
+    call = calls(1)["tool_calls"][0] | {"id": "call_abc"}
+    text = chat.prompt(
+        [QUESTION, reply("") | {"tool_calls": [call]}, results(1)[0] | {"tool_call_id": "call_abc"}], [ADD]
+    )
+    (called,) = re.findall(r'"id": "([a-z0-9]{9})"', text)
+    assert f'"call_id": "{called}"' in text
+    kept = chat.prompt([QUESTION, calls(1), *results(1)], [ADD])
+    assert '"id": "call00000"' in kept
+    assert '"call_id": "call00000"' in kept
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_in_branching_each_prompt_is_the_templates(name: str) -> None:
+    family, chat = FAMILIES[name], chat_of(name)
+    prompts: list[str] = []
+
+    async def generate(token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+        prompts.append(spelled(name, token_ids))
+        answer = ids_of(name, f"R{len(prompts)}{family.end}")
+        return Completion(answer, [-1.0] * len(answer), [0] * len(answer), "stop")
+
+    conversation = Conversation(generate, chat, seq_len=100_000, max_tokens=64, strategy="branching")
+    messages: list[Message] = [QUESTION]
+    for turn in (2, 3):
+        messages += [(await conversation.complete(messages)).message, {"role": "user", "content": f"U{turn}"}]
+        await conversation.complete(messages)
+        written = chat.prompt(messages)
+        if family.end == "<|return|>":  # the sampled end stays, and Harmony's template writes another one there
+            prompts[-1] = prompts[-1].replace("<|return|>", "<|end|>")
+        assert prompts[-1] == written
