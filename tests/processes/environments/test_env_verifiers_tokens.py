@@ -43,7 +43,7 @@ class Engine:
         self.said: list[list[int]] = []
         self.parsed: list[list[str]] = []
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         ids = [*self.chat.appended(self.replies[len(self.said)]), self.chat.stop_token_ids[0]]
         self.asked.append(list(token_ids))
         self.said.append(ids)

@@ -52,10 +52,12 @@ class Engine:
         self.chat, self.replies, self.stop = chat, list(replies), stop
         self.prompts: list[list[int]] = []
         self.seen: list[list[int]] = []
+        self.stops: list[tuple[str, ...]] = []
         self.version = 0
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         said = self.replies.pop(0)
+        self.stops.append(tuple(stop))
         tokens = [*self.chat._tokenise(said)] + [EOS] * self.stop
         finish = "stop" if len(tokens) <= max_tokens and self.stop else "length"
         tokens = tokens[:max_tokens]
@@ -178,11 +180,31 @@ async def test_a_stop_string_ends_the_reply_where_the_policy_wrote_it() -> None:
     assert (reply.text, reply.finish_reason) == ("ab", "stop")
     (recorded,) = conversation.recorded()
     assert engine.chat.decode(recorded.input_ids[recorded.loss_mask].tolist()) == "ab=="
+    assert engine.stops == [("==",)], "the engine ends there as well, and samples nothing in vain"
+
+
+async def test_in_branching_a_stop_string_begins_no_new_sample() -> None:
+    """The template does not write it again, as it is no part of the message."""
+    engine = Engine(CHATS["tiny"], ["ab==", "cd"], stop=False)
+    conversation = Conversation(engine, engine.chat, seq_len=64, max_tokens=32, strategy="branching", stop=["=="])
+    reply = await conversation.complete([user("a")])
+    await conversation.complete([user("a"), reply.message, user("b")])
+    (recorded,) = conversation.recorded()
+    assert engine.chat.decode(recorded.input_ids[recorded.loss_mask].tolist()) == "ab==cd"
+
+
+async def test_a_reply_that_has_begun_cannot_be_continued() -> None:
+    engine = Engine(CHATS["tiny"], ["ab"])
+    conversation = Conversation(engine, engine.chat, seq_len=64, max_tokens=32)
+    with pytest.raises(
+        RolloutError, match="the last message is the assistant's, and a prefilled reply cannot be continued"
+    ):
+        await conversation.complete([user("a"), {"role": "assistant", "content": "b"}])
 
 
 @pytest.mark.parametrize("missing", ["logprobs", "versions"])
 async def test_a_token_without_its_logprob_or_version_is_refused(missing: str) -> None:
-    async def generate(token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+    async def generate(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         whole: dict[str, Any] = {"token_ids": [9, 9], "logprobs": [-1.0, -1.0], "versions": [1, 1]}
         whole[missing] = whole[missing][:1]
         return Completion(finish_reason="stop", **whole)

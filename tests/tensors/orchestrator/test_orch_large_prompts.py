@@ -52,7 +52,7 @@ class Noted:
         return [noted for noted in self.threads if noted[1] > above and noted[2]]
 
 
-async def generate(token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+async def generate(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
     count = min(max_tokens, 30_000)
     return Completion([81] * count, [-0.5] * count, [1] * count, "length")
 
@@ -85,7 +85,7 @@ async def test_short_prompts_stay_in_the_event_loop() -> None:
     assert all(in_loop for _, _, in_loop in tokenizer.threads)
 
 
-async def short(token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+async def short(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
     return Completion([81], [-0.5], [1], "stop")
 
 

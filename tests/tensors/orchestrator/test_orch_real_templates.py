@@ -157,7 +157,7 @@ async def test_what_is_sampled_is_what_is_recorded(name: str) -> None:
     seen: list[int] = []
     sampled: list[list[int]] = []
 
-    async def generate(token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+    async def generate(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         answer = ids_of(name, f"R{len(sampled)}{family.end}")
         sampled.append(answer)
         seen[:] = [*token_ids, *answer]
@@ -214,7 +214,7 @@ async def test_in_branching_each_prompt_is_the_templates(name: str) -> None:
     family, chat = FAMILIES[name], chat_of(name)
     prompts: list[str] = []
 
-    async def generate(token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+    async def generate(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         prompts.append(spelled(name, token_ids))
         answer = ids_of(name, f"R{len(prompts)}{family.end}")
         return Completion(answer, [-1.0] * len(answer), [0] * len(answer), "stop")

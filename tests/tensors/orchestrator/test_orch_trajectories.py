@@ -88,7 +88,7 @@ class Engine:
     prompts: list[list[int]] = field(default_factory=list)
     sampled: list[list[int]] = field(default_factory=list)
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         tokens = [*(IDS[c] for c in self.replies.pop(0)), EOS]
         finish = "stop" if len(tokens) <= max_tokens else "length"
         tokens = tokens[:max_tokens]
@@ -270,7 +270,7 @@ async def test_a_call_that_is_given_up_leaves_nothing_behind() -> None:
     messages = [user("a"), reply.message, user("b")]
     answer = engine.__call__
 
-    async def never(token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+    async def never(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         raise asyncio.CancelledError
 
     conversation._generate = never

@@ -55,7 +55,7 @@ class Sends:
     def __init__(self, answer: Completion | Exception) -> None:
         self._answer = answer
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer

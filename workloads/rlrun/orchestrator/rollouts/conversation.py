@@ -37,9 +37,12 @@ _CHARACTERS = 4
 
 
 class Generate(Protocol):
-    """One request to an engine that holds the version it is meant for."""
+    """One request to an engine that holds the version it is meant for.
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion: ...
+    `stop` are texts of this request that end the reply, beyond those of the run; the text itself is sampled.
+    """
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion: ...
 
 
 class RolloutError(Exception):
@@ -189,9 +192,13 @@ class Conversation:
         empty and truncated, and nothing of it is recorded.
 
         Raises:
-            RolloutError: the first prompt alone leaves no room for a reply.
+            RolloutError: the first prompt alone leaves no room for a reply, or the last message is a reply.
             TemplateError: the chat template refuses the conversation.
         """
+        if messages and messages[-1].get("role") == "assistant":
+            raise RolloutError(
+                "the last message is the assistant's, and a prefilled reply cannot be continued; let the conversation end with another role"
+            )
         self.tools = tuple(tools or ()) or self.tools
         place = await compute(_size(messages), partial(self._place, messages, None if tools is None else list(tools)))
         sequence = place.sequence
@@ -206,10 +213,11 @@ class Conversation:
                 )
             sequence.full = True
             return self._reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
-        completion = await self._generate(prompt, max_tokens=room)
+        completion = await self._generate(prompt, max_tokens=room, **({"stop": tuple(stop)} if stop else {}))
         _check(completion)
+        words = (*self._stop, *stop)
         count, text, stopped = await compute(
-            len(completion.token_ids) * _CHARACTERS, partial(self._cut, completion, (*self._stop, *stop))
+            len(completion.token_ids) * _CHARACTERS, partial(self._cut, completion, words)
         )
         finish = "stop" if stopped else completion.finish_reason
         said = Said()
@@ -229,7 +237,9 @@ class Conversation:
         sequence.append(place.added)
         sequence.sampled(completion, count)
         if self._branching:
-            sequence.text = place.text + self._chat.spelled(completion.token_ids[:count])
+            written = self._chat.spelled(completion.token_ids[:count])
+            # The environment's message has no stop text, so the template will not write it again.
+            sequence.text = place.text + (_before(written, words) if stopped else written)
         return self._reply(place, messages, reply)
 
     def recorded(self) -> list[Recorded]:
@@ -306,8 +316,12 @@ class Conversation:
                 high = middle
             else:
                 low = middle + 1
-        text = self._chat.decode(ids[:low])
-        return low, text[: min(text.index(word) for word in stop if word in text)], True
+        return low, _before(self._chat.decode(ids[:low]), stop), True
+
+
+def _before(text: str, words: Sequence[str]) -> str:
+    """Return the text before the first of these words."""
+    return text[: min((text.index(word) for word in words if word in text), default=len(text))]
 
 
 def _size(messages: Sequence[Message]) -> int:

@@ -83,21 +83,23 @@ class Session:
         replica = self._replica
         return self._moved or (replica is not None and (replica.suspect or replica.version is None))
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
-        """Sample one continuation.
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
+        """Sample one continuation; `stop` are texts that end it beyond those of the run.
 
         Raises:
             EngineUnavailableError: several replicas failed one after the other; the rollout is not to blame.
             EngineError: an engine refused the request.
         """
         opening, self._opening = self._opening, None
-        if opening is not None:
+        if opening is not None and not stop:
             shared = await opening.take(token_ids, max_tokens, self.sample)
             if shared is not None:
                 return shared
-        return (await self.sample(token_ids, max_tokens=max_tokens, n=1))[0]
+        return (await self.sample(token_ids, max_tokens=max_tokens, n=1, stop=stop))[0]
 
-    async def sample(self, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]:
+    async def sample(
+        self, token_ids: Sequence[int], *, max_tokens: int, n: int, stop: Sequence[str] = ()
+    ) -> list[Completion]:
         """Sample `n` continuations in one request; raises as a call does."""
         error: EngineError | None = None
         failed: list[Replica] = []
@@ -109,7 +111,7 @@ class Session:
             self._replica = self._affinity.replica = replica
             self._affinity.asked = True
             try:
-                completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n, seed=seed)
+                completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n, seed=seed, stop=stop)
                 replica.succeed(time.monotonic() - began, [len(c.token_ids) for c in completions])
                 return completions
             except EngineError as failure:
@@ -150,10 +152,18 @@ class Session:
         return self._seed if self._seed is None or not number else derived_seed(self._seed, number)
 
     async def _ask(
-        self, replica: Replica, token_ids: Sequence[int], *, max_tokens: int, n: int, seed: int | None
+        self,
+        replica: Replica,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        n: int,
+        seed: int | None,
+        stop: Sequence[str],
     ) -> list[Completion]:
         version = replica.version
         assert version is not None
+        ends = {"stop": list(dict.fromkeys((*self._sampling.stop, *stop)))} if stop else {}
         request = asyncio.ensure_future(
             replica.client.generate(
                 token_ids,
@@ -164,7 +174,7 @@ class Session:
                 stop_token_ids=self._stop,
                 # Prefixes are shared only among requests for one version: cached keys of older weights never serve newer ones.
                 cache_salt=str(version),
-                parameters=self._sampling.engine_parameters(seed),
+                parameters=self._sampling.engine_parameters(seed) | ends,
             )
         )
         replica.requests.add(request)
