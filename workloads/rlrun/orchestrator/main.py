@@ -96,6 +96,26 @@ def load_chat(config: OrchestratorConfig) -> ChatTokens:
     return chat
 
 
+def play_turns(config: OrchestratorConfig, arenas: Sequence[Arena], chat: ChatTokens) -> None:
+    """Play a conversation of two turns, and a tool turn, with the template of each environment that may ask more than once.
+
+    Raises:
+        RoleError: the template cannot continue a conversation.
+    """
+    for number, arena in enumerate(arenas):
+        if arena.environment.single_turn:
+            continue
+        template = chat.called_with((arena.config.sampling or config.sampling).chat_template_arguments).template
+        place = f"environments[{number}] ({arena.config.label})"
+        try:
+            template.play_turns()
+        except TemplateError as error:
+            message = f"{place} may ask several times, and the model cannot play a second turn: {error}"
+            raise RoleError(message, exit_codes.CONFIGURATION) from error
+        if template.tool_form is None:
+            logger.warning(f"{place}: the chat template cannot write a tool turn; episodes that offer tools will fail")
+
+
 async def run(
     config: OrchestratorConfig,
     *,
@@ -131,6 +151,7 @@ async def run(
         trainer = await stack.enter_async_context(connection)
         await preloaded
         chat = await in_thread(partial(load_chat, config))
+        play_turns(config, arenas, chat)
         key, connect, look_up = connection.api_key, outside.connect, outside.look_up
         engines = open_engines(config, key, signals, background, connect=connect, look_up=look_up)
         pool = await stack.enter_async_context(engines)

@@ -179,6 +179,15 @@ class ChatTemplate:
             way = self._proven[shape] = self._prove(messages, replies_at, tools)
         return way(self, messages, replies_at, tools, generation_prompt)
 
+    def play_turns(self) -> None:
+        """Write a second question after a reply.
+
+        Raises:
+            TemplateError: the template cannot, so only environments of a single turn can be played.
+        """
+        user: Message = {"role": "user", "content": "a"}
+        self.after_reply([user, {"role": "assistant", "content": "b"}, user], 1)
+
     def _prove(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool]) -> _Way:
         """Return the first way whose text holds each new message, in order."""
         new = messages[replies_at + 1 :]

@@ -1,0 +1,50 @@
+"""A model whose template cannot continue a conversation is refused at the start, if an environment may ask several times."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
+from rlrun.orchestrator.main import play_turns
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.environment_pool import Arena
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
+
+ONE_TURN = (
+    "{% if messages | length > 2 %}{{ raise_exception('one question only') }}{% endif %}"
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}"
+)
+DROPS_QUESTIONS = "{% for m in messages %}{% if m['role'] == 'assistant' or loop.first %}{{ m['content'] }}<eos>{% endif %}{% endfor %}"
+
+
+def play(template: str, *, single_turn: bool) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    environments = [EnvironmentConfig.model_validate({"id": "calculator"})]
+    config = OrchestratorConfig.model_construct(environments=environments, sampling=SamplingConfig())
+    environment: Any = SimpleNamespace(single_turn=single_turn)
+    play_turns(config, [Arena(environments[0], environment, ())], ChatTokens(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [(ONE_TURN, "refuses the conversation: one question only"), (DROPS_QUESTIONS, "leaves out a message of role user")],
+)
+def test_a_second_turn_that_cannot_be_played_is_refused(template: str, reason: str) -> None:
+    with pytest.raises(RoleError, match=reason) as error:
+        play(template, single_turn=False)
+    assert str(error.value).startswith(
+        "environments[0] (calculator) may ask several times, and the model cannot play a second turn"
+    )
+    assert error.value.code == exit_codes.CONFIGURATION
+
+
+@pytest.mark.parametrize("template", [ONE_TURN, DROPS_QUESTIONS])
+def test_environments_of_one_turn_need_no_second_one(template: str) -> None:
+    play(template, single_turn=True)
