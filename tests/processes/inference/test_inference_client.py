@@ -170,13 +170,16 @@ async def test_a_reply_is_taken_apart_by_the_engines_parser(engine: tuple[str, d
     path = "/v1/chat/completions/derender"
     async with EngineClient(url, "the-key") as client:
         state["answers"][path] = (200, {"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
-        assert await client.parse([7, 8], [{"type": "function"}]) == ("", [("calc", "{}")])
+        assert await client.parse([7, 8], [{"type": "function"}]) == ("", [("calc", "{}")], None)
         sent = json.loads(state["seen"][1])
         assert sent["generate_response"]["choices"][0]["token_ids"] == [7, 8]
         assert sent["chat_request"]["tools"] == [{"type": "function"}]
         assert "chat_template_kwargs" not in sent["chat_request"]
         await client.parse([7, 8], [], {"enable_thinking": False})
         assert json.loads(state["seen"][1])["chat_request"]["chat_template_kwargs"] == {"enable_thinking": False}
+        for name in ("reasoning", "reasoning_content"):
+            state["answers"][path] = (200, {"choices": [{"message": {"content": "a", name: "t"}}]})
+            assert await client.parse([7, 8], []) == ("a", [], "t")
         state["answers"][path] = (200, {"choices": []})
         with pytest.raises(EngineError, match="lacks a field"):
             await client.parse([7, 8], [])

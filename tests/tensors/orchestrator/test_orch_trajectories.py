@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerFast
 from rlrun.config.models.roles import TrajectoryStrategy
 from rlrun.config.models.rollout import SamplingConfig
 from rlrun.environments.protocol import Message, Reply, Tool
-from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.client.completions import Completion, ParsedReply
+from rlrun.inference.client.engine_client import EngineError, EngineUnavailableError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import EnginePool, Replica
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
@@ -361,7 +362,7 @@ def session_of(*parsers: Parser) -> Session:
 
 
 async def test_an_engines_parser_takes_replies_apart_and_another_one_where_it_does_not_answer() -> None:
-    parser = Parser(("b", [("calc", '{"x": 1}')]))
+    parser = Parser(ParsedReply("b", [("calc", '{"x": 1}')]))
     gone = Parser(EngineUnavailableError("gone"))
     engine = Engine(["ab?calc(1)"])
     conversation = Conversation(engine, CHAT, seq_len=400, max_tokens=90, parse=session_of(gone, parser).parse)
@@ -371,12 +372,22 @@ async def test_an_engines_parser_takes_replies_apart_and_another_one_where_it_do
     assert gone.asked == parser.asked == [[IDS[c] for c in "ab?calc(1)"]]  # without the token that ended it
 
 
+async def test_an_engines_parser_of_thoughts_is_asked_without_tools_too() -> None:
+    parser = Parser(ParsedReply("b", [], "a"))
+    conversation = Conversation(
+        Engine(["ab"]), CHAT, seq_len=400, max_tokens=90, parse=session_of(parser).parse, parse_all=True
+    )
+    reply = await conversation.complete([user("a")])
+    assert reply.message == {"role": "assistant", "content": "b", "reasoning_content": "a"}
+    assert (reply.text, reply.reasoning) == ("ab", "a")
+
+
 @pytest.mark.parametrize(
     ("parsers", "error"),
     [
         ([], EngineUnavailableError),
         ([Parser(EngineUnavailableError("gone"))], EngineUnavailableError),
-        ([Parser(EngineError("refused", 400)), Parser(("", []))], EngineError),
+        ([Parser(EngineError("refused", 400)), Parser(ParsedReply("", []))], EngineError),
     ],
 )
 async def test_a_reply_that_no_engine_parses_is_an_error(parsers: list[Parser], error: type[Exception]) -> None:

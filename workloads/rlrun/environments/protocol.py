@@ -46,9 +46,10 @@ class Reply:
         finish_reason: the engine's word ("stop", "length", ...).
         truncated: whether a token limit cut it off, and not the model ended it.
         tool_calls: the calls in it, if tools were offered, as OpenAI's messages have them.
-        content: the text without the calls, if tools were offered; None: `text`.
+        content: the text without calls and thoughts, if the reply was taken apart; None: `text`.
         prompt_tokens: tokens that the model read.
         completion_tokens: tokens that it sampled.
+        reasoning: the thoughts, if they were kept apart; None: there are none.
     """
 
     text: str
@@ -58,11 +59,14 @@ class Reply:
     content: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning: str | None = None
 
     @property
     def message(self) -> Message:
         """The reply as the conversation must carry it: verbatim."""
         message: Message = {"role": "assistant", "content": self.text if self.content is None else self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
         return message | {"tool_calls": list(self.tool_calls)} if self.tool_calls else message
 
 

@@ -48,11 +48,13 @@ OWNED_SHORT = ("-tp", "-dp", "-h")
 """The same in their short forms."""
 ENABLE_TOOLS = "--enable-auto-tool-choice"
 """vLLM's flag that turns on a parser for the calls of tools, which another one names."""
+REASONING_PARSER = "--reasoning-parser"
+"""vLLM's flag that names a parser for the thoughts before an answer."""
 _PARSER_FLAGS = {
     ENABLE_TOOLS,
     "--tool-call-parser",
     "--tool-parser-plugin",
-    "--reasoning-parser",
+    REASONING_PARSER,
     "--reasoning-parser-plugin",
 }
 """vLLM's flags that say how a reply is taken apart."""

@@ -14,7 +14,12 @@ from rlrun.config.division import compile_problem, later_weights_problem
 from rlrun.config.formats import RunName, ServerArgument
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.models.data import DataConfig
-from rlrun.config.models.engine_arguments import ENABLE_TOOLS, parser_arguments, problem_of_arguments
+from rlrun.config.models.engine_arguments import (
+    ENABLE_TOOLS,
+    REASONING_PARSER,
+    parser_arguments,
+    problem_of_arguments,
+)
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
 from rlrun.config.models.lora import LoRAConfig
@@ -380,3 +385,8 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
     def engine_parses_tools(self) -> bool:
         """True if the engines have a parser that finds the calls of tools in replies."""
         return ENABLE_TOOLS in self.engine_parsers
+
+    @property
+    def engine_parses_thoughts(self) -> bool:
+        """True if the engines have a parser that keeps the thoughts of replies apart."""
+        return any(argument.partition("=")[0] == REASONING_PARSER for argument in self.engine_parsers)

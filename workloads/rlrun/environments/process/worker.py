@@ -100,7 +100,7 @@ class RemoteModel:
         if document["op"] == "refused":
             self._answer.set_exception(ModelRefusedError(document["message"]))
         else:
-            said = {field.name: document[field.name] for field in fields(Reply)}
+            said = {field.name: document[field.name] for field in fields(Reply) if field.name in document}
             self._answer.set_result(Reply(**said | {"tool_calls": tuple(said["tool_calls"])}))
 
 

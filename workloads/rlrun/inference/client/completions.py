@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -45,6 +45,20 @@ class Completion:
     versions: Sequence[int]
     """The policy version that sampled the token."""
     finish_reason: str
+
+
+class ParsedReply(NamedTuple):
+    """A reply as the engine's parsers take it apart.
+
+    Attributes:
+        content: the text without calls and thoughts.
+        calls: (name, arguments as JSON) in order.
+        reasoning: the thoughts; None: there are none.
+    """
+
+    content: str
+    calls: list[tuple[str, str]]
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

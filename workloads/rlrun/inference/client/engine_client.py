@@ -23,6 +23,7 @@ from rlrun.inference.client.completions import (
     Completion,
     EngineError,
     EngineUnavailableError,
+    ParsedReply,
     parse_packed,
     parse_stock,
 )
@@ -227,8 +228,8 @@ class EngineClient:
         token_ids: Sequence[int],
         tools: Sequence[Mapping[str, object]],
         template_arguments: Mapping[str, object] | None = None,
-    ) -> tuple[str, list[tuple[str, str]]]:
-        """A reply taken apart by the engine's parser: the text without calls, and (name, arguments as JSON) of each call.
+    ) -> ParsedReply:
+        """A reply taken apart by the engine's parser.
 
         `template_arguments` are those of the reply's prompt: whether a reply begins with thoughts depends on them.
         Raises `EngineError`. Needs no weights, and no version.
@@ -243,7 +244,10 @@ class EngineClient:
         try:
             message = answer["choices"][0]["message"]
             functions = [call["function"] for call in message.get("tool_calls") or ()]
-            return message.get("content") or "", [(str(f["name"]), str(f["arguments"])) for f in functions]
+            calls = [(str(function["name"]), str(function["arguments"])) for function in functions]
+            # vLLM has renamed the field; a proxy in front of an older one may send the old name.
+            thoughts = message.get("reasoning") or message.get("reasoning_content")
+            return ParsedReply(message.get("content") or "", calls, thoughts or None)
         except (KeyError, TypeError, IndexError) as error:
             raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
 

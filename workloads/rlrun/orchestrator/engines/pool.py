@@ -18,7 +18,7 @@ from typing import Protocol
 from loguru import logger
 
 from rlrun.backoff import backoff
-from rlrun.inference.client.engine_client import Completion
+from rlrun.inference.client.completions import Completion, ParsedReply
 from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.orchestrator.aio.condition import Signal, Turns
 from rlrun.orchestrator.engines.load_control import Concurrency
@@ -58,7 +58,7 @@ class Engine(Protocol):
         token_ids: Sequence[int],
         tools: Sequence[Mapping[str, object]],
         template_arguments: Mapping[str, object] | None = None,
-    ) -> tuple[str, list[tuple[str, str]]]: ...
+    ) -> ParsedReply: ...
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]: ...
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -149,7 +149,8 @@ class Conversation:
         seq_len: longest sequence, in tokens; a reply that would exceed it is cut and marked as truncated.
         max_tokens: longest reply, in tokens.
         strategy: what a further turn adds, see above.
-        parse: finds the calls in a reply, if tools were offered.
+        parse: takes a reply apart, if tools were offered.
+        parse_all: take every reply apart, because its thoughts are to be kept apart from what it says.
     """
 
     def __init__(
@@ -161,9 +162,10 @@ class Conversation:
         max_tokens: int,
         strategy: TrajectoryStrategy = "interleaved",
         parse: ParseReply = parse_text,
+        parse_all: bool = False,
         stop: Sequence[str] = (),
     ) -> None:
-        self._stop = tuple(stop)
+        self._stop, self._parse_all = tuple(stop), parse_all
         self._generate, self._chat, self._parse = generate, chat, parse
         self._seq_len, self._max_tokens = seq_len, max_tokens
         self._branching = strategy == "branching"
@@ -221,14 +223,17 @@ class Conversation:
         )
         finish = "stop" if stopped else completion.finish_reason
         said = Said()
-        if tools and finish != "length":
-            said = await self._parse(self._chat.unended(completion.token_ids[:count]), text, tools)
+        if self._parse_all or (tools and finish != "length"):
+            said = await self._parse(self._chat.unended(completion.token_ids[:count]), text, tools or ())
+            if finish == "length":
+                said = replace(said, calls=())  # the last one may be cut
         reply = Reply(
-            text,
+            text if said.text is None else said.text,
             finish,
             truncated=finish == "length",
             tool_calls=tuple(said.messages_calls(self._calls)),
             content=said.content,
+            reasoning=said.reasoning,
             prompt_tokens=len(prompt),
             completion_tokens=count,
         )

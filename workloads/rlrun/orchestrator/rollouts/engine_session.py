@@ -138,8 +138,8 @@ class Session:
         known = sorted(self._pool.replicas, key=lambda r: (r.version is None or r.suspect, r is not self._replica))
         for replica in known[:MAX_TRIES]:
             try:
-                content, calls = await replica.client.parse(token_ids, tools, self._sampling.chat_template_arguments)
-                return Said(content, tuple(calls))
+                found = await replica.client.parse(token_ids, tools, self._sampling.chat_template_arguments)
+                return Said(found.content, tuple(found.calls), found.reasoning)
             except EngineError as failure:
                 if failure.status in _CLIENT_ERRORS:
                     raise

@@ -19,6 +19,7 @@ from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError
 from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.orchestrator.rollouts.environment_pool import Arena
+from rlrun.orchestrator.rollouts.harmony import HarmonyParser, speaks_harmony
 from rlrun.orchestrator.rollouts.tool_parsing import parse_text
 from rlrun.orchestrator.types import Rollout
 
@@ -42,13 +43,18 @@ class Player:
         """
         async with self._slots:
             began = time.monotonic()
+            chat = self._chat.called_with(sampling.chat_template_arguments)
+            thoughts = self._config.engine_parses_thoughts
+            by_channel = not thoughts and speaks_harmony(chat)
+            by_engine = thoughts or self._config.engine_parses_tools
             conversation = Conversation(
                 session,
-                self._chat.called_with(sampling.chat_template_arguments),
+                chat,
                 seq_len=self._config.seq_len,
                 max_tokens=sampling.max_tokens,
                 strategy=self._config.trajectory_strategy,
-                parse=session.parse if self._config.engine_parses_tools else parse_text,
+                parse=HarmonyParser(chat) if by_channel else session.parse if by_engine else parse_text,
+                parse_all=by_channel or thoughts,
                 stop=sampling.stop,
             )
             try:

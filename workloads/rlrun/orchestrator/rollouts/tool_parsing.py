@@ -1,4 +1,4 @@
-"""Parts of a reply where tools were offered: its text, and the calls in it."""
+"""Parts of a reply: its text, the calls in it, and the thoughts before it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ class Said:
     """A reply taken apart.
 
     Attributes:
-        content: the text without the calls; None: the whole text.
+        content: the text without calls and thoughts; None: the whole text.
         calls: (name, arguments as JSON) in order.
+        reasoning: the thoughts; None: there are none.
+        text: the reply as people read it, where it is another text than its tokens without special ones; None: it is not.
     """
 
     content: str | None = None
     calls: tuple[tuple[str, str], ...] = ()
+    reasoning: str | None = None
+    text: str | None = None
 
     def messages_calls(self, before: int) -> list[dict[str, object]]:
         """Return the calls as OpenAI's messages have them; `before` of the conversation's calls have ids already.
@@ -40,7 +44,7 @@ class ParseReply(Protocol):
     Args:
         token_ids: the reply, without the token that ended it.
         text: the reply without special tokens.
-        tools: functions that were offered.
+        tools: functions that were offered; none for a parser that takes every reply apart.
     """
 
     async def __call__(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said: ...
