@@ -117,6 +117,11 @@ async def test_a_streamed_answer_is_the_same_answer() -> None:
         ({"messages": [user("a")], "response_format": {"type": "json_object"}}, "response_format", "in the prompt"),
         ({"messages": [user("a")], "logprobs": True}, "logprobs", "recorded"),
         (
+            {"messages": [user("a")], "continue_final_message": True, "add_generation_prompt": False},
+            "continue_final_message",
+            "end with another role than assistant",
+        ),
+        (
             {"messages": [user("a")], "chat_template_kwargs": {"enable_thinking": False}},
             "chat_template_kwargs",
             "the run's sampling.chatTemplateArguments",

@@ -99,6 +99,14 @@ def _refuse(body: Mapping[str, object]) -> None:
             "the run's sampling.chatTemplateArguments hold for all requests; set them there",
         ),
         "functions": (not body.get("functions"), "use tools"),
+        "continue_final_message": (
+            not body.get("continue_final_message"),
+            "a reply that has begun cannot be continued; let messages end with another role than assistant",
+        ),
+        "add_generation_prompt": (
+            body.get("add_generation_prompt") in (None, True),
+            "the policy samples a new message; leave it out",
+        ),
         "modalities": (body.get("modalities") in (None, ["text"]), "text is all there is; leave it out"),
     }
     for name, (served, fix) in wanted.items():
