@@ -367,6 +367,17 @@ async def test_a_late_reply_to_a_call_that_was_given_up_is_dropped() -> None:
     assert (await second).text == "in time"
 
 
+async def test_another_event_loop_is_refused_by_name() -> None:
+    """The reply would arrive in the episode's own loop, and the call would wait until its deadline."""
+    model = worker.RemoteModel(Any, 1)  # type: ignore[arg-type]
+
+    def ask() -> None:
+        asyncio.run(model.complete([{"role": "user", "content": "a"}]))
+
+    with pytest.raises(RuntimeError, match="called in another event loop; await it in the one that runs the episode"):
+        await asyncio.to_thread(ask)
+
+
 COMPUTED_SECONDS = 0.5
 HOLDER = """
 import asyncio, sys

@@ -62,6 +62,7 @@ class RemoteModel:
 
     def __init__(self, wire: Lines, rollout: int) -> None:
         self._wire, self.rollout = wire, rollout
+        self._loop = get_running_loop()
         self._call = 0
         self._answer: asyncio.Future[Reply] | None = None
 
@@ -73,6 +74,12 @@ class RemoteModel:
         stop: Sequence[str] = (),
         tools: Sequence[Tool] | None = None,
     ) -> Reply:
+        if get_running_loop() is not self._loop:
+            # The reply arrives in the episode's own loop, and would never wake up another one.
+            raise RuntimeError(
+                "complete() was called in another event loop; await it in the one that runs the episode, "
+                "from a thread by asyncio.run_coroutine_threadsafe"
+            )
         if self._answer is not None:
             raise RuntimeError("complete() was called again before it had answered; one call at a time")
         if self._call >= MAX_REQUESTS:
