@@ -15,7 +15,8 @@ from rlrun.algorithms import mismatch_kl
 from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
 from rlrun.inference.client.engine_client import EngineClient
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation, Recorded
 from rlrun.orchestrator.rollouts.engine_session import Session

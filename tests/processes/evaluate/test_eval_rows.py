@@ -20,7 +20,8 @@ from rlrun.environments.protocol import Environment, Episode, Message, ModelClie
 from rlrun.environments.stage import InProcessStage
 from rlrun.evaluate import dataset
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.evaluation.evaluator import Evaluator, questions
 from rlrun.orchestrator.main import load_chat
 from rlrun.orchestrator.rollouts.environment_pool import Arena

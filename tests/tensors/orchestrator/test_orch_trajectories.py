@@ -21,7 +21,8 @@ from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.inference.client.completions import Completion, ParsedReply
 from rlrun.inference.client.engine_client import EngineError, EngineUnavailableError
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError

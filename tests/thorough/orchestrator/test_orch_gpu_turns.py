@@ -21,7 +21,8 @@ from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines import gpu_turns as module
 from rlrun.orchestrator.engines.gpu_turns import GPUTurns
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.failures import first_cause
 from rlrun.protocol.files.failures import RoleError

@@ -14,7 +14,8 @@ from rlrun.config.models.rollout import SamplingConfig
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.draining import Drain
 from rlrun.orchestrator.engines.load_meter import LoadMeter
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.protocol.messages.spot_wish import SpotWish
 

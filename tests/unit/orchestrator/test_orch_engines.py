@@ -18,7 +18,9 @@ from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.orchestrator.aio.condition import Signal, Turns
 from rlrun.orchestrator.engines.health_monitor import MISSES, Monitor, Pace
 from rlrun.orchestrator.engines.load_control import REST_LOOKS, Concurrency
-from rlrun.orchestrator.engines.pool import STICKY_SLACK, EnginePool, Replica
+from rlrun.orchestrator.engines.load_order import STICKY_SLACK
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.rollouts.engine_session import Session, derived_seed
 

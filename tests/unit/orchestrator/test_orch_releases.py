@@ -11,7 +11,8 @@ from orch_simulation import FakeEngine, eventually
 from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines import weight_sync as weights
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.messages.engine_protocol import OWN, PROTOCOL, REFUSED, of_header

@@ -86,7 +86,7 @@ class Account:
             staleness_mean=None,
             waiting_on=told(waiting, trouble),
             eta_seconds=self._clock.remaining_seconds(self.total),
-            in_flight=sum(replica.load for replica in self._pool.replicas),
+            in_flight=self._pool.in_flight,
             errors=self._failed,
             waiting_role=waiting.role,
             waiting_phase=waiting.phase,

@@ -21,7 +21,8 @@ from rlrun.inference.client.engine_client import EngineClient
 from rlrun.orchestrator.aio.background import background_tasks
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question, questions
 from rlrun.orchestrator.journal.group_commit import GroupCommit

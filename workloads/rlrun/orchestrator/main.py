@@ -31,7 +31,7 @@ from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.connect import open_engines
 from rlrun.orchestrator.engines.discovery import Resolve, resolve
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
-from rlrun.orchestrator.engines.pool import Engine
+from rlrun.orchestrator.engines.replica import Engine
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.progress.lease import Wishes
 from rlrun.orchestrator.rl_pipeline import Pipeline

@@ -232,8 +232,7 @@ class Pipeline:
 
     def _quiet(self) -> bool:
         """True if no engine is asked for anything, nor will be before the next version."""
-        asked = any(replica.load for replica in self._pool.replicas)
-        return not asked and not self._groups.running and not self._evaluations.pending
+        return not self._pool.in_flight and not self._groups.running and not self._evaluations.pending
 
     def _save(self, event: Event) -> None:
         snapshots = self._groups.snapshots

@@ -10,7 +10,8 @@ from rlrun.inference.client.engine_client import EngineClient
 from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.discovery import Discovery, Resolve
-from rlrun.orchestrator.engines.pool import Engine, EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Engine, Replica
 
 
 @asynccontextmanager

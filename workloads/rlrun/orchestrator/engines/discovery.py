@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from loguru import logger
 
 from rlrun.inference.client.engine_client import EngineError
-from rlrun.orchestrator.engines.pool import Engine, EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Engine, Replica
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
@@ -86,12 +87,13 @@ class Discovery:
 
     async def _settle(self, urls: list[str]) -> None:
         known = {replica.url: replica for replica in self._pool.replicas}
-        for url in urls:
+        for url in dict.fromkeys(urls):
             if url not in known:
                 logger.info(f"engine {url} has appeared")
                 self._pool.add(Replica(url, self._connect(url)))
+        gone = known.keys() - set(urls)
         for url, replica in known.items():
-            if url not in urls:
+            if url in gone:
                 logger.info(f"engine {url} is gone")
                 self._pool.remove(replica, f"it is no longer an address of {self._host}")
                 try:

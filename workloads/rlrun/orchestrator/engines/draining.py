@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from loguru import logger
 
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.protocol.messages.spot_wish import SpotWish, plain_host
 
 LOOK_SECONDS = 0.25
@@ -64,7 +65,8 @@ class Drain:
         known = self._pool.replicas
         self._since = {replica: since for replica, since in self._since.items() if replica in known}
         for members, surplus in self._surplus(known):
-            drained = [replica for replica in self._since if replica in members]
+            kind = set(members)
+            drained = [replica for replica in self._since if replica in kind]
             while len(drained) > surplus:
                 self._resume(drained.pop())
             while len(drained) < surplus and (replica := self._next(members)) is not None:
@@ -95,7 +97,8 @@ class Drain:
         useful = [replica for replica in left if replica.version is not None]
         candidates = [replica for replica in left if replica.version is None] if len(useful) <= 1 else left
         newest = {replica: -place for place, replica in enumerate(left)}
-        some = [replica for replica in candidates if replica in members]
+        chosen = set(members)
+        some = [replica for replica in candidates if replica in chosen]
         return min(some, key=lambda r: (r.version is not None, r.load, newest[r]), default=None)
 
     def _begin(self, replica: Replica) -> None:

@@ -20,7 +20,8 @@ from loguru import logger
 from rlrun.diagnostics.fault_points import reach
 from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool, Replica
+from rlrun.orchestrator.engines.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes

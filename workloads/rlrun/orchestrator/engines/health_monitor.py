@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 
 INTERVAL_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
@@ -53,7 +54,7 @@ class Monitor:
                     watching.pop(gone).cancel()
                 for new in members - watching.keys():
                     watching[new] = tasks.create_task(self._watch(new))
-                await self._signal.until(lambda: set(self._pool.replicas) != watching.keys())
+                await self._pool.members.until(lambda: set(self._pool.replicas) != watching.keys())
 
     async def _watch(self, replica: Replica) -> None:
         misses = 0

@@ -20,7 +20,7 @@ Without a look, or with an engine that says nothing, the limit is the ceiling: `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlrun.inference.client.engine_metrics import EngineMetrics
@@ -51,9 +51,11 @@ class Concurrency:
 
     Args:
         ceiling: the most that is ever in flight.
+        on_change: called when `limit` may have changed.
     """
 
     ceiling: int
+    on_change: Callable[[], None] | None = None
     _most: float = 0.0
     """Sequences that the engine is to hold."""
     _lengths: float = 1.0
@@ -96,6 +98,7 @@ class Concurrency:
             self._too_high, self._rest = ours, REST_LOOKS
         elif not metrics.waiting and not full and binds:
             self._most = min(float(self.ceiling), self._most + max(1.0, abs(self._too_high - self._most) / APPROACH))
+        self._report_change()
 
     def answered(self, tokens: Sequence[int]) -> None:
         """Take in an answer: the tokens of each of its continuations."""
@@ -103,10 +106,16 @@ class Concurrency:
         weight = min(1.0, count * SHARE_WEIGHT)
         self._lengths += weight * (max(1.0, sum(tokens) / count) - self._lengths)
         self._longest += weight * (max(1, *tokens) - self._longest)
+        self._report_change()
 
     def forget(self) -> None:
         """Drop the engine's load after it was replaced or stopped reporting: no control until it reports again."""
         self._most, self._preemptions, self._rest = float(self.ceiling), None, 0
+        self._report_change()
+
+    def _report_change(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def _lower(self, most: float) -> None:
         self._most = max(1.0, min(self._most, most))

@@ -15,7 +15,8 @@ from loguru import logger
 from rlrun.diagnostics.fault_points import reach
 from rlrun.inference.client.engine_client import EngineError, EngineUnavailableError
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool, Replica
+from rlrun.orchestrator.engines.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.messages.engine_protocol import OWN, REFUSED, mismatch, of_status
 from rlrun.runtime import exit_codes
@@ -68,7 +69,7 @@ class WeightSync:
         self.newest, self.resting = version, False
         if hold:
             self._held.append(version)
-        self._signal.notify()
+        self._wake()
 
     def rest(self) -> None:
         """Give no engine a request from now on, and none weights before the next version is published."""
@@ -79,7 +80,7 @@ class WeightSync:
         """End the hold of a version."""
         if version in self._held:
             self._held.remove(version)
-            self._signal.notify()
+            self._wake()
 
     def held(self, version: int) -> bool:
         """True if the version is still on hold."""
@@ -107,12 +108,17 @@ class WeightSync:
                     keeping.pop(gone).cancel()
                 for new in members - keeping.keys():
                     keeping[new] = tasks.create_task(self._keep_up(new))
-                await self._signal.until(lambda: set(self._pool.replicas) != keeping.keys())
+                await self._pool.members.until(lambda: set(self._pool.replicas) != keeping.keys())
+
+    def _wake(self) -> None:
+        for replica in self._pool.replicas:
+            replica.needs_weights.notify()
+        self._signal.notify()
 
     async def _keep_up(self, replica: Replica) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
-            await self._signal.until(lambda: self.wanted(replica) is not None)
+            await replica.needs_weights.until(lambda: self.wanted(replica) is not None)
             if replica.version is None and (rest := replica.rest_until - time.monotonic()) > 0:
                 await asyncio.sleep(rest)
                 continue

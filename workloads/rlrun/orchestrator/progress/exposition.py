@@ -9,7 +9,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from rlrun.orchestrator.engines.pool import Replica
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.runtime.metric_table import MetricSpec, MetricTable, Unit
 
 Series = tuple[str, tuple[str, ...], float]

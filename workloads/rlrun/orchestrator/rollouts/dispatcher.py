@@ -56,7 +56,7 @@ class Dispatcher:
     def room(self) -> int:
         """Rollouts that may be dispatched now."""
         version = self._pool.version
-        if version is None or not self._pool.candidates():
+        if version is None or not self._pool.usable:
             return 0
         config, groups = self._config, self._groups
         running, accepted = groups.running, groups.accepted

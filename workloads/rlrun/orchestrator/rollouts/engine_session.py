@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy as np
 from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
 from rlrun.environments.protocol import Tool
 from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
-from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.rollouts.tool_parsing import Said
 from rlrun.protocol.messages.packed import integers
 
@@ -135,8 +137,7 @@ class Session:
         if not token_ids:
             return Said()
         error: object = self._pool.nobody
-        known = sorted(self._pool.replicas, key=lambda r: (r.version is None or r.suspect, r is not self._replica))
-        for replica in known[:MAX_TRIES]:
+        for replica in islice(self._parsers(), MAX_TRIES):
             try:
                 found = await replica.client.parse(token_ids, tools, self._sampling.chat_template_arguments)
                 return Said(found.content, tuple(found.calls), found.reasoning)
@@ -145,6 +146,13 @@ class Session:
                     raise
                 error = failure
         raise EngineUnavailableError(f"no engine parsed a reply, the last one: {error}")
+
+    def _parsers(self) -> Iterator[Replica]:
+        """Engines that may parse a reply, the rollout's own one first; the others are sorted only if that one fails."""
+        first = [r for r in (self._replica,) if r is not None and r.version is not None and not r.suspect]
+        yield from first
+        others = (r for r in self._pool.replicas if r not in first)
+        yield from sorted(others, key=lambda r: (r.version is None or r.suspect, r is not self._replica))
 
     def _next_seed(self) -> int | None:
         """Seed of the next request, the same for each replica that it is sent to."""
