@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
@@ -36,6 +37,13 @@ def test_it_is_that_of_auto_tokenizer(folder: Path) -> None:
     assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
     for name in ("all_special_ids", "eos_token_id", "pad_token_id", "bos_token_id", "unk_token_id", "vocab_size"):
         assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_ids_of_a_padded_embedding_are_ids_of_the_model(folder: Path) -> None:
+    chat = ChatTokens.load(folder)
+    assert chat.token_limit == chat.vocabulary
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 4096}))
+    assert ChatTokens.load(folder).token_limit == 4096
 
 
 def test_the_orchestrator_of_a_tiny_model_never_imports_torch(folder: Path) -> None:

@@ -118,6 +118,28 @@ async def test_tokens_of_other_weights_than_it_was_given_are_asked_for_elsewhere
     assert "other weights" in liar.failure
 
 
+class Babbling(Scripted):
+    """Answers with these ids, all of the version that it holds."""
+
+    ids: tuple[int, ...] = ()
+
+    async def generate(self, token_ids: object, *, n: int, **_: object) -> list[Completion]:  # type: ignore[override]
+        return [Completion(list(self.ids), [-1.0] * len(self.ids), [3] * len(self.ids), "stop")] * n
+
+
+@pytest.mark.parametrize(("wrong", "limit"), [(100, 100), (2**31 - 1, 100), (-1, 100), (-1, None)])
+async def test_token_ids_that_the_model_does_not_have_are_asked_for_elsewhere(wrong: int, limit: int | None) -> None:
+    bad, good = Babbling(), Babbling()
+    bad.ids, good.ids = (7, wrong, 8), (7, 99, 0)
+    first, second = in_rotation(3, bad, "first"), in_rotation(3, good, "second")
+    second.load = 1
+    pool = EnginePool([first, second], Signal(), token_limit=limit)
+    (completion,) = await Session(pool, SamplingConfig(), []).sample([1], max_tokens=4, n=1)
+    assert completion.token_ids == [7, 99, 0]
+    assert (first.version, pool.lost.requests) == (None, 1)
+    assert f"token id {wrong}" in first.failure
+
+
 async def test_tokens_after_a_hand_over_in_the_middle_are_its_own() -> None:
     replica = in_rotation(3, Scripted().script([3, 4]))
     replica.handed = 4

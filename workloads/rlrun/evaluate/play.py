@@ -208,7 +208,7 @@ async def _begin(
     chat = await asyncio.to_thread(load_chat, config)
     signals = Signal()
     replicas = [Replica(client.base_url, client) for client in clients]
-    pool = EnginePool(replicas, signals, max_concurrency=config.max_concurrency)
+    pool = EnginePool(replicas, signals, max_concurrency=config.max_concurrency, token_limit=chat.token_limit)
     evaluator = Evaluator(config, arenas, Player(config, pool, chat), pool, chat)
     kept = GroupCommit(keep, Volume(job.work, say=watcher.tell), doing="keep answers")
     stack.push_async_callback(kept.close)

@@ -64,8 +64,15 @@ async def run(
         environments = outside.open_environments(config.environments, running.logs, background)
         arenas = await stack.enter_async_context(environments)
         chat = await in_thread(partial(load_chat, config))
-        connect, look_up = outside.connect, outside.look_up
-        engines = open_engines(config, api_key, running.signal, background, connect=connect, look_up=look_up)
+        engines = open_engines(
+            config,
+            api_key,
+            running.signal,
+            background,
+            connect=outside.connect,
+            look_up=outside.look_up,
+            token_limit=chat.token_limit,
+        )
         pool = await stack.enter_async_context(engines)
         parts = await in_thread(partial(parts_of, plan, arenas))
         account = Account(plan, parts, pool, running.since, volume)

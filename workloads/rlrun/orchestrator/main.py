@@ -153,7 +153,9 @@ async def run(
         chat = await in_thread(partial(load_chat, config))
         play_turns(config, arenas, chat)
         key, connect, look_up = connection.api_key, outside.connect, outside.look_up
-        engines = open_engines(config, key, signals, background, connect=connect, look_up=look_up)
+        engines = open_engines(
+            config, key, signals, background, connect=connect, look_up=look_up, token_limit=chat.token_limit
+        )
         pool = await stack.enter_async_context(engines)
         background(Monitor(pool, signals, outside.pace).run())
         begun = await running.read_file()

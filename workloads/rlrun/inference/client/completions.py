@@ -189,7 +189,7 @@ def expand_versions(spans: Sequence[Span], length: int) -> array[int]:
             if not (isinstance(label, str) and label.isascii() and label.isdigit()):
                 raise EngineError(f"tokens were sampled by weights of no known version ({label!r})")
             versions.extend(integers([int(label)]) * (end - start))
-    except (KeyError, TypeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
     if len(versions) != length:
         raise EngineError(f"versions are known for {len(versions)} of {length} tokens")

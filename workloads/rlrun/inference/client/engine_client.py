@@ -59,6 +59,13 @@ _NO_ROUTE = (403, 404, 405)
 """Answers of a server that has no packed route: vLLM's own, a proxy's, or a guard's that does not list it."""
 PACKED_TOKENS, STOCK_TOKENS = 1 << 19, 1 << 16
 """Most tokens that one answer may have, unless one continuation alone may have more: 4 MB packed, 6 MB as JSON."""
+ANSWER_BYTES = 1 << 20
+"""Most bytes of any answer, in addition to those of the tokens that it was asked for."""
+METRICS_BYTES = 16 << 20
+PACKED_TOKEN_BYTES, STOCK_TOKEN_BYTES = 128, 1 << 10
+"""Most bytes of one token: 8 packed, about 90 as JSON, and its own version span."""
+REPLY_TOKEN_BYTES = 1 << 10
+"""Most bytes of the text of one token in a parsed reply, which contains it up to three times."""
 _HEADERS = {"content-type": "application/json"}, {"content-type": MEDIA_TYPE}
 KNOWN_ADAPTERS = 32
 """Versions whose adapter's name is remembered."""
@@ -207,11 +214,13 @@ class EngineClient:
         n, name = head["sampling_params"]["n"], head.get("model")
         adapter = None if name is None else Adapter(name, int(head["cache_salt"]))
         path = ENGINE_GENERATE_PACKED if packed else ENGINE_GENERATE
+        longest = head["sampling_params"]["max_tokens"]
+        limit = ANSWER_BYTES + n * longest * (PACKED_TOKEN_BYTES if packed else STOCK_TOKEN_BYTES)
         if packed:
             body = pack(head | {"tokens": len(prompt)}, [prompt])
         else:
             body = await compute(8 * len(prompt), partial(_stock_body, prompt, head))
-        status, data = await self._request("POST", path, self._generate_timeout, body)
+        status, data = await self._request("POST", path, self._generate_timeout, body, limit)
         if packed and status in _NO_ROUTE:
             raise _NoRouteError
         if adapter is not None and status in _GONE:
@@ -220,8 +229,12 @@ class EngineClient:
         if status != OK:
             raise self._refused(path, status, data)
         if packed:
-            return await compute(len(data) // _COPIED, partial(parse_packed, data, n, adapter))
-        return await compute(len(data), partial(parse_stock, data, n, adapter))
+            found = await compute(len(data) // _COPIED, partial(parse_packed, data, n, adapter))
+        else:
+            found = await compute(len(data), partial(parse_stock, data, n, adapter))
+        if (most := max(len(completion.token_ids) for completion in found)) > longest:
+            raise EngineError(f"{self.base_url}{path} answered {most} tokens to a request for at most {longest}")
+        return found
 
     async def parse(
         self,
@@ -240,7 +253,8 @@ class EngineClient:
             # Parsers look at the functions; what was said before is only demanded by the request's form.
             "chat_request": {"messages": [{"role": "user", "content": ""}], "tools": list(tools), **arguments},
         }
-        answer = await self._json("POST", ENGINE_PARSE, self._control_timeout, body)
+        limit = ANSWER_BYTES + len(token_ids) * REPLY_TOKEN_BYTES
+        answer = await self._json("POST", ENGINE_PARSE, self._control_timeout, body, limit=limit)
         try:
             message = answer["choices"][0]["message"]
             functions = [call["function"] for call in message.get("tool_calls") or ()]
@@ -286,7 +300,7 @@ class EngineClient:
 
     async def metrics(self) -> EngineMetrics:
         """Requests running and waiting, and the use of the KV cache."""
-        _, data = await self._request("GET", ENGINE_METRICS, self._control_timeout)
+        _, data = await self._request("GET", ENGINE_METRICS, self._control_timeout, limit=METRICS_BYTES)
         return parse_metrics(data.decode(errors="replace"))
 
     async def _change(self, path: str, version: int, body: Mapping[str, object]) -> dict[str, float]:
@@ -301,6 +315,21 @@ class EngineClient:
                 del self._adapters[old]
         return dict(answer["seconds"])
 
+    async def _whole(self, path: str, response: aiohttp.ClientResponse, limit: int) -> bytes:
+        """Return the body, which is put together outside of the event loop if it is large.
+
+        Raises:
+            EngineError: it has more than `limit` bytes; the rest is not read.
+        """
+        blocks, size = [], 0
+        while block := await response.content.readany():
+            blocks.append(block)
+            size += len(block)
+            if size > limit:
+                response.close()
+                raise EngineError(f"{self.base_url}{path} answered more than the {limit} bytes that the request allows")
+        return await compute(size // _COPIED, partial(b"".join, blocks))
+
     async def _json(
         self,
         method: str,
@@ -308,9 +337,10 @@ class EngineClient:
         timeout: float,
         body: Mapping[str, object] | None = None,
         accept: Sequence[int] = (200,),
+        limit: int = ANSWER_BYTES,
     ) -> Any:
         sent = None if body is None else json.dumps(body).encode()
-        status, data = await self._request(method, path, timeout, sent)
+        status, data = await self._request(method, path, timeout, sent, limit)
         if status not in accept:
             raise self._refused(path, status, data)
         try:
@@ -321,7 +351,9 @@ class EngineClient:
     def _refused(self, path: str, status: int, data: bytes) -> EngineError:
         return EngineError(f"{self.base_url}{path} answered {status}: {_message(data)}", status)
 
-    async def _request(self, method: str, path: str, timeout: float, body: bytes | None = None) -> tuple[int, bytes]:
+    async def _request(
+        self, method: str, path: str, timeout: float, body: bytes | None = None, limit: int = ANSWER_BYTES
+    ) -> tuple[int, bytes]:
         if self._closed:
             raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed")
         if self._session is None:
@@ -341,7 +373,7 @@ class EngineClient:
                 _HEADERS[path == ENGINE_GENERATE_PACKED] if body is not None else None,
             )
             async with self._session.request(method, url, data=body, headers=headers, timeout=deadline) as response:
-                return response.status, await _whole(response)
+                return response.status, await self._whole(path, response, limit)
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnavailableError(f"{self.base_url}{path}: {error or type(error).__name__}") from error
         except TimeoutError as error:
@@ -357,14 +389,6 @@ class EngineClient:
 def _url(text: str) -> URL:
     """Parsed once: there are few, and each is asked a thousand times a second."""
     return URL(text)
-
-
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
-    """The body; one of many megabytes is put together beside the event loop."""
-    blocks = []
-    while block := await response.content.readany():
-        blocks.append(block)
-    return await compute(sum(map(len, blocks)) // _COPIED, partial(b"".join, blocks))
 
 
 def _stock_body(prompt: array[int], head: _Head) -> bytes:

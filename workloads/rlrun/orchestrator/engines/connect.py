@@ -23,6 +23,7 @@ async def open_engines(
     *,
     connect: Callable[[str], Engine] | None,
     look_up: Resolve,
+    token_limit: int | None = None,
 ) -> AsyncIterator[EnginePool]:
     """Engines of the list, or those that the Service names now and later; their connections are closed at the end.
 
@@ -33,6 +34,7 @@ async def open_engines(
         background: begins what looks for engines all the time.
         connect: makes the client of an engine from its address; None: over HTTP.
         look_up: finds the addresses of `inference_service`.
+        token_limit: number of token ids that the model has; None: unknown.
     """
 
     def over_http(url: str) -> Engine:
@@ -40,7 +42,8 @@ async def open_engines(
         update = config.weight_sync.timeout_seconds
         return EngineClient(url, api_key, generate_timeout=longest, update_timeout=update)
 
-    pool, open_one = EnginePool([], signal, max_concurrency=config.max_concurrency), connect or over_http
+    pool = EnginePool([], signal, max_concurrency=config.max_concurrency, token_limit=token_limit)
+    open_one = connect or over_http
     try:
         if config.inference_service is None:
             for url in config.inference_urls:

@@ -47,9 +47,18 @@ class EnginePool:
         replicas: those that are known from the start.
         signal: notified after each change.
         max_concurrency: the most continuations that one replica is asked for at once.
+        token_limit: number of token ids that the model has; None: unknown.
     """
 
-    def __init__(self, replicas: Sequence[Replica], signal: Signal, *, max_concurrency: int = UNLIMITED) -> None:
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        signal: Signal,
+        *,
+        max_concurrency: int = UNLIMITED,
+        token_limit: int | None = None,
+    ) -> None:
+        self.token_limit = token_limit
         self.replicas: list[Replica] = []
         self._order = LoadOrder(max_concurrency)
         self.members = Signal()

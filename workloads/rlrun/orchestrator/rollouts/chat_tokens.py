@@ -25,7 +25,7 @@ from rlrun.orchestrator.rollouts.chat_template import (
     probe_call,
     probe_result,
 )
-from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer, stored_ends
+from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer, read_vocabulary_size, stored_ends
 from rlrun.protocol.messages.packed import INTEGERS
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class ChatTokens:
         """Held for looks into `_openings`, never while something is rendered: the event loop takes it too."""
         self.vocabulary = len(tokenizer)
         """Tokens that the tokenizer knows."""
+        self.token_limit = self.vocabulary
+        """Number of token ids that the model has: those of its configuration if there is one, else the tokenizer's."""
         self._special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special.update(tokenizer.all_special_ids)
         closing = self._first_special(self.template.closing)
@@ -81,7 +83,9 @@ class ChatTokens:
     def load(cls, source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatTokens:
         """The tokenizer of a model folder or hub name."""
         tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code)
-        return cls(tokenizer, ends=stored_ends(source, revision=revision))
+        chat = cls(tokenizer, ends=stored_ends(source, revision=revision))
+        chat.token_limit = read_vocabulary_size(source, revision=revision) or chat.vocabulary
+        return chat
 
     def called_with(self, arguments: Mapping[str, object]) -> ChatTokens:
         """The same tokenizer, whose template gets these arguments; always the same object for the same ones.

@@ -196,6 +196,7 @@ class Session:
         finally:
             replica.requests.discard(request)
         _check_versions(replica, version, completions)
+        _check_tokens(replica, self._pool.token_limit, completions)
         return completions
 
 
@@ -209,6 +210,19 @@ def _check_versions(replica: Replica, asked: int, completions: Sequence[Completi
         raise EngineError(
             f"{replica.url} answered with tokens of version {wrong[0]} where it should hold {asked}: it has got other weights"
         )
+
+
+def _check_tokens(replica: Replica, limit: int | None, completions: Sequence[Completion]) -> None:
+    """Refuse ids that the model does not have: the tokenizer and the trainer's embedding would fail on them, and end the run."""
+    for completion in completions:
+        ids = np.asarray(completion.token_ids)
+        if not len(ids):
+            continue
+        lowest, highest = int(np.min(ids)), int(np.max(ids))
+        if lowest < 0 or (limit is not None and highest >= limit):
+            wrong = lowest if lowest < 0 else highest
+            bound = "ids from 0" if limit is None else f"ids 0 to {limit - 1}"
+            raise EngineError(f"{replica.url} answered with token id {wrong}, but the run's model has {bound}")
 
 
 class Opening:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _GENERIC = "TokenizersBackend"
 """The class that transformers writes for a tokenizer that is its `tokenizer.json` and nothing more."""
+_TEXT_CONFIGS = ("text_config", "llm_config", "thinker_config")
+"""Where models of several modalities keep the configuration of their language model."""
 _MODEL_TYPE = "llama"
 """Only type accepted: of other types AutoTokenizer knows models whose files name the wrong class."""
 
@@ -67,6 +69,25 @@ def preload() -> None:
     """
     with suppress(ImportError):  # `load_tokenizer` reports it
         from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+
+def read_vocabulary_size(source: str | Path, *, revision: str | None = None) -> int | None:
+    """Return `vocab_size` of a model folder or hub name, or None if its `config.json` cannot be read or names none.
+
+    It is often larger than the tokenizer: models pad their embedding, and sample ids of the padding too.
+    """
+    file = Path(source) / "config.json"
+    try:
+        if not Path(source).is_dir():
+            from transformers.utils import cached_file
+
+            file = Path(cached_file(str(source), "config.json", revision=revision or "main"))
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError, TypeError):
+        return None
+    texts = [document, *(document.get(name) for name in _TEXT_CONFIGS)] if isinstance(document, dict) else []
+    sizes = [text.get("vocab_size") for text in texts if isinstance(text, dict)]
+    return next((size for size in sizes if type(size) is int and size > 0), None)
 
 
 def _is_generic(folder: Path) -> bool:

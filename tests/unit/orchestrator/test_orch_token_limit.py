@@ -1,0 +1,30 @@
+"""Number of token ids of the run's model, which bounds what engines may answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.orchestrator.rollouts.tokenizer import read_vocabulary_size
+
+
+@pytest.mark.parametrize(
+    ("document", "size"),
+    [
+        ({"vocab_size": 512}, 512),
+        ({"vocab_size": None, "text_config": {"vocab_size": 640}}, 640),
+        ({"thinker_config": {"vocab_size": 640}}, 640),
+        ({"vocab_size": "512"}, None),
+        ({"vocab_size": 0}, None),
+        ({"vocab_size": True}, None),
+        ([], None),
+    ],
+)
+def test_the_size_of_the_vocabulary_is_read_from_the_models_configuration(
+    tmp_path: Path, document: Any, size: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    assert read_vocabulary_size(tmp_path) == size
