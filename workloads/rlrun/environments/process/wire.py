@@ -30,13 +30,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 Document = dict[str, Any]
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longer documents are a fault of the environment."""
+LARGE_BYTES = 1 << 17
+"""Documents up to this size are decoded in the event loop, in 1 to 3 ms."""
+_POOL = ThreadPoolExecutor(2, thread_name_prefix="wire")
+"""Not that of `rlrun.runtime.compute`: long documents of one environment must not delay the prompts of all."""
 
 
 class WireError(Exception):
@@ -58,15 +65,32 @@ class Lines(asyncio.Protocol):
 
     Args:
         receive: gets each document, in order.
-        lost: called once, when the other end is gone (None) or broke the protocol.
+        lost: called once, after all documents, when the other end is gone (None) or broke the protocol.
+        apart: whether documents of more than `LARGE_BYTES` are decoded in a thread, in pieces: in one call they would hold up everything
+            else in the event loop.
     """
 
-    def __init__(self, receive: Callable[[Document], None], lost: Callable[[WireError | None], None]) -> None:
-        self._receive, self._lost = receive, lost
+    def __init__(
+        self,
+        receive: Callable[[Document], None],
+        lost: Callable[[WireError | None], None],
+        *,
+        apart: bool = True,
+    ) -> None:
+        self._receive, self._lost, self._apart = receive, lost, apart
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         self._waiting = 0
+        """Bytes of the line that is not complete."""
         self._broken: WireError | None = None
+        self._queue: deque[list[bytes]] = deque()
+        """Lines that came after the one that is decoded, in parts."""
+        self._queued = 0
+        """Bytes of these lines and of the one that is decoded."""
+        self._decoding: asyncio.Future[Document] | None = None
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._closed = self._gone = self._reported = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -76,23 +100,90 @@ class Lines(asyncio.Protocol):
             return
         *whole, rest = data.split(b"\n")
         try:
-            if whole:
-                whole[0] = b"".join([*self._parts, whole[0]])
-                self._parts, self._waiting = [], 0
-                for line in whole:
-                    self._receive(_decode(line))
+            for line in whole:
+                parts, self._parts, self._waiting = [*self._parts, line], [], 0
+                self._take(parts)
             if rest:
                 self._parts.append(rest)
                 self._waiting += len(rest)
                 if self._waiting > MAX_LINE_BYTES:
                     raise WireError(f"a message has more than {MAX_LINE_BYTES} bytes")
         except WireError as error:
-            self._broken = error
-            self.close()
+            self._break(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._lost(self._broken)
+        self._gone = True
+        self._report_loss()
+
+    def _report_loss(self) -> None:
+        if self._gone and not self._reported and self._settled.is_set():
+            self._reported = True
+            self._lost(self._broken)
+
+    @property
+    def busy(self) -> bool:
+        """True while documents that came are not decoded yet."""
+        return not self._settled.is_set()
+
+    async def settled(self) -> None:
+        """Wait until each document that came is received."""
+        await self._settled.wait()
+
+    def _take(self, parts: list[bytes]) -> None:
+        size = sum(map(len, parts))
+        if self._settled.is_set() and (size <= LARGE_BYTES or not self._apart):
+            self._receive(_decode(parts, in_pieces=False))
+            return
+        self._queue.append(parts)
+        self._queued += size
+        self._settled.clear()
+        if self._queued > MAX_LINE_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+        if self._decoding is None:
+            self._next()
+
+    def _next(self) -> None:
+        """Decode the lines that wait, up to the next one that takes a thread."""
+        while self._queue:
+            parts = self._queue.popleft()
+            size = sum(map(len, parts))
+            decode = partial(_decode, parts, in_pieces=size > LARGE_BYTES)
+            if size <= LARGE_BYTES:
+                document = decode()
+            elif (loop := _running_loop()) is not None:
+                self._decoding = loop.run_in_executor(_POOL, decode)
+                self._decoding.add_done_callback(partial(self._decoded, size))
+                return
+            else:
+                document = _POOL.submit(decode).result()
+            self._queued -= size
+            self._receive(document)
+        self._settled.set()
+        self._report_loss()
+
+    def _decoded(self, size: int, decoding: asyncio.Future[Document]) -> None:
+        self._decoding = None
+        if decoding.cancelled():  # the event loop ends
+            return
+        error = decoding.exception()
+        if self._closed:
+            return
+        self._queued -= size
+        try:
+            if error is not None:
+                raise error
+            self._receive(decoding.result())
+            self._next()
+        except WireError as broken:
+            self._break(broken)
+        if self._queued <= MAX_LINE_BYTES and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _break(self, error: WireError) -> None:
+        self._broken = error
+        self.close()
+        self._report_loss()
 
     def send(self, document: Document) -> None:
         """Send a document; nothing happens when the other end is gone."""
@@ -108,16 +199,35 @@ class Lines(asyncio.Protocol):
         self._transport = None
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection; what was not received is dropped."""
+        self._closed = True
+        self._queue.clear()
+        self._settled.set()
         if self._transport is not None:
             self._transport.abort()
 
 
-def _decode(line: bytes) -> Document:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        document = _from_json(line.decode())
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _decode(parts: list[bytes], *, in_pieces: bool) -> Document:
+    line = b"".join(parts)
+    try:
+        document = _in_pieces(line) if in_pieces else _from_json(line.decode())
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("op"), str):
         raise WireError(f"it sent what is no message: {line[:80]!r}")
     return document
+
+
+def _in_pieces(line: bytes) -> Any:
+    try:
+        from rlrun.environments.process import large_json  # only here: an environment's Python may have no numpy
+    except ImportError:
+        return _from_json(line.decode())
+    return large_json.decode(line)

@@ -148,7 +148,8 @@ class Worker:
     """
 
     def __init__(self, page: Page | None = None) -> None:
-        self.wire = Lines(self._receive, self._lost)
+        # Without threads: user code may fork this process, and replace what decodes.
+        self.wire = Lines(self._receive, self._lost, apart=False)
         self._stage: Stage | None = None
         self._page = page
         self._playing: dict[int, _Playing] = {}

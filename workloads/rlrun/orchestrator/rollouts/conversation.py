@@ -29,7 +29,7 @@ from rlrun.orchestrator.rollouts.chat_tokens import SAMPLED_ENDS, ChatTokens
 from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, Said, parse_text
 from rlrun.protocol.files.batch import NO_VERSION
 from rlrun.protocol.messages.packed import FLOATS, INTEGERS
-from rlrun.runtime.compute import compute
+from rlrun.runtime.compute import SMALL, compute
 
 _NO_VERSION = array(INTEGERS, [NO_VERSION])
 _CHARACTERS = 4
@@ -330,10 +330,11 @@ def _before(text: str, words: Sequence[str]) -> str:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    """Characters of all texts in the messages, whatever form their content has."""
+    """Characters of all texts in the messages, whatever form their content has, and their parts; more than `SMALL` is not counted on."""
     size, rest = 0, list[object](messages)
-    while rest:
+    while rest and size <= SMALL:
         found = rest.pop()
+        size += 1  # a million empty parts are no small message
         if isinstance(found, str):
             size += len(found)
         elif isinstance(found, Mapping):

@@ -1,0 +1,231 @@
+"""Long lines of an environment are decoded outside of the event loop and in pieces, with the result of `json`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlrun.environments.process import large_json, wire
+from rlrun.environments.process.wire import LARGE_BYTES, Document, Lines, WireError, encode
+from tests.support.waiting import wait_until_async
+
+SMALL_PIECE = 40
+CHARACTERS = [
+    "a",
+    '"',
+    "\\",
+    "\\\\",
+    "\u0001",
+    "é",
+    "😀",
+    "\ud83d",
+    "\ude00",
+    "{",
+    "[",
+    ",",
+    ":",
+    "/",
+    "\n",
+    " ",
+    "u",
+    "d83d",
+]
+TEXTS = st.lists(st.sampled_from(CHARACTERS), max_size=60).map("".join)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=12) | st.dictionaries(TEXTS, inner, max_size=8),
+    max_leaves=30,
+)
+DAMAGE = st.lists(
+    st.tuples(st.integers(0, 4000), st.sampled_from([b"", b",", b'"', b"[", b"}", b"]", b"\\", b":", b" ", b"1"])),
+    max_size=2,
+)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_json, "PIECE_BYTES", SMALL_PIECE)
+    monkeypatch.setattr(large_json, "_SCAN_BYTES", 64)
+
+
+def compare(value: Any, ascii_only: bool, indent: int | None, damage: list[tuple[int, bytes]]) -> None:
+    data = bytearray(json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass"))
+    for at, replacement in damage:
+        at = min(at, len(data))
+        data[at : at + (not replacement)] = replacement
+    try:
+        expected = repr(json.loads(bytes(data).decode()))
+    except ValueError:
+        with pytest.raises(ValueError):
+            large_json.decode(bytes(data))
+    else:
+        assert repr(large_json.decode(bytes(data))) == expected
+
+
+@pytest.mark.usefixtures("small_pieces")
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]), DAMAGE)
+def test_pieces_give_the_result_of_json(
+    value: Any, ascii_only: bool, indent: int | None, damage: list[tuple[int, bytes]]
+) -> None:
+    compare(value, ascii_only, indent, damage)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("small_pieces")
+@settings(deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]), DAMAGE)
+def test_pieces_give_the_result_of_json_for_many_values(
+    value: Any, ascii_only: bool, indent: int | None, damage: list[tuple[int, bytes]]
+) -> None:
+    compare(value, ascii_only, indent, damage)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("filler", ["\u0001", "\\", '"', "😀", "é", "\\\\u", "\ud83d", "\ude00\ud83d", "a\\"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_a_text_is_cut_between_two_characters(filler: str, ascii_only: bool) -> None:
+    for offset in range(13):
+        text = "x" * offset + filler * 60
+        if not ascii_only and any("\ud800" <= character <= "\udfff" for character in filler):
+            continue  # not valid in UTF-8
+        document = json.dumps([text], ensure_ascii=ascii_only)
+        assert large_json.decode(document.encode()) == json.loads(document)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]" + " " * 60 + "[2]",
+        '{"a":1,' + " " * 60 + "}",
+        '{1:"' + "x" * 60 + '"}',
+        '["' + "x" * 60,
+        "[" * 60,
+        '{"a"' + " " * 60 + "}",
+    ],
+)
+def test_damaged_documents_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        large_json.decode(text.encode())
+
+
+LARGE: Document = {"op": "played", "info": {"x": ["word " * 40_000, [1.5] * 60_000, {"a": [[]] * 60_000}]}}
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, threading.Thread]]:
+    """Characters of each call of the decoder, and its thread."""
+    calls: list[tuple[int, threading.Thread]] = []
+
+    def decode(text: str) -> Any:
+        calls.append((len(text), threading.current_thread()))
+        return json.loads(text)
+
+    monkeypatch.setattr(wire, "_from_json", decode)
+    monkeypatch.setattr(large_json, "_from_json", decode)
+    return calls
+
+
+class End:
+    """The orchestrator's end of a connection, and what it received."""
+
+    def __init__(self) -> None:
+        self.received: list[Document] = []
+        self.threads: set[threading.Thread] = set()
+        self.lost: list[WireError | None] = []
+        self.lines = Lines(self.receive, self.lost.append)
+
+    def receive(self, document: Document) -> None:
+        self.received.append(document)
+        self.threads.add(threading.current_thread())
+
+
+@asynccontextmanager
+async def connected() -> Any:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    end = End()
+    await asyncio.get_running_loop().create_unix_connection(lambda: end.lines, sock=ours)
+    _, writer = await asyncio.open_unix_connection(sock=theirs)
+    try:
+        yield end, writer
+    finally:
+        end.lines.close()
+        if not writer.is_closing():
+            writer.transport.abort()
+
+
+async def test_documents_keep_their_order_and_the_end_comes_last(decoded: list[tuple[int, threading.Thread]]) -> None:
+    async with connected() as (end, writer):
+        for number in range(3):
+            writer.write(encode(LARGE | {"rollout": number}) + encode({"op": "failed", "rollout": number}))
+        writer.close()
+        await wait_until_async(lambda: end.lost)
+        assert [(found["op"], found["rollout"]) for found in end.received] == [
+            (op, number) for number in range(3) for op in ("played", "failed")
+        ]
+        assert end.received[2] == LARGE | {"rollout": 1}
+        assert (end.lost, end.lines.busy) == ([None], False)
+    here = threading.current_thread()
+    assert end.threads == {here}
+    assert max(size for size, _ in decoded) <= LARGE_BYTES + 2
+    assert {thread for size, thread in decoded if size > 1000}.isdisjoint({here})
+
+
+async def test_small_documents_are_received_at_once(decoded: list[tuple[int, threading.Thread]]) -> None:
+    end = End()
+    end.lines.data_received(encode({"op": "pong"}))
+    assert end.received == [{"op": "pong"}]
+
+
+async def test_what_breaks_the_protocol_is_reported_once_and_nothing_after_it_is_received() -> None:
+    async with connected() as (end, writer):
+        writer.write(encode(LARGE)[:-5] + b"\n" + encode({"op": "failed"}))
+        await wait_until_async(lambda: end.lost)
+        await asyncio.sleep(0)
+        assert len(end.lost) == 1
+        assert "no message" in str(end.lost[0])
+        assert end.received == []
+
+
+async def test_nothing_is_received_after_the_end_was_closed() -> None:
+    async with connected() as (end, writer):
+        writer.write(encode(LARGE) + encode({"op": "failed"}))
+        await wait_until_async(lambda: end.lines.busy)
+        end.lines.close()
+        await wait_until_async(lambda: end.lost)
+        await asyncio.sleep(0.05)
+        assert (end.received, end.lost, end.lines.busy) == ([], [None], False)
+
+
+async def test_a_process_that_sends_more_than_is_decoded_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_LINE_BYTES", 2 * len(encode(LARGE)))
+    gate = threading.Event()
+
+    def decode(line: bytes) -> Any:
+        assert gate.wait(60)
+        return json.loads(line)
+
+    monkeypatch.setattr(large_json, "decode", decode)
+    async with connected() as (end, writer):
+        writer.write(encode(LARGE) * 8)
+        await wait_until_async(lambda: not end.lines._transport.is_reading())
+        held = end.lines._queued
+        assert held < 4 * len(encode(LARGE))
+        gate.set()
+        await wait_until_async(lambda: len(end.received) == 8)
+
+
+def test_without_an_event_loop_a_document_is_received_when_it_is_there() -> None:
+    end = End()
+    end.lines.data_received(encode(LARGE))
+    assert end.received == [LARGE]
