@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,23 @@ async def test_a_container_that_is_started_again_is_found_again(container: Conta
         with pytest.raises(EpisodeError, match="was in a container that ended"):
             await waits
         container.start()
+        assert (await play(environment, "good")).score.reward == 1.0
+
+
+async def test_a_host_that_does_not_answer_is_given_up(container: Container) -> None:
+    async with playing(container) as environment:
+        waits = asyncio.create_task(play(environment, "waits"))
+        life = environment.workers[0].life
+        assert isinstance(life, remote.Remote)
+        await wait_for_async(lambda: bool(life._rollouts))
+        life._limits = replace(LIMITS, hang_seconds=0.3)
+        container.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(EpisodeError, match=r"whose first process did not answer for \d+\.\d s") as caught:
+                await waits
+        finally:
+            container.process.send_signal(signal.SIGCONT)
+        assert (caught.value.kind, caught.value.death) == ("hang", 1)
         assert (await play(environment, "good")).score.reward == 1.0
 
 

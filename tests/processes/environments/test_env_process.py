@@ -20,7 +20,7 @@ from rlrun.environments import Episode, EpisodeError, Message, Reply, Score
 from rlrun.environments.process import life, supervised, talk, worker
 from rlrun.environments.process.containment.kill import MARK_VARIABLE
 from rlrun.environments.process.isolated import IsolatedEnvironment
-from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import MAX_BYTES, Log
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.orchestrator.rollouts import environment_pool
@@ -118,6 +118,28 @@ async def fails(playing: Awaitable[Played]) -> EpisodeError:
     with pytest.raises(EpisodeError) as caught:
         await playing
     return caught.value
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_process_whose_event_loop_hears_nothing_is_found_by_a_ping(busy: bool) -> None:
+    async with running(replace(LIMITS, deaf_seconds=0.5)) as environment:
+        others = [asyncio.ensure_future(play(environment, "waits")) for _ in range(busy)]
+        error = await fails(play(environment, "deafens"))
+        assert (error.kind, error.death) == ("hang", 1), error
+        assert re.search(r"did not hear anything for \d+\.\d s while its event loop waited", str(error))
+        for other in others:
+            assert (await fails(other)).death == 1
+        assert (await play(environment, "good")).task_id == "good"
+
+
+async def test_a_process_that_hears_is_not_ended_however_long_it_waits() -> None:
+    async with running(replace(LIMITS, deaf_seconds=0.05, look_seconds=0.02)) as environment:
+        waiting = asyncio.ensure_future(play(environment, "waits"))
+        life = environment.workers[0].life
+        assert isinstance(life, Life)
+        await wait_for_async(lambda: life._answered_ping >= 20)
+        assert environment.metrics()["restarts"] == 0
+        waiting.cancel()
 
 
 @on_module_loop

@@ -66,6 +66,14 @@ def hangs_up() -> None:
                 os.close(descriptor)
 
 
+def deafens() -> None:
+    """Its event loop goes on, and no longer listens to the connection."""
+    loop: Any = asyncio.get_running_loop()
+    for key in list(loop._selector.get_map().values()):
+        if key.fd != loop._ssock.fileno():
+            loop._selector.unregister(key.fd)
+
+
 def prints() -> None:
     sys.stdout.write('{"op":"played","rollout":1,"reward":1}\n' * 10_000)
     os.write(2, b"\xff\x00\n" * 1000)
@@ -86,8 +94,8 @@ def lets_children_go() -> None:
 DEEDS: dict[str, Callable[[], None]] = {
     deed.__name__: deed
     for deed in (raises, exits, exits_politely, dies, crashes, computes, swallows_memory, multiplies, garbles)
-} | {deed.__name__: deed for deed in (hangs_up, prints, lets_children_go)}
-ENDED = ("multiplies", "garbles", "hangs_up")
+} | {deed.__name__: deed for deed in (hangs_up, deafens, prints, lets_children_go)}
+ENDED = ("multiplies", "garbles", "hangs_up", "deafens")
 """Whose process is ended for what it has done."""
 ASYNC = ("leaks", "waits", "ignores", "dies_late", "gives_up", "no_json", "scores_slowly", "slow", "good")
 

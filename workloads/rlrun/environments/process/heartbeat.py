@@ -18,9 +18,9 @@ from types import FrameType
 
 BEAT_SECONDS = 0.1
 _BYTES = mmap.PAGESIZE
-_BEAT, _HELD, _WORST = struct.Struct("d"), struct.Struct("d"), struct.Struct("d")
+_BEAT, _HELD, _WORST, _IDLE = struct.Struct("d"), struct.Struct("d"), struct.Struct("d"), struct.Struct("d")
 _NUMBER = struct.Struct("q")
-_BEAT_AT, _HELD_AT, _WORST_AT, _ROLLOUT_AT, _PID_AT = 0, 8, 16, 24, 32
+_BEAT_AT, _HELD_AT, _WORST_AT, _ROLLOUT_AT, _PID_AT, _IDLE_AT = 0, 8, 16, 24, 32, 40
 _RUN = asyncio.Handle._run.__code__
 _current_frames = sys._current_frames
 _MAX_FRAMES = 100_000
@@ -40,6 +40,8 @@ class Pulse:
     """Rollout whose code runs; 0: none, or it is not known."""
     pid: int
     """Pid of the process that beats; 0: not known yet."""
+    idle_seconds: float
+    """Time for which the event loop has waited for events so far, all together."""
 
 
 class Page:
@@ -63,7 +65,8 @@ class Page:
         """Values that were written last."""
         rollout, pid = _NUMBER.unpack_from(self._memory, _ROLLOUT_AT)[0], _NUMBER.unpack_from(self._memory, _PID_AT)[0]
         beat, held, worst = struct.unpack_from("ddd", self._memory, 0)
-        return Pulse(beat, held, worst, rollout, pid)
+        (idle,) = _IDLE.unpack_from(self._memory, _IDLE_AT)
+        return Pulse(beat, held, worst, rollout, pid, idle)
 
     def enter(self, rollout: int) -> None:
         """Note that the code of this rollout runs from now on; 0: that of none."""
@@ -77,15 +80,21 @@ class Page:
 
     def _beat(self, thread: int) -> None:
         call: FrameType | None = None
-        since = worst = 0.0
+        since = worst = idle = 0.0
+        before = monotonic()
         while True:
             now, present = monotonic(), _call(_current_frames().get(thread))
+            if present is None:
+                # A beat that comes late shows nothing about the time before: perhaps the whole process had no turn.
+                idle += min(now - before, 2 * BEAT_SECONDS)
+            before = now
             if present is None or present is not call:
                 call, since = present, now
             held = now - since
             worst = max(worst, held)
             _HELD.pack_into(self._memory, _HELD_AT, held)
             _WORST.pack_into(self._memory, _WORST_AT, worst)
+            _IDLE.pack_into(self._memory, _IDLE_AT, idle)
             _BEAT.pack_into(self._memory, _BEAT_AT, now)
             present = None
             sleep(BEAT_SECONDS)

@@ -38,6 +38,10 @@ CLOSE_SECONDS = 5.0
 """Longest time between the end of the connection and that of the process."""
 STACK_SECONDS = 10.0
 """Longest wait for a process that hangs to write where it is; on a busy machine it has its turn late."""
+DEAF_SECONDS = 7.0
+"""Time for which an event loop may wait for events, all together, and not hear a ping. With the look before it and the kill: 10 s."""
+PING_LOOKS = 3
+"""Least number of looks that find a ping unanswered: this process may have had no turn itself to read the answer."""
 _HUNG_UP = "closed its connection, which only it itself can have done"
 
 
@@ -53,6 +57,8 @@ class Limits:
     """Time for which one call may hold its event loop, or the process give no sign of life."""
     look_seconds: float = 1.0
     """Time between two looks at memory and event loop."""
+    deaf_seconds: float = DEAF_SECONDS
+    """See `DEAF_SECONDS`."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,12 @@ class Life(Talk):
         self._page = Page()
         self._heard = 0.0
         """Time of its last message, on the monotonic clock."""
+        self._pinged = self._answered_ping = 0
+        """Number of the last ping, and of the last one that was answered."""
+        self._looks = 0
+        """Looks that found the last ping unanswered."""
+        self._idle_before = 0.0
+        """Idle time of the event loop when the last ping was sent, in seconds."""
         self._seen: set[Known] = set()
         """All processes that it was seen to have."""
         self._killing: asyncio.Task[None] | None = None
@@ -184,7 +196,7 @@ class Life(Talk):
         super()._receive(document)
 
     def _answered(self, document: Document) -> None:
-        return  # it is not asked: it has a heartbeat
+        self._answered_ping = int(document["number"])
 
     def _explained(self, message: str) -> str:
         return message + withheld_hint(message, self._withheld)
@@ -213,7 +225,7 @@ class Life(Talk):
                 )  # all may have a part in it
             elif (count := len(taken.members)) > MAX_PROCESSES:
                 self._kill("crash", f"was ended because it ran {count} processes (the limit is {MAX_PROCESSES})")
-            elif message := self._hung():
+            elif message := self._hung() or self._deaf():
                 rollout = self._page.read().rollout
                 self._verdict = self._verdict or Death("hang", message, rollout)  # first: to be asked may end it
                 at = await asyncio.to_thread(self._stacks)
@@ -231,6 +243,23 @@ class Life(Talk):
         if is_stopped(pulse.pid):
             return f"did not answer for {silent:.1f} s: it was stopped by a signal (SIGSTOP or the like)"
         return f"did not answer for {silent:.1f} s: something in it holds the interpreter's lock"
+
+    def _deaf(self) -> str | None:
+        """Ping the event loop; returns why the process counts as deaf, or None if it does not.
+
+        The heartbeat shows only that its threads run. An event loop with much to do hears a ping late and is not deaf: only the time for
+        which it waits for events counts, in which it would hear the ping at once.
+        """
+        idle = self._page.read().idle_seconds
+        if self._answered_ping >= self._pinged or self._wire.busy:
+            self._pinged, self._looks, self._idle_before = self._pinged + 1, 0, idle
+            self._wire.send({"op": "ping", "number": self._pinged})
+            return None
+        self._looks += 1
+        silent = idle - self._idle_before
+        if self._looks < PING_LOOKS or silent <= self.limits.deaf_seconds:
+            return None
+        return f"did not hear anything for {silent:.1f} s while its event loop waited: something in it took the connection from the loop"
 
     def _stacks(self) -> str:
         """Place of the process in its code, as it writes it into its log when asked; "" when it cannot."""
@@ -279,6 +308,7 @@ class Life(Talk):
         await asyncio.to_thread(kill_all, self.pid, self._mark, self._seen)
         code = self._process.wait()
         await asyncio.to_thread(self._reader.join, 1.0)
+        await self._wire.settled()  # rollouts that it has answered are not lost with it
         rollout = self._page.read().rollout
         self._close()
         self._bury(self._verdict or Death("crash", self._explained(_how(code) + self._last_words()), rollout))

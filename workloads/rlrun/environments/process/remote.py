@@ -14,7 +14,7 @@ import stat
 from dataclasses import asdict
 from pathlib import Path
 
-from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.life import PING_LOOKS, Command, Limits
 from rlrun.environments.process.talk import Death, Ready, StartError, Talk
 from rlrun.environments.process.wire import Document, WireError
 
@@ -40,6 +40,8 @@ class Remote(Talk):
         self._told = {"memory_gib": 0.0, "stall_seconds": 0.0}
         self._pings = itertools.count(1)
         self._asking: asyncio.Task[None] | None = None
+        self._heard = 0.0
+        """Time of the last answer to a ping, on the event loop's clock."""
 
     async def start(self) -> Ready:
         loop = asyncio.get_running_loop()
@@ -76,11 +78,22 @@ class Remote(Talk):
         return dict(self._told)
 
     async def _ask_for_metrics(self) -> None:
+        """Ping the host until cancelled; one that does not answer for `hang_seconds` is given up."""
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
+        looks = 0
         while True:
             self._wire.send({"op": "ping", "number": next(self._pings)})
+            heard = self._heard
             await asyncio.sleep(self._limits.look_seconds)
+            looks = 0 if self._heard != heard or self._wire.busy else looks + 1
+            silent = loop.time() - self._heard
+            if looks >= PING_LOOKS and silent > self._limits.hang_seconds:
+                self._bury(Death("hang", f"was in a container whose first process did not answer for {silent:.1f} s"))
+                self.end()
 
     def _answered(self, document: Document) -> None:
+        self._heard = asyncio.get_running_loop().time()
         self._told = {name: float(document["metrics"][name]) for name in self._told}
 
     def _handle(self, document: Document) -> None:
