@@ -7,12 +7,14 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlrun.cli.main import main
 from rlrun.runtime import exit_codes
+from tests.support.python_path import before
 
 CALCULATOR = ["env", "try", "calculator", "--task", "3"]
 
@@ -74,6 +76,54 @@ def test_written_replies_of_several_turns(capsys: pytest.CaptureFixture[str]) ->
     assert [message["role"] for message in document["messages"]] == ["system", "user", "assistant", "user", "assistant"]
     assert document["messages"][3]["content"] == "5"
     assert (document["replies"], document["metrics"]["calls"]) == (2, 1.0)
+
+
+ADDER = """
+from rlrun.environments import Episode, Score, SingleTurnEnvironment, Task
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object", "properties": {}}}}]
+
+class Adder(SingleTurnEnvironment):
+    id = "adder"
+
+    def tasks(self, split):
+        return [Task(id="t", prompt=[{"role": "user", "content": "2+3"}])] if split == "train" else []
+
+    async def run(self, task, model):
+        messages, replies = list(task.prompt), 0
+        while True:
+            reply = await model.complete(messages, tools=TOOLS)
+            messages, replies = [*messages, reply.message], replies + 1
+            if not reply.tool_calls:
+                return Episode(messages, replies)
+            for call in reply.tool_calls:
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": call["function"]["arguments"]})
+
+    async def score(self, task, episode):
+        return Score(float(episode.messages[-1]["content"] == "5"))
+
+def make():
+    return Adder()
+"""
+
+
+def test_a_written_call_is_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "adder.py").write_text(ADDER)
+    monkeypatch.setenv("PYTHONPATH", before(str(tmp_path)))
+    calls = [f'<tool_call>{{"name": "add", "arguments": {{"a": {a}}}}}</tool_call>' for a in (2, 3)]
+    argv = ["env", "try", "adder:make", "--reply", f"I add. {calls[0]}{calls[1]}", "--reply", calls[0], "--reply", "5"]
+    assert main([*argv, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    roles = ["user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in document["messages"]] == roles
+    assert document["messages"][1]["content"] == "I add."
+    assert [json.loads(document["messages"][at]["content"]) for at in (2, 3, 5)] == [{"a": 2}, {"a": 3}, {"a": 2}]
+    ids = [message["tool_call_id"] for message in document["messages"] if message["role"] == "tool"]
+    assert len(set(ids)) == 3
+    assert all(len(id) == 9 and id.isalnum() for id in ids)
+    assert (document["replies"], document["reward"]) == (3, 1.0)
 
 
 def test_an_episode_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

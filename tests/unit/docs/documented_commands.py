@@ -83,6 +83,7 @@ TESTS: Mapping[str, str] = {
         "tests/processes/cli/test_cli_env_install.py::test_a_hubs_environment_comes_from_its_owner_and_nothing_else_does"
     ),
     r"rlrun env try calculator .*": "tests/processes/cli/test_cli_env.py::test_written_replies_of_several_turns",
+    r"rlrun env try my_package\.tools:make .*": "tests/processes/cli/test_cli_env.py::test_a_written_call_is_a_call",
     r"rlrun env try my_package\.tasks:make .*": "tests/processes/cli/test_cli_env.py::test_an_episode_is_printed",
     r"rlrun env try gsm8k --base-url .*": "tests/processes/cli/test_cli_env.py::test_a_server_answers",
     r"rlrun fit run\.yaml .*": "tests/unit/cli/test_cli_fit.py::test_a_run_that_fits",

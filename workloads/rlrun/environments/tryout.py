@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.protocol import Message, ModelClient, Reply, Split, Tool
 from rlrun.environments.stage import Played, TaskRef
+from rlrun.environments.tool_calls import parse_tool_calls
 from rlrun.runtime import exit_codes
 
 _PRINTED_LINES = 20
@@ -51,14 +53,15 @@ class Tried:
 
 
 class WrittenReplies:
-    """A model whose replies somebody writes.
+    """A model whose replies somebody writes. Where functions are offered, `<tool_call>` in a reply is a call, as in a run without a parser
+    of the engine.
 
     Args:
         next_reply: gives the next one; None: there is none. Takes the whole conversation.
     """
 
     def __init__(self, next_reply: Callable[[Sequence[Message]], str | None]) -> None:
-        self._next, self._given = next_reply, 0
+        self._next, self._given, self._calls = next_reply, 0, 0
 
     async def complete(
         self,
@@ -79,7 +82,20 @@ class WrittenReplies:
                 f"the environment asks for reply {self._given + 1}, and {self._given} were given; add another --reply"
             )
         self._given += 1
-        return Reply(text)
+        content, found = parse_tool_calls(text) if tools else (text, [])
+        if not found:
+            return Reply(text)
+        # Nine letters and digits, as the strictest chat templates want them.
+        calls = [
+            {
+                "id": f"call{self._calls + number:05d}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for number, (name, arguments) in enumerate(found)
+        ]
+        self._calls += len(calls)
+        return Reply(text, tool_calls=tuple(calls), content=content)
 
 
 class ServedModel:

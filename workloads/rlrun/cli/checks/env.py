@@ -48,7 +48,13 @@ def try_parser() -> Parser:
     p.add_argument("--args", metavar="JSON", type=_object, default={}, help="its arguments, as a JSON object")
     p.add_argument("--split", choices=("train", "eval"), default="train", help="whose tasks (default: train)")
     p.add_argument("--task", metavar="N", type=_index, default=0, help="which task, from 0 (default: 0)")
-    p.add_argument("--reply", metavar="TEXT", action="append", help="the model's reply; again for more turns")
+    p.add_argument(
+        "--reply",
+        metavar="TEXT",
+        action="append",
+        help="the model's reply; again for more turns. Where the environment offers "
+        'functions, <tool_call>{"name": ..., "arguments": {...}}</tool_call> in it is a call',
+    )
     p.add_argument("--base-url", metavar="URL", help="an OpenAI-style server, such as http://localhost:8000/v1")
     p.add_argument("--model", metavar="NAME", help="the model's name there")
     p.add_argument(
