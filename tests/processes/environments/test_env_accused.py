@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from rlrun.environments import Episode, EpisodeError, Score
-from rlrun.environments.process import supervised
+from rlrun.environments.process import isolated, supervised
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
@@ -117,3 +118,61 @@ async def test_several_deadly_tasks_wait_for_the_rollouts_that_they_have_ended(
         for task in (*playing, innocent, running):
             task.cancel()
         await asyncio.gather(*playing, innocent, running, return_exceptions=True)
+
+
+class Asked(Fragile):
+    """Remembers the deadlines of its episodes."""
+
+    left: list[float]
+
+    async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
+        self.left.append(timeout_seconds)
+        return Played(str(task), Episode([], 1), Score(1.0))
+
+    async def compare(
+        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float, number: int = 0
+    ) -> list[Score]:
+        self.left.append(timeout_seconds)
+        return []
+
+
+async def restarting(limits: Limits | None = None) -> tuple[IsolatedEnvironment, list[float]]:
+    """An environment whose only process is not up, and the deadlines that it gives its episodes when it is."""
+    environment, left = IsolatedEnvironment("e", Command("e", {}), limits or Limits(), [Log(None)]), list[float]()
+    worker = environment.workers[0]
+    worker.life = life = Asked("e", 1)
+    life.left = left
+    return environment, left
+
+
+@pytest.mark.parametrize("compares", [False, True])
+async def test_the_deadline_of_an_episode_stops_while_its_process_is_started_again(compares: bool) -> None:
+    environment, left = await restarting()
+    model: Any = None
+    deadlines = {"timeout_seconds": 0.2, "reward_seconds": 1.0}
+    if compares:
+        playing: asyncio.Future[Any] = asyncio.ensure_future(environment.compare(INNOCENT[0], [], **deadlines))
+    else:
+        playing = asyncio.ensure_future(environment.play(INNOCENT[0], model, **deadlines))
+    await asyncio.sleep(0.3)
+    environment.workers[0]._set_up(True)
+    await playing
+    assert left == [pytest.approx(0.2, abs=0.1)]
+
+
+async def test_the_deadline_of_an_accused_episode_runs_on() -> None:
+    environment, left = await restarting()
+    environment._record.accused.add(DEADLY[0])
+    model: Any = None
+    with pytest.raises(EpisodeError, match=r"did not come back within 0\.0") as caught:
+        await environment.play(DEADLY[0], model, timeout_seconds=0.05, reward_seconds=1.0)
+    assert (caught.value.kind, left) == ("timeout", [])
+
+
+async def test_an_episode_does_not_wait_longer_than_a_restart_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "MAX_BACKOFF_SECONDS", 0.02)
+    environment, left = await restarting(Limits(start_seconds=0.03))
+    model: Any = None
+    with pytest.raises(EpisodeError, match=r"did not come back within 0\.1 ") as caught:
+        await environment.play(INNOCENT[0], model, timeout_seconds=0.05, reward_seconds=1.0)
+    assert (caught.value.kind, left) == ("timeout", [])

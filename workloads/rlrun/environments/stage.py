@@ -102,7 +102,7 @@ class Stage(Protocol):
         Args:
             task: of the group.
             group: its episodes and scores; only `messages` and `replies` of the episodes are looked at.
-            timeout_seconds: until the comparison is done, its turn and a restart of the environment's process included.
+            timeout_seconds: until the comparison is done, its turn included; a restart of the environment's process by others is not.
             reward_seconds: for the comparison alone.
 
         Raises:

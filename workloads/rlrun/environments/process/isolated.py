@@ -13,7 +13,7 @@ from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.remote import Remote
-from rlrun.environments.process.supervised import Record, Supervised, first_of, see
+from rlrun.environments.process.supervised import MAX_BACKOFF_SECONDS, Record, Supervised, first_of, see
 from rlrun.environments.process.talk import Ready, StartError, Talk
 from rlrun.environments.protocol import ModelClient, Score, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
@@ -93,42 +93,48 @@ class IsolatedEnvironment:
                 task.cancel()
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
-        """Play one episode where the fewest are played; while no process is up, wait for one within the deadline. See `Stage.play`.
+        """Play one episode where the fewest are played; while no process is up, wait for one. See `Stage.play`.
 
-        A task by which a process has ended lets the others play well first, for at most half of its time: else what is played again with
-        it would end with each process.
+        The deadline does not run while the processes are started again by the fault of others. A task by which a process has ended lets
+        the others play well first, for at most half of its time: else what is played again with it would end with each process.
         """
         deadline = time.monotonic() + timeout_seconds
         if task not in self._record.accused:
             with self._record.beside():
-                return await self._play(task, model, deadline, timeout_seconds, reward_seconds)
+                return await self._play(task, model, deadline, reward_seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds / 2):
                 while not self._record.clear.is_set():  # it may have been set for a moment alone
                     await self._record.clear.wait()
-        return await self._play(task, model, deadline, timeout_seconds, reward_seconds)
+        return await self._play(task, model, deadline, reward_seconds)
 
-    async def _play(
-        self, task: TaskRef, model: ModelClient, deadline: float, timeout_seconds: float, reward_seconds: float
-    ) -> Played:
-        worker = await self._worker(task, deadline, timeout_seconds)
-        left = max(0.0, deadline - time.monotonic())
+    async def _play(self, task: TaskRef, model: ModelClient, deadline: float, reward_seconds: float) -> Played:
+        worker, left = await self._worker(task, deadline)
         return await worker.play(task, model, timeout_seconds=left, reward_seconds=reward_seconds)
 
     async def compare(
         self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
     ) -> list[Score]:
-        deadline = time.monotonic() + timeout_seconds
-        worker = await self._worker(task, deadline, timeout_seconds)
-        left = max(0.0, deadline - time.monotonic())
+        worker, left = await self._worker(task, time.monotonic() + timeout_seconds)
         return await worker.compare(task, group, timeout_seconds=left, reward_seconds=reward_seconds)
 
-    async def _worker(self, task: TaskRef, deadline: float, timeout_seconds: float) -> Supervised:
+    async def _worker(self, task: TaskRef, deadline: float) -> tuple[Supervised, float]:
+        """A process that is up, and the seconds that are left to the task.
+
+        A task that is not to blame for the restart loses no time by it, up to the longest time that one restart may take.
+
+        Raises:
+            EpisodeError: no process came back in time.
+        """
+        began = time.monotonic()
+        pause = 0.0 if task in self._record.accused else self._limits.start_seconds + MAX_BACKOFF_SECONDS
         try:
-            return await first_of(self.workers, self._any_up, deadline)
+            worker = await first_of(self.workers, self._any_up, deadline + pause)
         except TimeoutError as error:
-            message = f"its process did not come back within the episode's {timeout_seconds:g} seconds"
+            message = f"its process did not come back within {deadline + pause - began:.3g} seconds"
             raise EpisodeError("timeout", self.id, str(task), message) from error
+        now = time.monotonic()
+        return worker, max(0.0, deadline + min(pause, now - began) - now)
 
     def metrics(self) -> dict[str, float]:
         """`restarts` of all processes; of the present ones the highest memory and the longest time for which one call held an event
