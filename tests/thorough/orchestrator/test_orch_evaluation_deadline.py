@@ -80,7 +80,9 @@ async def test_what_is_done_by_the_deadline_counts_and_training_goes_on(
         assert ("eval/reverse-text/reward/mean" in line) is bool(done)
         assert SECONDS <= line["time/evaluate"] < SECONDS + 10
         if done:
-            assert f"(partial: {done} of {TASKS} answers in time)" in step_line(line)
+            of_all = line["eval/reverse-text/reward/mean_all"]
+            assert of_all == pytest.approx(line["eval/reverse-text/reward/mean"] * done / TASKS)
+            assert f"(partial: {done} of {TASKS} answers in time, {of_all:.3f} with the rest as 0)" in step_line(line)
         trace = lines(outcome.paths.evaluation_trace(version))
         assert len(trace) == TASKS
         assert sum("evaluation.timeoutSeconds" in answer.get("error", "") for answer in trace) == TASKS - done

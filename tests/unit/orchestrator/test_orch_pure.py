@@ -366,10 +366,14 @@ def test_evaluation_averages_over_samples_then_tasks_and_leaves_failures_out() -
     ]
     found = evaluation_metrics(answers, {"e": 1.0})
     assert found["eval/e/reward/mean"] == 0.75
+    assert found["eval/e/reward/mean_all"] == 0.5
     assert found["eval/e/errors"] == 1
     assert found["eval/e/pass@1"] == 0.75
     assert "eval/e/pass@2" not in found  # one task has only one answer
     assert evaluation_metrics(answers, {"e": 0.0})["eval/e/pass@1"] == 1.0
+    nothing = evaluation_metrics([Answer("e", "t1", 0, None, late=True)], {"e": 1.0})
+    assert (nothing["eval/e/reward/mean_all"], nothing["eval/e/timeouts"]) == (0.0, 1.0)
+    assert "eval/e/reward/mean" not in nothing
 
 
 def metrics_file(path: Path, base: int, unwritten: list[dict[str, object]] | None = None) -> MetricsFile:

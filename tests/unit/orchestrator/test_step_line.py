@@ -17,3 +17,22 @@ def test_held_out_rewards_name_their_environment() -> None:
 def test_without_a_reward_the_loss_is_told() -> None:
     line = {"step": 50, "loss": 1.25, "validation/loss": 1.5, "grad_norm": 0.5}
     assert step_line(line) == "step 50: loss 1.2500, validation loss 1.5000, grad_norm 0.5"
+
+
+def test_a_held_out_mean_of_some_answers_shows_what_is_missing() -> None:
+    counts = {"eval/e/answers": 3.0, "eval/e/errors": 1.0, "eval/e/timeouts": 2.0}
+    line = {"step": 4} | counts | {"eval/e/reward/mean_all": 0.25, "eval/e/reward/mean": 0.5}
+    expected = "held-out e 0.500 (partial: 3 of 6 answers in time, 1 failed, 0.250 with the rest as 0)"
+    assert step_line(line) == f"step 4: {expected}"
+
+
+def test_an_evaluation_without_an_answer_is_shown() -> None:
+    line = {
+        "step": 4,
+        "eval/e/answers": 0.0,
+        "eval/e/errors": 6.0,
+        "eval/e/timeouts": 0.0,
+        "eval/e/reward/mean_all": 0.0,
+    }
+    expected = "held-out e without an answer (partial: 0 of 6 answers in time, 6 failed, 0.000 with the rest as 0)"
+    assert step_line(line) == f"step 4: {expected}"

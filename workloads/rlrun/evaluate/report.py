@@ -11,6 +11,8 @@ from rlrun.evaluate.play import Part
 from rlrun.local.measures import RESULTS, Measure, Measures
 from rlrun.orchestrator.evaluation.evaluator import evaluation_metrics
 
+_MISSING = {"errors": "failed", "timeouts": "late"}
+
 
 def results(plan: Plan, parts: Sequence[Part]) -> Measures:
     """The document: what was asked, and the measures of every policy and environment, named as in `metrics.jsonl` after `eval/<env>/`."""
@@ -45,10 +47,13 @@ def short(document: Measures) -> list[str]:
     lines = []
     for row in document["results"]:
         metrics, average = row["metrics"], f"avg@{document['samples_per_task']}"
-        named = {average: metrics.get("reward/mean")} | {k: v for k, v in metrics.items() if k.startswith("pass@")}
+        named = {average: metrics.get("reward/mean")}
+        missing = [f"{metrics[name]:.0f} {word}" for name, word in _MISSING.items() if metrics.get(name)]
+        if missing and metrics.get("answers"):
+            named["with the rest as 0"] = metrics.get("reward/mean_all")
+        named |= {k: v for k, v in metrics.items() if k.startswith("pass@")}
         told = ", ".join(f"{name} {value:.4f}" for name, value in named.items() if value is not None)
-        failed = f", {metrics['errors']:.0f} failed" if metrics.get("errors") else ""
-        lines.append(f"{row['environment']}, {row['policy']}: {told or 'nothing answered'}{failed}")
+        lines.append(f"{row['environment']}, {row['policy']}: {', '.join([told or 'nothing answered', *missing])}")
     return lines
 
 

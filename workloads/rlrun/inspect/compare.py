@@ -46,7 +46,9 @@ def metrics(curves: Sequence[Curve]) -> list[str]:
     """Metrics that all runs have: the usual ones, and held-out rewards."""
     names = [{name for line in curve.lines for name in line} for curve in curves]
     both = set.intersection(*names) if names else set()
-    evaluated = sorted(name for name in both if name.startswith("eval/") and name.endswith("reward/mean"))
+    evaluated = sorted(
+        name for name in both if name.startswith("eval/") and name.endswith(("reward/mean", "reward/mean_all"))
+    )
     return [name for name in (*_METRICS, *evaluated) if name in both]
 
 

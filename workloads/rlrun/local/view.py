@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlrun.protocol.files.metrics_line import MetricsLine
+from rlrun.protocol.files.metrics_line import MetricsLine, missing_answers
 from rlrun.protocol.messages.endpoints import ORCHESTRATOR_PROGRESS
 from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
@@ -147,7 +147,9 @@ def step_line(line: MetricsLine, max_steps: int) -> str:
                 f"{label} {_without_sign_of_zero(f'{line[key]:{form}}')}" + ("s" if key == "time/step" else "")
             )
     parts += [
-        f"{key} {value:.3f}" for key, value in line.items() if key.startswith("eval/") and key.endswith("reward/mean")
+        f"{key} {value:.3f}{missing_answers(line, key.removesuffix('reward/mean'))}"
+        for key, value in line.items()
+        if key.startswith("eval/") and key.endswith("reward/mean")
     ]
     return "  ".join(parts)
 
@@ -275,7 +277,7 @@ class View:
             _number(last.get("off_policy/mean"), ".2f"),
         )
         evaluations = [
-            f"v{line['step']} {value:.3f}"
+            f"v{line['step']} {value:.3f}{missing_answers(line, key.removesuffix('reward/mean'))}"
             for line in self._tail.lines
             for key, value in line.items()
             if (key.startswith("eval/") and key.endswith("reward/mean")) or key == "validation/loss"

@@ -108,7 +108,8 @@ def evaluation_metrics(
     Returns:
         Per environment `eval/<env>/reward/mean`: the mean over tasks of each task's mean over its samples (avg@k), `pass@k` for
         k = 1, 2, 4, ..., the number of answers, of failed ones and of those that the deadline cut off (`timeouts`), the share of
-        truncated ones, and the mean reply length in tokens.
+        truncated ones, and the mean reply length in tokens. `reward/mean` is of the answers; in `reward/mean_all` failed and late ones
+        count as wrong, with reward 0.
     """
     metrics: dict[str, float] = {}
     for label in dict.fromkeys(answer.environment for answer in answers):
@@ -123,6 +124,8 @@ def evaluation_metrics(
         metrics[f"{prefix}/answers"] = float(len(rollouts))
         metrics[f"{prefix}/errors"] = float(len(own) - len(rollouts) - late)
         metrics[f"{prefix}/timeouts"] = float(late)
+        # Each task has the same number of samples, so this is the mean over tasks too.
+        metrics[f"{prefix}/reward/mean_all"] = sum(rollout.reward for rollout in rollouts) / len(own)
         if not rollouts:
             continue
         metrics[f"{prefix}/reward/mean"] = _mean([_mean(rewards) for rewards in tasks.values()])

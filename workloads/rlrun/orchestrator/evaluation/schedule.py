@@ -78,7 +78,7 @@ class Evaluations:
         self._writer.write(f"traces/{trace.name}", partial(_write_trace, trace, version, answers))
         metrics = await in_thread(partial(self._evaluator.metrics, answers))  # looks at each token
         seconds = time.monotonic() - began
-        shown = {k: round(v, 4) for k, v in metrics.items() if k.endswith("reward/mean")}
+        shown = {k: round(v, 4) for k, v in metrics.items() if k.endswith(("reward/mean", "reward/mean_all"))}
         logger.info(f"version {version}: {shown} ({len(answers)} answers in {seconds:.1f} s)")
         suffix = "/reward/mean"
         self.rewards |= {k[5 : -len(suffix)]: v for k, v in metrics.items() if k.endswith(suffix)}

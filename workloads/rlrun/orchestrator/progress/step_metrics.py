@@ -11,6 +11,7 @@ from rlrun.config.models.rollout import SOLVED
 from rlrun.environments.bounds import MAX_METRICS
 from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.protocol.files.metrics_line import missing_answers
 
 
 def batch_metrics(batch: Batch, solved: Mapping[str, float]) -> dict[str, float]:
@@ -160,18 +161,19 @@ def _told(key: str, line: Mapping[str, object]) -> bool:
     return key != "loss" or "reward/mean" not in line
 
 
-def _partial(key: str, line: Mapping[str, float]) -> str:
-    prefix = key.removesuffix("reward/mean")
-    done, late, failed = (line.get(prefix + name, 0) for name in ("answers", "timeouts", "errors"))
-    return f" (partial: {done:.0f} of {done + late + failed:.0f} answers in time)" if late else ""
+def _held_out(line: Mapping[str, float]) -> list[str]:
+    found = []
+    for key in line:
+        if key.startswith("eval/") and key.endswith("/reward/mean"):
+            prefix = key.removesuffix("reward/mean")
+            found.append(f"held-out {prefix[5:-1]} {line[key]:.3f}{missing_answers(line, prefix)}")
+        elif key.startswith("eval/") and key.endswith("/answers") and not line[key]:
+            prefix = key.removesuffix("answers")
+            found.append(f"held-out {prefix[5:-1]} without an answer{missing_answers(line, prefix)}")
+    return found
 
 
 def step_line(line: Mapping[str, float]) -> str:
     """A line of `metrics.jsonl` in a few words, for the log; what is not known is left out."""
     shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line and _told(key, line)]
-    shown += [
-        f"held-out {key.removeprefix('eval/').removesuffix('/reward/mean')} {value:.3f}{_partial(key, line)}"
-        for key, value in line.items()
-        if key.startswith("eval/") and key.endswith("/reward/mean")
-    ]
-    return f"step {line['step']}: " + ", ".join(shown)
+    return f"step {line['step']}: " + ", ".join([*shown, *_held_out(line)])
