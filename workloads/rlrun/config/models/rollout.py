@@ -313,7 +313,8 @@ class EvaluationConfig(Config):
     samples_per_task: Annotated[int, Field(ge=1, le=1024)] = 1
     """Rollouts per task; the mean over them is avg@k."""
     timeout_seconds: Annotated[float, Field(gt=0, le=604_800)] = 1800.0
-    """Longest time that an evaluation holds back newer weights, in seconds; what is answered by then counts."""
+    """Longest time that an evaluation holds back newer weights, in seconds; what is answered by then counts. The time in which its
+    questions wait for rollouts of the training to end does not count."""
     sampling: EvaluationSamplingConfig | None = None
     """Sampling in evaluation, where it is not as in training."""
 

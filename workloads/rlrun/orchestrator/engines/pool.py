@@ -70,6 +70,8 @@ class EnginePool:
         self._turns: dict[int | None, Turns] = {}
         self.waiting = 0
         """Continuations for which no replica has room at the moment."""
+        self.waiting_for_version = 0
+        """Those of them that are meant for a named version: the answers of an evaluation."""
         self.last_available = time.monotonic()
         """Last time when a replica was known to hold weights."""
         self.nobody = NOBODY
@@ -166,7 +168,9 @@ class EnginePool:
         chosen = None if turns is not None else self._choose(prefer, version, count, avoid)
         if chosen is None:
             turns = turns or self._turns.setdefault(version, Turns())
+            reserved = 0 if version is None else count
             self.waiting += count
+            self.waiting_for_version += reserved
             try:
                 async with turns.mine(first=first):
                     await self._freed.until(lambda: self._choose(prefer, version, count, avoid) is not None)
@@ -175,6 +179,7 @@ class EnginePool:
                     chosen.load += count
             finally:
                 self.waiting -= count
+                self.waiting_for_version -= reserved
                 if not turns.busy:
                     self._turns.pop(version, None)
                     self._signal.notify()

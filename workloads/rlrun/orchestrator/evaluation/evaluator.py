@@ -16,6 +16,7 @@ from rlrun.environments.episode import EpisodeError
 from rlrun.environments.protocol import Message, Split, Tool
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
+from rlrun.orchestrator.aio.deadline import pausable_timeout
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.pass_at_k import passes
 from rlrun.orchestrator.progress.step_metrics import OwnMetrics
@@ -155,6 +156,8 @@ class Asker(ABC):
         self._config = config
         self.answered = 0
         """Answers so far, of all versions."""
+        self.waited_seconds = 0.0
+        """Time of the latest questions in which their deadline did not run."""
 
     async def ask(
         self,
@@ -170,7 +173,8 @@ class Asker(ABC):
             wanted: the questions, all asked at once as far as the player's bound allows.
             version: the engines hold it until this returns.
             taken: called with each answer as it comes, and awaited.
-            seconds: deadline of all of it; an answer that is not there by then is `late`. None: none.
+            seconds: deadline of all of it, without the time in which questions wait for what training holds; an answer that is not there
+                by then is `late`. None: none.
         """
         asked = list(wanted)
         found: dict[int, Answer] = {}
@@ -184,7 +188,7 @@ class Asker(ABC):
                 found[number] = one
 
         try:
-            async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+            async with pausable_timeout(seconds, self._waits_for_others) as clock, asyncio.TaskGroup() as group:
                 for numbers in _together(asked):
                     group.create_task(answer(numbers))
                     await asyncio.sleep(0)  # ten thousand that begin at once would keep all others waiting
@@ -193,7 +197,12 @@ class Asker(ABC):
                 f"version {version}: {len(found)} of {len(asked)} answers were done within {seconds:g} s "
                 "(evaluation.timeoutSeconds); its results are of these alone, which are the quicker ones"
             )
+        self.waited_seconds = clock.standing
         return [found.get(number) or _late(question, seconds) for number, question in enumerate(asked)]
+
+    def _waits_for_others(self) -> bool:
+        """True while questions wait for what other work holds; then the deadline does not run."""
+        return False
 
     async def _answers(self, questions: Sequence[Question], version: int) -> list[Answer]:
         """Answers to one question, or to all about one task, which are compared as a group is."""
@@ -253,6 +262,10 @@ class Evaluator(Asker):
         """Metrics of the answers of one version, see `evaluation_metrics`."""
         return evaluation_metrics(answers, solved_rewards(self._config.environments), self._own_metrics)
 
+    def _waits_for_others(self) -> bool:
+        slots = self._player.slots
+        return slots.training > 0 and (slots.questions > 0 or self._pool.waiting_for_version > 0)
+
     async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
         sampling, reason = self._sampling(arena), ""
         stops = self._chat.called_with(sampling.chat_template_arguments).stop_token_ids
@@ -260,7 +273,7 @@ class Evaluator(Asker):
         while failures < MAX_TRIES:
             session = Session(self._pool, sampling, stops, version, seed=sampling.seed_of(sample))
             try:
-                rollout = await self._player.play(arena, task, sampling=sampling, session=session)
+                rollout = await self._player.play(arena, task, sampling=sampling, session=session, evaluates=True)
             except (EpisodeError, RolloutError, EngineUnavailableError) as error:
                 logger.debug(f"evaluation of task {task}: {error}")
                 reason = str(error)

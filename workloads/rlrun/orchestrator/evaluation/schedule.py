@@ -82,7 +82,7 @@ class Evaluations:
         logger.info(f"version {version}: {shown} ({len(answers)} answers in {seconds:.1f} s)")
         suffix = "/reward/mean"
         self.rewards |= {k[5 : -len(suffix)]: v for k, v in metrics.items() if k.endswith(suffix)}
-        return metrics | {"time/evaluate": seconds}
+        return metrics | {"time/evaluate": seconds, "time/evaluate_waited": self._evaluator.waited_seconds}
 
 
 def _write_trace(path: Path, version: int, answers: Sequence[Answer]) -> None:

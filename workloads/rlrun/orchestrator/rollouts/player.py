@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from rlrun.config.models.roles import OrchestratorConfig
@@ -24,24 +25,67 @@ from rlrun.orchestrator.rollouts.tool_parsing import parse_text
 from rlrun.orchestrator.types import Rollout
 
 
+class Slots:
+    """Places of the episodes that are played at once, of training and evaluation together; first come, first served.
+
+    Args:
+        number: how many.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._free = asyncio.Semaphore(number)
+        self.training = 0
+        """Places that training holds."""
+        self.questions = 0
+        """Held-out questions that wait for a place."""
+
+    @asynccontextmanager
+    async def take(self, *, evaluates: bool) -> AsyncIterator[None]:
+        """Wait for a place and hold it for the block."""
+        self.questions += evaluates
+        try:
+            await self._free.acquire()
+        finally:
+            self.questions -= evaluates
+        self.training += not evaluates
+        try:
+            yield
+        finally:
+            self.training -= not evaluates
+            self._free.release()
+
+
 class Player:
     """Plays single episodes, for training and for evaluation; the only place that bounds how many are played at once."""
 
     def __init__(self, config: OrchestratorConfig, pool: EnginePool, chat: ChatTokens) -> None:
         self._config, self._pool, self._chat = config, pool, chat
-        self._slots = asyncio.Semaphore(config.max_concurrency)
+        self.slots = Slots(config.max_concurrency)
 
     async def play(
-        self, arena: Arena, task: TaskRef, *, sampling: SamplingConfig | CompleteSampling, session: Session
+        self,
+        arena: Arena,
+        task: TaskRef,
+        *,
+        sampling: SamplingConfig | CompleteSampling,
+        session: Session,
+        evaluates: bool = False,
     ) -> Rollout:
         """One episode; `sampling` says where the model's replies end, and how the chat template is called.
+
+        Args:
+            arena: its environment.
+            task: what is played.
+            sampling: of the model's replies.
+            session: asks the engines.
+            evaluates: whether it answers a held-out question.
 
         Raises:
             EpisodeError: the episode gives nothing to train on.
             RolloutError: the tokens cannot be trained on.
             EngineUnavailableError: the engines are to blame, not the episode.
         """
-        async with self._slots:
+        async with self.slots.take(evaluates=evaluates):
             began = time.monotonic()
             chat = self._chat.called_with(sampling.chat_template_arguments)
             thoughts = self._config.engine_parses_thoughts

@@ -1,0 +1,89 @@
+"""The deadline of an evaluation runs only while its questions have what they need, or hold it themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from orch_simulation import FakeEngine
+
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.deadline import pausable_timeout
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.replica import Replica
+from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question
+from rlrun.orchestrator.rollouts.player import Player
+
+VERSION = 3
+
+
+class Answering(Evaluator):
+    """Answers each question after a while, in a place of the player and with a request to the engines."""
+
+    def __init__(self, slots: int, engine_slots: int = 64, seconds: float = 0.01) -> None:
+        replica = Replica("http://e", FakeEngine(), version=VERSION)
+        pool = EnginePool([replica], Signal(), max_concurrency=engine_slots)
+        config: Any = SimpleNamespace(max_concurrency=slots)
+        chat: Any = None
+        super().__init__(config, [], Player(config, pool, chat), pool, chat)
+        self.seconds = seconds
+
+    async def _answer(self, arena: Any, task: Any, sample: int, version: int) -> Answer:
+        async with self._player.slots.take(evaluates=True):
+            replica = await self._pool.acquire(None, version, 1)
+            await asyncio.sleep(self.seconds)
+            self._pool.release(replica, 1)
+        return Answer("e", str(task), sample, None)
+
+    async def late(self, questions: int, seconds: float) -> int:
+        """Number of questions that the deadline cut off."""
+        arena: Any = SimpleNamespace(environment=SimpleNamespace(compares=False), config=SimpleNamespace(label="e"))
+        task: Any = "t"
+        answers = await self.ask([Question(arena, task, i) for i in range(questions)], VERSION, seconds=seconds)
+        return sum(answer.late for answer in answers)
+
+
+async def train(evaluator: Answering, seconds: float) -> None:
+    """Play a rollout of the training."""
+    async with evaluator._player.slots.take(evaluates=False):
+        replica = await evaluator._pool.acquire(None, None, 1)
+        await asyncio.sleep(seconds)
+        evaluator._pool.release(replica, 1)
+
+
+@pytest.mark.parametrize(("slots", "engine_slots"), [(2, 64), (8, 2)])
+async def test_the_deadline_stands_while_questions_wait_for_rollouts_of_the_training(
+    slots: int, engine_slots: int
+) -> None:
+    evaluator = Answering(slots, engine_slots)
+    training = [asyncio.create_task(train(evaluator, 0.5)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert await evaluator.late(4, seconds=0.3) == 0
+    assert 0.3 <= evaluator.waited_seconds <= 5
+    await asyncio.gather(*training)
+    assert (evaluator._pool.waiting_for_version, evaluator._player.slots.training) == (0, 0)
+
+
+async def test_the_deadline_runs_while_questions_wait_for_each_other() -> None:
+    evaluator = Answering(slots=1, seconds=3600.0)
+    assert await evaluator.late(3, seconds=0.15) == 3
+    assert evaluator.waited_seconds == 0
+
+
+async def test_the_deadline_runs_beside_a_training_that_takes_nothing_from_the_questions() -> None:
+    evaluator = Answering(slots=8, seconds=3600.0)
+    training = asyncio.create_task(train(evaluator, 3600.0))
+    await asyncio.sleep(0)
+    assert await evaluator.late(3, seconds=0.15) == 3
+    training.cancel()
+    await asyncio.gather(training, return_exceptions=True)
+
+
+async def test_a_block_without_a_limit_is_not_ended() -> None:
+    async with pausable_timeout(None, lambda: False):
+        await asyncio.sleep(0.01)
+    with pytest.raises(TimeoutError):
+        async with pausable_timeout(0.02, lambda: False):
+            await asyncio.sleep(3600)

@@ -1,0 +1,55 @@
+"""A deadline whose clock can stand still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+LOOK_SECONDS = 0.1
+"""Time between two looks whether the clock stands."""
+
+
+@dataclass
+class Clock:
+    """Seconds of a deadline so far; not counted if there is none."""
+
+    running: float = 0.0
+    standing: float = 0.0
+
+
+@asynccontextmanager
+async def pausable_timeout(seconds: float | None, stands: Callable[[], bool]) -> AsyncIterator[Clock]:
+    """Limit the time of the block, without the time for which `stands()` is true.
+
+    Args:
+        seconds: longest time; None: no limit.
+        stands: asked every `LOOK_SECONDS`; the answer counts for the time since the last look.
+
+    Raises:
+        TimeoutError: the time is over; the block is cancelled.
+    """
+    clock = Clock()
+    if seconds is None:
+        yield clock
+        return
+    async with asyncio.timeout(None) as limit:
+        counting = asyncio.create_task(_count(clock, limit, seconds, stands))
+        try:
+            yield clock
+        finally:
+            counting.cancel()
+
+
+async def _count(clock: Clock, limit: asyncio.Timeout, seconds: float, stands: Callable[[], bool]) -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    while clock.running < seconds:
+        await asyncio.sleep(min(LOOK_SECONDS, seconds - clock.running))
+        before, now = now, loop.time()
+        if stands():
+            clock.standing += now - before
+        else:
+            clock.running += now - before
+    limit.reschedule(now)
