@@ -73,6 +73,7 @@ async def test_the_slow_ones_are_not_waited_for(
         assert all(batch.step - 1 - sample.dispatch_version <= oldest for sample in batch.samples)
     lines = [line for line in metrics_of(outcome.paths.metrics) if line["step"]]
     assert sum(line["groups/dropped/surplus"] for line in lines) > 0
+    assert sum(line["removed/surplus/rollouts"] for line in lines) > 0
     assert all(line["errors"] == 0 for line in lines)
 
 

@@ -55,6 +55,8 @@ class Flight:
     affinity: Affinity = field(default_factory=Affinity)
     members: dict[int, Rollout] = field(default_factory=dict)
     """Finished members, which are durable."""
+    cut: list[int] = field(default_factory=list)
+    """Tokens of the members that were cancelled, as far as they were sampled."""
     task: asyncio.Task[None] | None = None
     expired: bool = False
     surplus: bool = False
@@ -195,6 +197,7 @@ class Groups:
         """
         number = flight.number
         del self.in_flight[number]
+        self._count_removed(flight, outcome)
         if flight.expired:
             self._aged.add(number)
             self.ledger.again(number, "age")
@@ -211,6 +214,18 @@ class Groups:
             self._aged.discard(number)
             self.settle(outcome)
         self._signal.notify()
+
+    def _count_removed(self, flight: Flight, outcome: Outcome) -> None:
+        """Count the rollouts of a group that is not trained on, and their lengths: long ones are removed more often."""
+        if flight.expired:
+            reason = "age"
+        elif flight.surplus and (outcome is None or isinstance(outcome, str)):
+            reason = "surplus"
+        elif outcome == "error":
+            reason = "error"
+        else:
+            return
+        self.ledger.remove(reason, [*flight.cut, *(rollout.loss_tokens for rollout in flight.members.values())])
 
     def settle(self, group: FinishedGroup) -> None:
         """Finish or filter a dispatched group, which has all members.
@@ -298,6 +313,7 @@ class Groups:
         self.finished, expired = split_by_age(self.finished, step=step, max_off_policy_steps=limit)
         for group in expired:
             self.ledger.again(group.number, "age")
+            self.ledger.remove("age", [rollout.loss_tokens for rollout in group.rollouts])
         self.cancel_too_old(step)
 
     def cancel_too_old(self, step: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -24,7 +24,8 @@ class LedgerState:
     open_groups: tuple[int, ...]
     """Dispatched, but neither in a batch nor dropped."""
     counters: dict[str, int]
-    """Totals since the run began: accepted, dropped/..., cancelled, errors, rollouts, tokens, readmitted, discarded/..."""
+    """Totals since the run began: accepted, dropped/..., cancelled, errors, rollouts, tokens, readmitted, discarded/...,
+    removed/..."""
 
     def settled(self) -> Callable[[int], bool]:
         """Predicate: true if a group is in a batch or dropped."""
@@ -104,6 +105,11 @@ class Ledger:
         """Give up a dispatched group; another takes its place."""
         self._out.remove(group)
         self.counters[f"dropped/{reason}"] += 1
+
+    def remove(self, reason: str, tokens: Sequence[int]) -> None:
+        """Count rollouts that are not trained on, by the tokens that were sampled for each."""
+        self.counters[f"removed/{reason}/rollouts"] += len(tokens)
+        self.counters[f"removed/{reason}/tokens"] += sum(tokens)
 
     def accept(self, groups: Iterable[int]) -> None:
         """Record that dispatched groups are in a batch."""

@@ -116,6 +116,10 @@ def group_metrics(groups: Sequence[FinishedGroup], own: OwnMetrics) -> dict[str,
     return metrics
 
 
+REMOVED = ("age", "error", "surplus")
+"""Reasons for which rollouts are removed whatever their reward is."""
+
+
 def discarded(counters: Mapping[str, int]) -> int:
     """Finished rollouts that a restart could not use."""
     return sum(count for name, count in counters.items() if name.startswith("discarded/"))
@@ -127,7 +131,8 @@ def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[s
     Returns:
         Groups dropped and dispatched again by reason; rollouts that ended in an error, all together and as `errors/<env>/<kind>`; those
         that were played again because another one had ended their process (`lost/<env>`); finished rollouts of earlier attempts that
-        count again or are of no use.
+        count again or are of no use; rollouts that are not trained on by reason, and their mean length in tokens, which belongs next to
+        `completion_length/mean` of those that are.
     """
     reasons = ("error", "masked", "surplus", "too_easy", "too_hard", "zero_variance")
     names = {*(f"dropped/{reason}" for reason in reasons), "cancelled/age", "cancelled/engine", "errors"}
@@ -136,12 +141,26 @@ def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[s
         "rollouts/readmitted": float(now.get("readmitted", 0) - before.get("readmitted", 0)),
         "rollouts/discarded": float(discarded(now) - discarded(before)),
     }
-    return restart | {
+    counts = {
         name if name.startswith(("errors", "lost/")) else f"groups/{name}": float(
             now.get(name, 0) - before.get(name, 0)
         )
         for name in sorted(names)
     }
+    return restart | counts | _removed(now, before)
+
+
+def _removed(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
+    metrics = {}
+    for reason in REMOVED:
+        rollouts, tokens = (
+            now.get(name, 0) - before.get(name, 0)
+            for name in (f"removed/{reason}/rollouts", f"removed/{reason}/tokens")
+        )
+        metrics[f"removed/{reason}/rollouts"] = float(rollouts)
+        if rollouts:
+            metrics[f"removed/{reason}/completion_length/mean"] = tokens / rollouts
+    return metrics
 
 
 _SHOWN = (

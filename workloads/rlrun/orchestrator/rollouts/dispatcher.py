@@ -16,7 +16,7 @@ from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.groups import Flight, Groups, Outcome
 from rlrun.orchestrator.rollouts.conversation import RolloutError
-from rlrun.orchestrator.rollouts.engine_session import Affinity, Opening, Session, derived_seed
+from rlrun.orchestrator.rollouts.engine_session import Opening, Session, derived_seed
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
 from rlrun.orchestrator.rollouts.player import Player, compare
@@ -156,13 +156,13 @@ class Dispatcher:
 
     async def _play_member(self, flight: Flight, member: int, task: int, arena: Arena, opening: Opening | None) -> None:
         """Play one member until it is durable."""
-        rollout = await self._rollout(arena, arena.tasks[task], opening, flight.affinity, (flight.number, member))
+        rollout = await self._rollout(arena, arena.tasks[task], opening, flight, member)
         await self._groups.keep(flight, member, rollout, temperature=self._sampling(arena).temperature)
 
     async def _rollout(
-        self, arena: Arena, task: TaskRef, opening: Opening | None, affinity: Affinity, place: tuple[int, int]
+        self, arena: Arena, task: TaskRef, opening: Opening | None, flight: Flight, member: int
     ) -> Rollout:
-        """One rollout that succeeded; `place` is the group's number and the member's, the same after a restart."""
+        """One rollout that succeeded."""
         sampling = self._sampling(arena)
         stops = self._chat.called_with(sampling.chat_template_arguments).stop_token_ids
         tries = 0
@@ -170,11 +170,19 @@ class Dispatcher:
         async def once() -> Rollout:
             nonlocal opening, tries
             # Another try gets another seed: with the same one it would fail the same way.
-            seed = None if sampling.seed is None else derived_seed(sampling.seed, *place, tries)
-            session = Session(self._pool, sampling, stops, opening=opening, affinity=affinity, seed=seed)
+            seed = None if sampling.seed is None else derived_seed(sampling.seed, flight.number, member, tries)
+            session = Session(self._pool, sampling, stops, opening=opening, affinity=flight.affinity, seed=seed)
             tries += 1
             opening = None
-            return await self._player.play(arena, task, sampling=sampling, session=session)
+            try:
+                return await self._player.play(arena, task, sampling=sampling, session=session)
+            except asyncio.CancelledError:
+                flight.cut.append(session.tokens_so_far())
+                raise
+            except (EpisodeError, RolloutError) as error:
+                if not (isinstance(error, EpisodeError) and error.bystander):
+                    self._groups.ledger.remove("error", [session.tokens_so_far()])
+                raise
 
         rollout = await self._tried(arena, task, once)
         self._groups.ledger.counters["rollouts"] += 1

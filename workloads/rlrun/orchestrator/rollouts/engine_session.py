@@ -45,6 +45,8 @@ class Affinity:
     """Replica that has a group's prefix: that of the member that asked first."""
 
     replica: Replica | None = None
+    since: float = 0.0
+    """Time (monotonic seconds) at which the latest request was sent to it."""
     asked: bool = False
     """True once a member of the group has got a replica; before, the group counts as a request to come."""
 
@@ -78,6 +80,12 @@ class Session:
         self._opening = opening
         self._affinity = affinity or Affinity()
         self._moved = False
+        self._sampled = 0
+        """Tokens of the answers so far."""
+        self._waits: tuple[float, int] | None = None
+        """Time (monotonic seconds) at which the running request of this rollout was made, and the most tokens of its answer."""
+        self._sent: float | None = None
+        """Time at which it was sent to a replica; None: it waits, or is part of the group's first request."""
 
     @property
     def troubled(self) -> bool:
@@ -93,11 +101,29 @@ class Session:
             EngineError: an engine refused the request.
         """
         opening, self._opening = self._opening, None
-        if opening is not None and not stop:
-            shared = await opening.take(token_ids, max_tokens, self.sample)
-            if shared is not None:
-                return shared
-        return (await self.sample(token_ids, max_tokens=max_tokens, n=1, stop=stop))[0]
+        self._waits, self._sent = (time.monotonic(), max_tokens), None
+        try:
+            shared = None
+            if opening is not None and not stop:
+                shared = await opening.take(token_ids, max_tokens, self.sample)
+            found = shared or (await self.sample(token_ids, max_tokens=max_tokens, n=1, stop=stop))[0]
+        except BaseException:
+            self._sampled, self._waits = self.tokens_so_far(), None
+            raise
+        self._sampled, self._waits = self._sampled + len(found.token_ids), None
+        return found
+
+    def tokens_so_far(self) -> int:
+        """Return the tokens that were sampled for this rollout.
+
+        Engines do not report the tokens of a running request: they are estimated from its time and the engine's mean time per token.
+        """
+        replica = self._replica or self._affinity.replica
+        sent = self._sent or (None if self._replica is not None else self._affinity.since)
+        if self._waits is None or replica is None or not replica.seconds_per_token or not sent:
+            return self._sampled
+        made, most = self._waits
+        return self._sampled + min(most, int((time.monotonic() - max(made, sent)) / replica.seconds_per_token))
 
     async def sample(
         self, token_ids: Sequence[int], *, max_tokens: int, n: int, stop: Sequence[str] = ()
@@ -111,7 +137,7 @@ class Session:
             replica = await self._pool.acquire(prefer, self._version, n, avoid=failed, first=first)
             began, rotation = time.monotonic(), replica.rotation
             self._replica = self._affinity.replica = replica
-            self._affinity.asked = True
+            self._affinity.asked, self._affinity.since, self._sent = True, began, began
             try:
                 completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n, seed=seed, stop=stop)
                 replica.succeed(time.monotonic() - began, [len(c.token_ids) for c in completions])
