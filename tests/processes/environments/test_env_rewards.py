@@ -65,13 +65,37 @@ async def test_a_preparation_that_never_ends_is_told_as_such(monkeypatch: pytest
         await calls.call(slow_functions.add, 1, 1)
 
 
-async def test_a_comparison_that_takes_too_long_is_an_error_and_not_a_0() -> None:
-    """math-verify has time-outs of its own, of 5 seconds, after which it takes the answer for a wrong one."""
-    task = Task(id="1", prompt=[], answer="\\prod_{i=1}^{10^{9}} (i^2+1)")
-    score = scorer("math", {"timeout_seconds": 7, "processes": 1})
-    with pytest.raises(BoundedCallError, match=r"math_score did not finish within 7 seconds"):
-        await score(task, "\\boxed{7^{7^{7^{7^7}}} + 1}")
-    score._calls.close()  # type: ignore[attr-defined]
+STUCK_PARSER = """
+import os, time
+def parse(text, **_):
+    if "stuck" in text:
+        time.sleep(1000)
+    if "deadly" in text:
+        os._exit(1)
+    return [text]
+def verify(gold, answer, **_):
+    return gold == answer
+"""
+
+
+async def test_reply_that_no_parser_finishes_is_worth_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "math_verify.py").write_text(STUCK_PARSER)
+    monkeypatch.syspath_prepend(tmp_path)
+    score = scorer("math", {"timeout_seconds": 1, "processes": 1})
+    try:
+        for reply in ("\\boxed{stuck}", "deadly"):
+            assert await score(Task(id="row-7", prompt=[], answer="72"), reply) == 0.0
+        assert await score(Task(id="row-7", prompt=[], answer="72"), "\\boxed{72 }") == 1.0
+        # No reply can be right if the answer itself cannot be parsed: the row is at fault.
+        with pytest.raises(ValueError, match=r"the right answer 'stuck 1' cannot be parsed: .* remove the row"):
+            await score(Task(id="row-8", prompt=[], answer="stuck 1"), "\\boxed{2}")
+    finally:
+        score._calls.close()  # type: ignore[attr-defined]
+    printed = capsys.readouterr().out
+    assert printed.count("worth 0") == 1  # the first, the tenth, ...: a log of many stays short
+    assert "did not finish within 1 seconds; the latest one of task 'row-7'" in printed
 
 
 SLOW_IMPORT = """
@@ -104,6 +128,20 @@ async def test_a_comparison_has_all_of_its_time_in_a_new_process(
         ("\\boxed{1500}", "1,500", 1.0),
         ("\\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
         ("\\boxed{71}", "72", 0.0),
+        ("First \\boxed{1} and then \\boxed{3}", "3", 1.0),
+        ("\\boxed{3} or \\boxed{4}", "3", 0.0),
+        ("\\boxed{1}, \\boxed{2}", "\\{1, 2\\}", 0.0),
+        ("\\boxed{3}, no: \\boxed{4", "3", 0.0),
+        ("The last \\boxed is \\boxed{\\frac{6}{2}}, as \\boxed.", "3", 1.0),
+        ("\\boxed{1e-5}", "1e-05", 1.0),
+        ("\\boxed{10^{-5}}", "1e-05", 1.0),
+        ("0.00001", "1E-05", 1.0),
+        ("\\boxed{0.00002}", "1e-05", 0.0),
+        ("\\boxed{10^{300}}", "1e+300", 1.0),
+        ("\\boxed{Author 3}", "Author 3", 1.0),
+        ("\\boxed{3}", "Author 3", 0.0),
+        ("\\boxed{" + "9" * 5000 + "}", "9", 0.0),
+        ("\\boxed{" + "(" * 50 + "}", "9", 0.0),
         ("no idea", "72", 0.0),
         ("", "72", 0.0),
     ],

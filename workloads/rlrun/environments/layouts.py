@@ -55,21 +55,31 @@ def no_prompt(columns: Collection[str]) -> str:
     return f"there is no column 'prompt' (columns: {', '.join(columns) or 'none'}){hint}"
 
 
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{}.,;:!?)\]`'\"$*])")
+"""Start of a box: a brace, or the first character of a box without braces. Before punctuation the command is only mentioned."""
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+"""A brace, or a character behind a backslash: the second backslash of a line break escapes nothing."""
+
+
+def has_box(text: str) -> bool:
+    r"""True if a `\boxed` or `\fbox` starts in a text, closed or not."""
+    return _BOX.search(text) is not None
+
+
 def boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed x`) of a solution; None: there is none that is closed."""
-    starts = list(re.finditer(r"\\(?:boxed|fbox)\s*(\{|[^\s{])", text))
+    starts = list(_BOX.finditer(text))
     if not starts:
         return None
     last = starts[-1]
     if last[1] != "{":
         return re.split(r"[\s$]", text[last.start(1) :], maxsplit=1)[0]
     depth = 0
-    for place in range(last.start(1), len(text)):
-        escaped = place > 0 and text[place - 1] == "\\"
-        if not escaped and text[place] in "{}":
-            depth += 1 if text[place] == "{" else -1
+    for brace in _BRACE.finditer(text, last.start(1)):
+        if brace[0] in "{}":
+            depth += 1 if brace[0] == "{" else -1
             if depth == 0:
-                return text[last.start(1) + 1 : place].strip()
+                return text[last.start(1) + 1 : brace.start()].strip()
     return None
 
 

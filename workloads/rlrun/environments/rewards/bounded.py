@@ -29,6 +29,10 @@ class BoundedCallError(RuntimeError):
     """The function raised, or did not finish."""
 
 
+class UnfinishedCallError(BoundedCallError):
+    """The function did not return before its deadline, or its process ended while it computed."""
+
+
 class ImportTimeError(BoundedCallError):
     """The function's module was not imported in time; the function was not called."""
 
@@ -60,6 +64,7 @@ class BoundedCalls:
 
         Raises:
             BoundedCallError: it raised, its process died, or its time was over; then the process is killed.
+            UnfinishedCallError: the last two, for a process that had imported the function.
         """
         name = self._name or f"{function.__module__}.{function.__qualname__}"
         async with self._slots:
@@ -77,9 +82,12 @@ class BoundedCalls:
                     message = f"the modules that {name} needs were not imported within {IMPORT_SECONDS:g} seconds"
                     raise ImportTimeError(message) from error
                 if isinstance(error, TimeoutError):
-                    raise BoundedCallError(f"{name} did not finish within {self._timeout_seconds:g} seconds") from error
+                    raise UnfinishedCallError(
+                        f"{name} did not finish within {self._timeout_seconds:g} seconds"
+                    ) from error
                 if isinstance(error, OSError | EOFError):
-                    raise BoundedCallError(f"the process that computed {name} died") from error
+                    kind = UnfinishedCallError if prepared else BoundedCallError
+                    raise kind(f"the process that computed {name} died") from error
                 raise
             self._idle.append(caller)
         if not good:

@@ -8,9 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlrun.environments.message_content import content_text
 from rlrun.environments.protocol import Task
 from rlrun.environments.rewards import mathematics
-from rlrun.environments.rewards.bounded import BoundedCalls
+from rlrun.environments.rewards.bounded import BoundedCalls, UnfinishedCallError
 from rlrun.environments.rewards.code import Case, CodeLimits, CodeRunner, last_code_block
 from rlrun.environments.rewards.judge import GroupJudge, GroupJudgeArgs, Judge, JudgeArgs
 from rlrun.environments.rewards.reward_model import RewardModel, RewardModelArgs
@@ -42,7 +43,7 @@ class MathArgs(BaseModel):
     processes: int = Field(default=2, ge=1, le=256)
     """Processes that compare answers at the same time."""
     timeout_seconds: float = Field(default=10.0, gt=0)
-    """Deadline of one comparison; one that takes longer is an error."""
+    """Deadline of one comparison; a reply that no parser finishes in this time is worth 0."""
 
 
 class CodeArgs(BaseModel):
@@ -101,9 +102,38 @@ class _Math:
         self._calls = BoundedCalls(
             processes=args.processes, timeout_seconds=args.timeout_seconds, prepare=mathematics.prepare
         )
+        self._parsable: set[str] = set()
+        """Right answers that are known to be parsed in time."""
+        self._unfinished = 0
 
     async def __call__(self, task: Task, reply: str) -> float:
-        return await self._calls.call(mathematics.math_score, reply, task.answer or "")
+        truth = task.answer or ""
+        try:
+            return await self._calls.call(mathematics.math_score, reply, truth)
+        except UnfinishedCallError as error:
+            # If the right answer itself cannot be parsed, the fault is the row's: no reply could be right.
+            await self._require_parsable(truth)
+            self._report_unfinished(task, error)
+            return 0.0
+
+    async def _require_parsable(self, truth: str) -> None:
+        if truth in self._parsable:
+            return
+        try:
+            await self._calls.call(mathematics.can_parse, truth)
+        except UnfinishedCallError as error:
+            raise ValueError(
+                f"the right answer {truth[:80]!r} cannot be parsed: {error}; correct or remove the row"
+            ) from error
+        self._parsable.add(truth)
+
+    def _report_unfinished(self, task: Task, error: UnfinishedCallError) -> None:
+        """Print the first, the tenth, the hundredth ... reply, so that a log of many stays short."""
+        self._unfinished += 1
+        if str(self._unfinished).strip("0") == "1":
+            print(
+                f"reward math: {self._unfinished} replies are worth 0 because {error}; the latest one of task {task.id!r}"
+            )
 
 
 class _Code:
@@ -114,6 +144,43 @@ class _Code:
     async def __call__(self, task: Task, reply: str) -> float:
         program = last_code_block(reply)
         return 0.0 if program is None else await self._runner.share(program, _cases(task.answer or ""))
+
+
+def check_truth(reward: str, truth: object) -> None:
+    """Refuse a row's ground truth that a built-in reward cannot compare with.
+
+    Args:
+        reward: name in `BUILT_IN`.
+        truth: value of the column `ground_truth`, of any JSON type.
+
+    Raises:
+        ValueError: contains the value and the fix.
+    """
+    if (check := _TRUTHS.get(reward)) is not None:
+        check(truth)
+
+
+def _check_text(truth: object) -> None:
+    if not isinstance(truth, str | int | float):
+        fix = (
+            f"the reward exact compares texts: write it as the text that a reply must have, {mathematics.OWN_FUNCTION}"
+        )
+        raise mathematics.TruthError(truth, fix)
+
+
+def _check_cases(truth: object) -> None:
+    if not _cases(truth if isinstance(truth, str) else json.dumps(truth)):
+        raise ValueError(
+            "ground_truth has no test case, so the reward code cannot pay for anything; add one, or remove the row"
+        )
+
+
+_TRUTHS: Mapping[str, Callable[[object], object]] = {
+    "math": mathematics.truth_text,
+    "exact": _check_text,
+    "code": _check_cases,
+}
+"""Checks of the ground truth; other rewards take any, or none."""
 
 
 def _cases(answer: str) -> list[Case]:
@@ -153,7 +220,8 @@ class _Modelled:
 
 def _question(task: Task) -> str:
     """The prompt as one text, without the system's."""
-    return "\n\n".join(str(message["content"]) for message in task.prompt if message["role"] != "system")
+    texts = [content_text(message.get("content"), f"prompt[{i}].content") for i, message in enumerate(task.prompt)]
+    return "\n\n".join(text for text, message in zip(texts, task.prompt, strict=True) if message["role"] != "system")
 
 
 BUILT_IN: Mapping[str, tuple[type[BaseModel], Callable[[Any], Scorer | GroupScorer]]] = {
