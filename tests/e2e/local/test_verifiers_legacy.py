@@ -181,10 +181,10 @@ REFUSED = {
     "completion": "message_type is 'completion'",
     "unscored": "score_rollouts is False",
     "temperature": "sampling_args has temperature 0.1; remove it and set environments[].sampling",
-    "picture": "row 0 of the train data: a message has content of type 'image_url'",
+    "picture": "row 0 of the train data: prompt[0].content[0] has content of type 'image_url'",
     "eval_only": "it has no dataset",
     "no_builder": "building its data set raised ValueError",
-    "alone": "holds 1 distinct prompts",
+    "alone": "holds 1 distinct tasks",
     "judge": "OPENAI_API_KEY",
 }
 

@@ -107,7 +107,7 @@ async def test_a_streamed_answer_is_the_same_answer() -> None:
         ([], None, "JSON object"),
         ({}, "messages", "at least one"),
         ({"messages": [{"role": "robot"}]}, "messages[0]", "role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "parts of text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "parts of type text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]", "calls of functions"),
         ({"messages": [user("a")], "n": 2}, "n", "one choice"),
         ({"messages": [user("a")], "max_tokens": 0}, "max_tokens", "positive"),

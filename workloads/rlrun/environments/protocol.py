@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
+from rlrun.environments.message_content import content_text
+
 Message = dict[str, Any]
 """One chat message, shaped like OpenAI's: `role` and `content`; a reply may carry `tool_calls`, a tool result `tool_call_id` and `name`."""
 
@@ -104,7 +106,7 @@ class Episode:
         """The text of the last assistant message ("" when there is none)."""
         for message in reversed(self.messages):
             if message["role"] == "assistant":
-                return str(message["content"])
+                return content_text(message.get("content"), "content of the last assistant message")
         return ""
 
 
@@ -175,6 +177,16 @@ class ComparesGroups(Protocol):
         Returns:
             The scores that count, in the order of the episodes. It may run again after a restart.
         """
+        ...
+
+
+@runtime_checkable
+class ReportsNotices(Protocol):
+    """An environment that found something in its data which a person should read once."""
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """One sentence each, such as columns that nothing reads and rows that are left out."""
         ...
 
 

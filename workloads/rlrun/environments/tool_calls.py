@@ -54,6 +54,8 @@ def without_tools(
     """Return the same conversation for a chat template that cannot write tools: calls are text.
 
     Args:
+        messages: the conversation, each content a text.
+        tools: functions that are offered.
         described_in: role of the message that describes the tools, "system" or "user"; it is the first one of this role.
         results_as: role of a message with results. As "user", neighboring results and questions are one message, because such
             templates demand that user and assistant alternate.
@@ -65,7 +67,7 @@ def without_tools(
         return plain
     described = describe([tool.get("function", tool) for tool in tools])
     if plain and plain[0]["role"] == described_in:
-        parts = [text_of(plain[0]), described] if described_in == "system" else [described, text_of(plain[0])]
+        parts = [plain[0]["content"], described] if described_in == "system" else [described, plain[0]["content"]]
         return [{"role": described_in, "content": "\n\n".join(filter(None, parts))}, *plain[1:]]
     return [{"role": described_in, "content": described}, *plain]
 
@@ -74,22 +76,14 @@ def _as_user(message: Message) -> Message:
     """Return the result of a call as the user's words, in the form that goes with `<tool_call>`."""
     if message["role"] != "tool":
         return message
-    return {"role": "user", "content": f"<tool_response>\n{text_of(message)}\n</tool_response>"}
-
-
-def text_of(message: Message) -> str:
-    """Return the text of a message, whose content may be a text, parts of one, or None."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
-    return "" if content is None else str(content)
+    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
     merged: list[Message] = []
     for message in messages:
         if merged and message["role"] == merged[-1]["role"] == "user":
-            merged[-1] = {"role": "user", "content": f"{text_of(merged[-1])}\n{text_of(message)}"}
+            merged[-1] = {"role": "user", "content": f"{merged[-1]['content']}\n{message['content']}"}
         else:
             merged.append(message)
     return merged
@@ -98,7 +92,7 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 def _as_text(message: Message) -> Message:
     if not (calls := message.get("tool_calls")):
         return message
-    parts = [text_of(message)]
+    parts = [message.get("content") or ""]
     for call in calls:
         function = call["function"]
         written = json.dumps({"name": function["name"], "arguments": arguments_of(function)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -132,12 +133,18 @@ def _sample(row: Mapping[str, object]) -> SampleRow:
     return SampleRow(
         environment=str(row.get("environment", "")),
         task=str(row.get("task_id", "")),
-        prompt="\n".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)[:_TEXT_CHARACTERS],
+        prompt="\n".join(f"{m.get('role')}: {_shown_content(m)}" for m in prompt)[:_TEXT_CHARACTERS],
         completion=str(row.get("completion", ""))[:_TEXT_CHARACTERS],
         reward=_number(row.get("reward")),
         advantage=_number(row.get("advantage")),
         versions=", ".join(map(str, versions)),
     )
+
+
+def _shown_content(message: Mapping[str, object]) -> str:
+    """Text of a message; content that is not text as JSON."""
+    content = message.get("content")
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 
 
 def _numbers(line: Mapping[str, object]) -> dict[str, float]:

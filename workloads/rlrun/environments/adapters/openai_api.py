@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rlrun.environments.message_content import ContentError, content_text
 from rlrun.environments.protocol import Message, Reply, Tool
 
 MODEL = "policy"
@@ -134,15 +135,10 @@ def _message(message: object, where: str) -> Message:
 
 
 def _text(content: object, where: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise RequestError(f"{where}.content must be a text, or parts of text", where)
-    return "".join(map(str, texts))
+    try:
+        return content_text(content, f"{where}.content")
+    except ContentError as error:
+        raise RequestError(str(error), where) from None
 
 
 def _call(call: object, where: str) -> dict[str, object]:

@@ -37,12 +37,14 @@ from verifiers.v1.runtimes import Runtime
 from verifiers.v1.session import RolloutSession
 from verifiers.v1.task import task_key
 from verifiers.v1.trace import Trace, TraceTask
+from verifiers.v1.types import Message as VerifiersMessage
 from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment, taskset_class
 
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
 from rlrun.environments.adapters.verifiers_harness import ChatHarness
 from rlrun.environments.adapters.verifiers_playable import check_seat, check_tasks, check_toolsets
 from rlrun.environments.adapters.verifiers_tools import ToolBox
+from rlrun.environments.message_content import content_text
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
 
 UNUSED_ENDPOINT = "http://127.0.0.1:9"
@@ -336,8 +338,13 @@ def _prompt(data: vf.TaskData) -> list[Message]:
     if isinstance(data.prompt, str):
         messages.append({"role": "user", "content": data.prompt})
     else:
-        messages += [message_to_wire(message) for message in data.prompt or []]
+        messages += [_wire(message) for message in data.prompt or []]
     return messages
+
+
+def _wire(message: VerifiersMessage) -> Message:
+    wire: Message = message_to_wire(message)
+    return wire | {"content": content_text(wire["content"])} if isinstance(wire.get("content"), list) else wire
 
 
 def _text_or_none(answer: object) -> str | None:

@@ -23,7 +23,8 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
-from rlrun.environments.adapters.verifiers_legacy_playable import check_environment, check_row, own_sampling
+from rlrun.environments.adapters.verifiers_legacy_playable import check_environment, check_row, identities, own_sampling
+from rlrun.environments.message_content import content_text
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class _Transport(httpx.AsyncBaseTransport):  # type: ignore[misc]
 async def _complete(conversation: _Conversation, asked: Mapping[str, Any], path: str) -> dict[str, Any]:
     if not path.endswith("/chat/completions"):
         raise RuntimeError(f"it asks for {path}; only chat completions can be answered")
-    messages = [_plain(message) for message in asked["messages"]]
+    messages = [_plain(message, f"messages[{index}]") for index, message in enumerate(asked["messages"])]
     stop = asked.get("stop") or []
     reply = await conversation.model.complete(
         messages,
@@ -106,15 +107,10 @@ async def _complete(conversation: _Conversation, asked: Mapping[str, Any], path:
     }
 
 
-def _plain(message: Message) -> Message:
+def _plain(message: Message, where: str) -> Message:
     """A message with its text as a string, and its fields of calls; verifiers may send a list of parts."""
-    content = message.get("content")
-    if isinstance(content, list):
-        if others := [str(part.get("type")) for part in content if part.get("type") != "text"]:
-            raise ValueError(f"a message has content of type {others[0]!r}; only 'text' is supported")
-        content = "".join(part["text"] for part in content)
     calls = {name: message[name] for name in _OF_CALLS if message.get(name)}
-    return {"role": message["role"], "content": content or "", **calls}
+    return {"role": message["role"], "content": content_text(message.get("content"), f"{where}.content"), **calls}
 
 
 class LegacyVerifiersEnvironment:
@@ -169,10 +165,13 @@ class LegacyVerifiersEnvironment:
         train = self._read("train", rows, args.limit)
         if self._env.eval_dataset is not None:
             return {"train": train, "eval": self._read("eval", self._env.eval_dataset, args.limit)}
-        contents = {task.id: hashlib.sha256(json.dumps(task.prompt).encode()).hexdigest() for task in train}
+        contents = identities(train)
         distinct = sorted(set(contents.values()))
         if len(distinct) < 2:
-            raise VerifiersLoadError(f"it holds {len(distinct)} distinct prompts; training and evaluation need two")
+            raise VerifiersLoadError(
+                f"it holds {len(distinct)} distinct tasks (rows with another prompt, answer or other column); training and evaluation "
+                "need two: add rows, or give it an eval_dataset"
+            )
         held_out = set(distinct[: max(1, min(len(distinct) - 1, round(len(distinct) * args.eval_share)))])
         return {
             "train": [task for task in train if contents[task.id] not in held_out],
@@ -185,7 +184,7 @@ class LegacyVerifiersEnvironment:
             row = {name: value for name, value in rows[index].items() if value is not None}
             row.setdefault("example_id", index)
             try:
-                prompt = [_plain(message) for message in row["prompt"]]
+                prompt = [_plain(message, f"prompt[{place}]") for place, message in enumerate(row["prompt"])]
                 check_row(row)
             except ValueError as error:
                 raise VerifiersLoadError(f"row {index} of the {split} data: {error}") from None

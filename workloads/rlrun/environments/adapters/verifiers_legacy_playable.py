@@ -1,11 +1,14 @@
-"""Check at load that an environment of verifiers 0.1 can be played here, so that no rollout is spent on the answer."""
+"""Checks at load of an environment of verifiers 0.1: whether it can be played here, and which of its rows are the same task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
+from rlrun.environments.protocol import Task
 
 if TYPE_CHECKING:
     import verifiers as vf
@@ -98,6 +101,25 @@ def check_row(row: Mapping[str, object]) -> None:
         raise ValueError(
             f"task is {task!r}, and verifiers 0.1.14 takes no plain string there: leave the column out or rename it"
         )
+
+
+def identities(tasks: Sequence[Task]) -> dict[str, str]:
+    """Return the digest by which each task is held out or trained on, by the task's id: equal digests stay in one split.
+
+    A prompt that has one answer is its own identity, so that its rows are held out as before. Rows with one prompt and several answers are
+    several tasks (a guessing game hides what is asked in the answer), and if not even the answers differ, any other column counts.
+    """
+    prompts = {task.id: json.dumps(task.prompt) for task in tasks}
+    answers: dict[str, set[str | None]] = {}
+    for task in tasks:
+        answers.setdefault(prompts[task.id], set()).add(task.answer)
+    asked = {
+        task.id: prompt if len(answers[prompt := prompts[task.id]]) == 1 else json.dumps([prompt, task.answer])
+        for task in tasks
+    }
+    if len(set(asked.values())) < 2:
+        return {task.id: str(task.info["row"]) for task in tasks}
+    return {id: hashlib.sha256(text.encode()).hexdigest() for id, text in asked.items()}
 
 
 def own_sampling(env: vf.Environment, row: Mapping[str, object]) -> dict[str, object]:

@@ -17,6 +17,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from rlrun.config.models.rollout import unread_argument
+from rlrun.environments.message_content import ContentError, content_text
 from rlrun.environments.protocol import Message, Tool
 from rlrun.environments.tool_calls import arguments_of, without_tools
 
@@ -145,8 +146,9 @@ class ChatTemplate:
         Raises:
             TemplateError: the template refuses the conversation, or cannot write a tool turn.
         """
+        messages = [_with_text(message) for message in messages]
         if not _has_tools(messages, tools):
-            return self._render([_with_text(message) for message in messages], (), generation_prompt)
+            return self._render(messages, (), generation_prompt)
         if (form := self._form(tools)) is None:
             raise TemplateError("the chat template cannot write a tool turn: it drops or refuses the result of a call")
         return self._write_as(form, messages, tools, generation_prompt)
@@ -173,7 +175,7 @@ class ChatTemplate:
             TemplateError: the template refuses the conversation, or leaves one of the new messages out.
         """
         reply, new = messages[replies_at], messages[replies_at + 1 :]
-        shape = (len(reply.get("tool_calls") or ()), bool(tools), tuple(_shape(message) for message in new))
+        shape = (len(reply.get("tool_calls") or ()), bool(tools), tuple(message.get("role") for message in new))
         way = self._proven.get(shape)
         if way is None:
             way = self._proven[shape] = self._prove(messages, replies_at, tools)
@@ -194,7 +196,7 @@ class ChatTemplate:
         marks = [f"@#new{number}#@" for number in range(len(new))]
         marked = [
             *messages[: replies_at + 1],
-            *(_marked(message, mark) for message, mark in zip(new, marks, strict=True)),
+            *(message | {"content": mark} for message, mark in zip(new, marks, strict=True)),
         ]
         reason = "it cannot be found what the chat template writes after a reply"
         for way in _WAYS if messages[replies_at].get("tool_calls") else _WAYS[-1:]:
@@ -291,7 +293,7 @@ class ChatTemplate:
         if form.native:
             return self._render(natively(messages, form), tools, generation_prompt)
         plain = without_tools(messages, tools, described_in=form.described_in, results_as=form.results_as)
-        return self._render([_with_text(message) for message in plain], (), generation_prompt)
+        return self._render(plain, (), generation_prompt)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], generation_prompt: bool) -> str:
         from jinja2 import TemplateError as JinjaError
@@ -329,19 +331,13 @@ def _has_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
     return bool(tools) or any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
 
 
-def _shape(message: Message) -> tuple[str, str]:
-    return str(message.get("role")), type(message.get("content")).__name__
-
-
-def _marked(message: Message, mark: str) -> Message:
-    """Return a message with a mark instead of its content, in the same form."""
-    if isinstance(message.get("content"), list):
-        return message | {"content": [{"type": "text", "text": mark}]}
-    return message | {"content": mark}
-
-
 def _with_text(message: Message) -> Message:
-    return message if message.get("content") is not None else message | {"content": ""}
+    """Return a message whose content is a text: templates of text models write a list of parts as Python shows it, or drop it."""
+    try:
+        text = content_text(message.get("content"), f"the content of a message of {message.get('role')}")
+    except ContentError as error:
+        raise TemplateError(str(error)) from error
+    return message | {"content": text}
 
 
 def natively(messages: Sequence[Message], form: ToolForm) -> list[Message]:
@@ -351,7 +347,7 @@ def natively(messages: Sequence[Message], form: ToolForm) -> list[Message]:
     for message in messages:
         calls = message.get("tool_calls") or ()
         names |= {call.get("id"): call["function"]["name"] for call in calls}
-        known = _with_text(message)
+        known = message
         if message.get("role") == "tool":
             if form.named_results and "name" not in message:
                 known = known | {"name": names.get(message.get("tool_call_id"), "")}

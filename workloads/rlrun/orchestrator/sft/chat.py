@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rlrun.environments.message_content import content_text
 from rlrun.environments.protocol import Message, Tool
-from rlrun.environments.tool_calls import text_of
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer, stored_ends
@@ -122,7 +122,7 @@ class ChatEncoder:
             start, end = self._content(text, chat, index)
             closing = next((token for token in self._ends if text.startswith(token, end)), "")
             return start, end + len(closing), bool(closing)
-        content = text_of(message)
+        content = content_text(message.get("content"), f"message {index + 1}")
         if held := next((token for token in self._ends if token in content), None):
             raise TemplateError(f"message {index + 1} holds {held}, the token that ends a turn")
         start = self._reply_start(text, chat, index)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlrun.config.models.data import DataConfig
+from rlrun.environments.message_content import content_text, refuse_media, refuse_surrogates
 from rlrun.environments.protocol import Message, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -29,6 +30,7 @@ def conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
     Raises:
         ValueError: names the field and what is wrong with it.
     """
+    refuse_media(row, "column")
     if row.get(config.messages_field) is not None:
         messages = _messages(row[config.messages_field], config.messages_field, "user")
         first = 0
@@ -55,6 +57,7 @@ def conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
 
 def _messages(value: object, field: str, role: str) -> list[Message]:
     if isinstance(value, str):
+        refuse_surrogates(value, field)
         return [{"role": role, "content": value}]
     if not isinstance(value, list) or not value:
         raise ValueError(f"{field} is {_shown(value)}; it must be a list of messages")
@@ -70,22 +73,12 @@ def _message(value: object, where: str) -> Message:
     calls = message.get("tool_calls")
     if calls is not None:
         message["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
-    content = message.get("content", "" if calls else None)
-    if isinstance(content, list):
-        content = _joined(content, f"{where}.content")
-    if not isinstance(content, str):
-        raise ValueError(f"{where}.content is {_shown(content)}; it must be a text")
-    message["content"] = content
+    if message.get("content") is None and not calls:
+        raise ValueError(f"{where}.content is None; it must be a text")
+    refuse_media(message, f"field {where}")
+    message["content"] = content_text(message.get("content"), f"{where}.content")
+    refuse_surrogates(message["content"], f"{where}.content")
     return message
-
-
-def _joined(parts: list[object], where: str) -> str:
-    texts = []
-    for index, part in enumerate(parts):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"{where}[{index}] is {_shown(part)}; only parts of type text are learned")
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 def _tool_calls(calls: object, where: str) -> list[dict[str, object]]:
