@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -11,7 +13,9 @@ import pytest
 
 from rlrun.environments import EpisodeError, Reply, Score, Split, Task
 from rlrun.environments.distinct import CHECKED, SharedTaskError, check_distinct
+from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.log import Log
 from rlrun.environments.process.user_code_check import check
 from rlrun.environments.protocol import SingleTurnEnvironment
 from rlrun.environments.registry import load
@@ -109,6 +113,30 @@ def test_the_environment_s_own_process_refuses_them(tmp_path: Path, monkeypatch:
     assert "the train and the eval split share 1 task: 'b'" in second.message
 
 
+def test_process_reports_notices_and_the_digest_of_the_tasks(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "", "ground_truth": "1"},
+        *({"prompt": f"{i}?", "ground_truth": "1", "tools": [{}]} for i in range(30)),
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = Command("dataset", {"path": str(tmp_path / "rows.jsonl"), "malformed": "Skip"})
+    noticed: list[tuple[int, str]] = []
+    assert check([(command, Limits(start_seconds=UNREACHED_SECONDS))], lambda *notice: noticed.append(notice)) == [None]
+    assert [index for index, _ in noticed] == [0, 0]
+    assert noticed[0][1].startswith("1 of 31 rows of ")
+    assert noticed[1][1].startswith("the column 'tools' is not read")
+
+    async def start() -> str:
+        stage = IsolatedEnvironment("rows", command, Limits(start_seconds=UNREACHED_SECONDS), [Log(None)])
+        try:
+            await stage.start()
+            return stage.digest
+        finally:
+            stage.close()
+
+    assert re.fullmatch("[0-9a-f]{16}", asyncio.run(start()))
+
+
 class Lazy(Sequence[Task]):
     """Tasks that the environment's code makes when it is asked."""
 
@@ -144,7 +172,7 @@ async def test_ids_of_a_lazy_sequence_are_compared_as_they_are_played() -> None:
             return Reply("x")
 
     stage = InProcessStage(Odd())
-    stage.check_distinct()
+    stage.check_tasks()
     assert own["train"].read == own["eval"].read == 0
 
     async def play(split: Split, index: int) -> str:
@@ -236,10 +264,16 @@ def test_a_split_by_problem_needs_no_ids(tmp_path: Path) -> None:
     assert {split_of(json.dumps(made.prompt[0]["content"])) for made in splits["eval"]} == {"eval"}
 
 
-def test_a_row_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": 5}, {"prompt": "b"}])
-    write(tmp_path / "test.jsonl", [{"prompt": "c"}])
-    check_distinct(tasks_of(tmp_path))
+def test_task_that_cannot_be_read_is_passed_over() -> None:
+    class Rows(list[Task]):
+        identified_by_content = False
+
+        def __getitem__(self, index: Any) -> Any:
+            if index == 1:
+                raise ValueError("unreadable")
+            return task(index)
+
+    check_distinct({"train": Rows([task(0)] * 3), "eval": []})
 
 
 def test_the_check_of_endless_rows_ends() -> None:

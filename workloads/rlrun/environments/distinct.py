@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Protocol, runtime_checkable
 
 from rlrun.environments.bounds import clipped, name_of
+from rlrun.environments.message_content import ContentError, check_prompt
 from rlrun.environments.protocol import Split, Task
 from rlrun.environments.splits import GeneratedTasks
 
@@ -28,6 +29,10 @@ class SharedTaskError(ValueError):
     """Tasks that are not distinct; names up to `NAMED` of them with their places and the fix."""
 
 
+class PromptError(ValueError):
+    """Prompts that no model can be asked."""
+
+
 @runtime_checkable
 class AtHand(Protocol):
     """A sequence of tasks that is read without code of an environment."""
@@ -36,7 +41,29 @@ class AtHand(Protocol):
     """True if prompt, answer and info are all of a task, so that two tasks in which these are equal are the same."""
 
 
-def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> None:
+def check_prompts(splits: Mapping[Split, Sequence[Task]]) -> None:
+    """Refuse prompts that no model can be asked, of tasks at hand whose prompt is the only request.
+
+    Args:
+        splits: all tasks of an environment of single turns.
+
+    Raises:
+        PromptError: contains up to `NAMED` tasks and the reason of each.
+    """
+    refused: list[str] = []
+    for split, tasks in splits.items():
+        if type(tasks) not in (list, tuple):  # rows are checked where tasks are made of them
+            continue
+        for index, task in enumerate(islice(tasks, CHECKED)):
+            try:
+                check_prompt(task.prompt)
+            except ContentError as error:
+                refused.append(f"{_named(name_of(task), [f'{split}[{index}]'])}: {error}")
+    if refused:
+        raise PromptError(f"{_tasks(len(refused))} cannot be played: {_listed(refused)}")
+
+
+def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> dict[Split, str]:
     """Refuse tasks with the id of another one, and tasks of both splits.
 
     Two tasks of different splits are the same where their ids are equal, and where prompt, answer and info are: this only if no other
@@ -46,15 +73,26 @@ def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> None:
     Args:
         splits: all tasks of an environment.
 
+    Returns:
+        Digest of the tasks of each split, by which a later attempt recognizes another data set: number, ids, prompts and answers.
+        `info` does not count, because it may name folders of one process. Of tasks that are not at hand only the number counts, and of
+        generated tasks the first and the last.
+
     Raises:
         SharedTaskError: two are the same.
     """
-    known = {split: list(_known(split, tasks)) for split, tasks in splits.items() if _at_hand(tasks)}
+    digests = {split: hashlib.blake2b(f"{len(tasks)}".encode(), digest_size=8) for split, tasks in splits.items()}
+    known = {split: list(_known(split, tasks, digests[split])) for split, tasks in splits.items() if _at_hand(tasks)}
     for split, found in known.items():
         _refuse_equal_ids(split, found)
     if {"train", "eval"} <= set(known):
         strict = any(isinstance(tasks, AtHand) and tasks.identified_by_content for tasks in splits.values())
         _refuse_shared(known["train"], known["eval"], strict=strict)
+    for split, tasks in splits.items():
+        if isinstance(tasks, GeneratedTasks) and len(tasks):
+            for task in (tasks[0], tasks[len(tasks) - 1]):
+                digests[split].update(_digested(task.id, [task.prompt, task.answer]))
+    return {split: digest.hexdigest() for split, digest in digests.items()}
 
 
 _Known = tuple[str, str, bytes]
@@ -70,21 +108,25 @@ def _at_hand(tasks: Sequence[Task]) -> bool:
     return type(tasks) in (list, tuple) or isinstance(tasks, AtHand)
 
 
-def _known(split: Split, tasks: Sequence[Task]) -> Iterator[_Known]:
+def _known(split: Split, tasks: Sequence[Task], digest: hashlib.blake2b) -> Iterator[_Known]:
+    """Yield the tasks that can be read, and add each to the digest of the split."""
     for index in islice(range(len(tasks)), CHECKED):
         try:
             task = tasks[index]
         except ValueError:
             continue
-        yield f"{split}[{index}]", name_of(task), _content(task)
+        id = name_of(task)
+        digest.update(_digested(id, [task.prompt, task.answer]))
+        yield f"{split}[{index}]", id, _digested(task.prompt, task.answer, task.info)
 
 
-def _content(task: Task) -> bytes:
+def _digested(*values: object) -> bytes:
+    """16 bytes over JSON values; b"" if they are not JSON."""
     try:
-        said = json.dumps([task.prompt, task.answer, task.info], sort_keys=True)
+        text = json.dumps(values, sort_keys=True)
     except Exception:  # whatever the environment has put there; it fails where it is played
         return b""
-    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _refuse_equal_ids(split: Split, found: Sequence[_Known]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, overload
 
-from rlrun.environments.bounds import describe, name_of
-from rlrun.environments.distinct import check_distinct, unproven
+from rlrun.environments.bounds import clipped, describe, name_of
+from rlrun.environments.distinct import check_distinct, check_prompts, unproven
 from rlrun.environments.episode import EpisodeError, compare_group, run_episode
 from rlrun.environments.protocol import (
     SPLITS,
@@ -19,11 +20,15 @@ from rlrun.environments.protocol import (
     Environment,
     Episode,
     ModelClient,
+    ReportsNotices,
     Score,
     Split,
     Task,
     TellsTurns,
 )
+
+MAX_NOTICES = 20
+"""Most notices of one environment."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,7 @@ class InProcessStage:
         self._id = name_of(environment)
         self._played: dict[str, TaskRef] = {}
         """Tasks that were not at hand to be checked, by id."""
+        self._digests: dict[Split, str] = {}
         self._sizes = {split: len(tasks) for split, tasks in self._tasks.items()}
         self._single_turn = isinstance(environment, TellsTurns) and environment.single_turn is True
         self._comparing = (
@@ -149,9 +155,28 @@ class InProcessStage:
     def compares(self) -> bool:
         return self._comparing is not None
 
-    def check_distinct(self) -> None:
-        """Refuse tasks that are not distinct, as far as they are at hand. Raises `SharedTaskError`."""
-        check_distinct(self._tasks)
+    @property
+    def digests(self) -> dict[Split, str]:
+        """Digest of each split's tasks, see `check_distinct`; empty before `check_tasks`."""
+        return self._digests
+
+    @property
+    def notices(self) -> list[str]:
+        """Notices of the environment about its data."""
+        if not isinstance(self._environment, ReportsNotices):
+            return []
+        return [clipped(str(notice)) for notice in islice(self._environment.notices, MAX_NOTICES)]
+
+    def check_tasks(self) -> None:
+        """Check the tasks that are at hand.
+
+        Raises:
+            SharedTaskError: tasks are not distinct.
+            PromptError: a task of single turns has a prompt that no model can be asked.
+        """
+        self._digests = check_distinct(self._tasks)
+        if self._single_turn:
+            check_prompts(self._tasks)
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
         problem = self._problem(task)

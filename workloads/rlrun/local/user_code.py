@@ -76,7 +76,11 @@ def check_user_code(
         command = Command(environment.id, environment.args, environment.python, variables=named)
         pieces.append(Piece(key, command, limits_of(environment)))
     pieces = [piece for piece in pieces if not any(piece.key[: len(key)] == key for key in left_out)]
-    refusals = check([(piece.command, piece.limits) for piece in pieces])
+
+    def add_notice(index: int, text: str) -> None:
+        findings.append(Finding(_field(pieces[index], missing=False), text, notice=True))
+
+    refusals = check([(piece.command, piece.limits) for piece in pieces], add_notice)
     for piece, refusal in zip(pieces, refusals, strict=True):
         if refusal is not None:
             notice = refusal.missing and not here if piece not in models else refusal.missing or not refusal.said

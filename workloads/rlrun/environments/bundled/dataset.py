@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, overload
 
@@ -15,6 +16,14 @@ from rlrun.environments.bundled.word_problems import PROBLEMS
 from rlrun.environments.dataset_rows import Rows, download
 from rlrun.environments.distinct import CHECKED
 from rlrun.environments.layouts import LAYOUTS, LayoutName, convert, final_answer, no_prompt
+from rlrun.environments.message_content import (
+    check_prompt,
+    content_text,
+    media_columns,
+    refuse_media,
+    refuse_surrogates,
+    unread_columns,
+)
 from rlrun.environments.protocol import Episode, Message, Score, SingleTurnEnvironment, Split, Task
 from rlrun.environments.rewards.entries import ANY_SOURCE, RewardEntries, RewardEntry
 from rlrun.environments.rewards.mixture import Rewards, RowTask
@@ -49,30 +58,16 @@ class RowTasks(Sequence[Task]):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = self._positions[index]
         try:
-            task = self._make(f"{self._split}-{position}", self._rows.row(position))
+            return self._read(position)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{self._rows.place(position)}: {error}") from error
-        return task
+            raise ValueError(f"{self._rows.place(position)}: {_reason(error)}") from error
 
-    def check(self, check: Callable[[Mapping[str, object]], None], split: Split) -> None:
-        """Hold the rows of this split (the first 200,000) against what the rewards need.
+    def _read(self, position: int) -> Task:
+        return self._make(f"{self._split}-{position}", self._rows.row(position))
 
-        Raises:
-            ValueError: rows are refused; names their number, the first ones and the reason of each.
-        """
-        refused: dict[str, list[str]] = {}
-        for index in range(min(len(self), CHECKED)):
-            task = self[index]
-            assert isinstance(task, RowTask)
-            try:
-                check(task.row)
-            except ValueError as error:
-                refused.setdefault(str(error), []).append(self._rows.place(self._positions[index]))
-        if refused:
-            raise ValueError(
-                f"{split} split: "
-                + "; ".join(f"{_places(places)}: {reason}" for reason, places in list(refused.items())[:MAX_NAMED])
-            )
+
+def _reason(error: Exception) -> str:
+    return f"there is no column {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _places(places: Sequence[str]) -> str:
@@ -107,6 +102,8 @@ class DatasetArgs(BaseModel):
     """Rows of the train split whose prompt the eval split has as well are left out instead of refused."""
     layout: LayoutName | None = None
     """The files are those of a public set, whose rows are turned into this environment's."""
+    malformed: Literal["Fail", "Skip"] = "Fail"
+    """Rows that cannot be played (no prompt, images, a ground truth that the reward cannot compare with) are refused, or left out."""
     unique: bool | None = None
     """Rows whose prompt an earlier row has are left out. Default: for layouts whose set holds its rows several times."""
     reward: RewardEntries = Field(default="math", validate_default=True)
@@ -155,10 +152,18 @@ class Dataset(SingleTurnEnvironment):
     def __init__(self, args: DatasetArgs) -> None:
         self.args = args
         self._rewards = Rewards(args.rewards)
-        self._tasks = split_rows(args, self._task, problem=self._problem)
-        if self._rewards.demanding:
-            for split, tasks in self._tasks.items():
-                tasks.check(self._rewards.check, split)
+        self._unread: dict[str, None] = {}
+        """Columns that hold something and that nothing reads, in the order of the rows."""
+        self._notices: list[str] = []
+        self._tasks = split_rows(args, self._task, problem=self._problem, notices=self._notices)
+
+    @property
+    def notices(self) -> Sequence[str]:
+        unread = [
+            f"the column {name!r} is not read: this environment offers neither tools nor images"
+            for name in self._unread
+        ]
+        return [*self._notices, *unread]
 
     @property
     def compares(self) -> bool:
@@ -179,13 +184,22 @@ class Dataset(SingleTurnEnvironment):
 
     def _task(self, id: str, row: Mapping[str, object]) -> Task:
         own = self._own(row)
+        if "prompt" not in own:
+            raise ValueError(no_prompt(own))
+        refuse_media(own, "column")
+        dropped = [name for name in media_columns(row) if name not in own]
+        self._unread |= dict.fromkeys([*dropped, *unread_columns(row)])
         prompt = messages_of(own["prompt"])
+        check_prompt(prompt)
         if self.args.system_prompt is not None and prompt[0]["role"] != "system":
             prompt.insert(0, {"role": "system", "content": self.args.system_prompt})
         if self.args.instruction is not None:
             prompt = with_instruction(prompt, self.args.instruction)
         truth = truth_of(own)
-        answer = truth if isinstance(truth, str) else json.dumps(truth)
+        self._rewards.check(own, truth)
+        answer = truth if isinstance(truth, str | None) else json.dumps(truth)
+        if answer is not None:
+            refuse_surrogates(answer, "ground_truth")
         return RowTask(id=str(own.get("uid", id)), prompt=prompt, answer=answer, row=own, truth=truth)
 
     async def score(self, task: Task, episode: Episode) -> Score:
@@ -209,36 +223,49 @@ def with_instruction(prompt: Sequence[Message], instruction: str) -> list[Messag
     """A prompt whose last message of the user ends with an instruction. Raises ValueError: it has no such message."""
     for place in range(len(prompt) - 1, -1, -1):
         if prompt[place]["role"] == "user":
-            told = prompt[place] | {"content": f"{prompt[place]['content']}\n\n{instruction}"}
-            return [*prompt[:place], told, *prompt[place + 1 :]]
+            content = content_text(prompt[place].get("content"), f"prompt[{place}].content")
+            instructed = prompt[place] | {"content": f"{content}\n\n{instruction}"}
+            return [*prompt[:place], instructed, *prompt[place + 1 :]]
     raise ValueError("the prompt has no message of the user that instruction could follow")
 
 
 def messages_of(prompt: object) -> list[Message]:
-    """A column's prompt as messages: a text is the user's. Raises ValueError: it is neither a text nor messages."""
-    if isinstance(prompt, str) and prompt:
+    """Return a column's prompt as messages with texts; a text is the user's.
+
+    Raises:
+        ValueError: the prompt is neither a text nor messages, or a message holds more than text.
+    """
+    if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    if (
-        isinstance(prompt, list)
-        and prompt
-        and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
+    if isinstance(prompt, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and ("content" in m or m.get("tool_calls"))
+        for m in prompt
     ):
-        return [dict(message) for message in prompt]
+        for message in prompt:
+            refuse_media(message, "field")
+        return [
+            message | {"content": content_text(message.get("content"), f"prompt[{index}].content")}
+            for index, message in enumerate(prompt)
+        ]
     raise ValueError(f"prompt is neither a text nor a list of messages with role and content: {str(prompt)[:80]!r}")
 
 
-def split_rows(args: DatasetArgs, make: Make, *, problem: Problem) -> dict[Split, RowTasks]:
+def split_rows(
+    args: DatasetArgs, make: Make, *, problem: Problem, notices: list[str] | None = None
+) -> dict[Split, RowTasks]:
     """The tasks of both splits.
 
     Args:
         args: where the data is, and how it is divided.
         make: a task from an id and a row.
         problem: what a row asks, as text: rows that ask the same are in the same split.
+        notices: gets a sentence for each kind of rows that are left out.
 
     Raises:
         RoleError: the data cannot be read.
-        ValueError: a row is malformed, or a split is empty; names file and line.
+        ValueError: a row is malformed and `args.malformed` is `Fail`, or a split is empty; names file and line.
     """
+    notices = [] if notices is None else notices
     root = Path(args.path) if args.path is not None else download(args.name or "", "args", args.revision)
     root = root / args.subset if args.subset else root
 
@@ -247,14 +274,17 @@ def split_rows(args: DatasetArgs, make: Make, *, problem: Problem) -> dict[Split
 
     if args.train_split is not None:
         train, held_out = rows(args.train_split), rows(args.eval_split)
-        left = _not_in(held_out, train, problem) if args.leave_out_shared else range(len(train))
+        left = _usable(args, train, make, notices, "train split: ")
+        asked = _usable(args, held_out, make, notices, "eval split: ")
+        if args.leave_out_shared:
+            left = _not_in(held_out, asked, train, left, problem, notices)
         return {
-            "train": RowTasks(train, _first(args, train, left, problem), make, "train"),
-            "eval": RowTasks(held_out, _first(args, held_out, range(len(held_out)), problem), make, "eval"),
+            "train": RowTasks(train, _first(args, train, left, problem, notices), make, "train"),
+            "eval": RowTasks(held_out, _first(args, held_out, asked, problem, notices), make, "eval"),
         }
     everything = rows(None)
     positions: dict[Split, list[int]] = {"train": [], "eval": []}
-    for position in _first(args, everything, range(len(everything)), problem):
+    for position in _first(args, everything, _usable(args, everything, make, notices), problem, notices):
         positions[split_of(_problem(everything, position, problem))].append(position)
     for split, found in positions.items():
         if not found:
@@ -262,6 +292,58 @@ def split_rows(args: DatasetArgs, make: Make, *, problem: Problem) -> dict[Split
                 f"the rows are so few that none is left for the {split} split; set train_split and eval_split"
             )
     return {split: RowTasks(everything, found, make, split) for split, found in positions.items()}
+
+
+@dataclass
+class _Refused:
+    """Rows with the same fault."""
+
+    reason: str
+    """Error of the first of them."""
+    places: list[str] = field(default_factory=list)
+
+
+def _usable(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], what: str = "") -> Sequence[int]:
+    """Return the positions of rows that tasks can be made of.
+
+    A malformed row is left out (`args.malformed: Skip`), or refused here; then the first 200,000 rows are read, and a later malformed row
+    fails where it is played.
+
+    Raises:
+        ValueError: rows are refused (names the first ones, their number and the reason of each), or no row can be used.
+    """
+    is_error = args.malformed == "Fail"
+    left: list[int] = []
+    refused: dict[str, _Refused] = {}
+    for position in range(min(len(rows), CHECKED) if is_error else len(rows)):
+        try:
+            make("", rows.row(position))
+            left.append(position)
+        except (KeyError, TypeError, ValueError) as error:
+            # Rows of one fault are named together, whatever values they have.
+            reason = _reason(error)
+            refused.setdefault(getattr(error, "fix", reason), _Refused(reason)).places.append(rows.place(position))
+    if refused and (is_error or not left):
+        advice = "correct or remove the rows" + (", or set args.malformed to Skip" if is_error else "")
+        raise ValueError(f"{what}{_described(refused)}; {advice}")
+    if refused:
+        left_out = f"{len(rows) - len(left)} of {len(rows)} rows of {rows.label} are left out as malformed"
+        _report(notices, f"{left_out}: {_described(refused)}")
+    return range(len(rows)) if is_error else left
+
+
+def _described(refused: Mapping[str, _Refused]) -> str:
+    """Refused rows in words: up to `MAX_NAMED` reasons with their places, and the number of the others."""
+    named = list(refused.values())[:MAX_NAMED]
+    others = sum(len(rows.places) for rows in refused.values()) - sum(len(rows.places) for rows in named)
+    text = "; ".join(f"{_places(rows.places)}: {rows.reason}" for rows in named)
+    return text + (f"; and {others} more rows" if others else "")
+
+
+def _report(notices: list[str], text: str) -> None:
+    """Print a notice into the environment's log, and keep it for the log of the run and for `rlrun validate`."""
+    print(text)
+    notices.append(text)
 
 
 def _problem(rows: Rows, position: int, problem: Problem) -> str:
@@ -274,7 +356,9 @@ def _problem(rows: Rows, position: int, problem: Problem) -> str:
         raise ValueError(f"{rows.place(position)}: {error}") from error
 
 
-def _first(args: DatasetArgs, rows: Rows, positions: Sequence[int], problem: Problem) -> Sequence[int]:
+def _first(
+    args: DatasetArgs, rows: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
+) -> Sequence[int]:
     """Positions without those of rows that ask what an earlier one asks, where rows are to be unique."""
     repeated = args.layout is not None and LAYOUTS[args.layout].repeats
     if not (repeated if args.unique is None else args.unique):
@@ -288,20 +372,26 @@ def _first(args: DatasetArgs, rows: Rows, positions: Sequence[int], problem: Pro
             asked.add(digest)
             left.append(position)
     if len(left) < len(positions):
-        print(f"{len(positions) - len(left)} rows of {rows.label} are left out: an earlier row asks the same")
+        _report(
+            notices, f"{len(positions) - len(left)} rows of {rows.label} are left out: an earlier row asks the same"
+        )
     return left
 
 
-def _not_in(held_out: Rows, train: Rows, problem: Problem) -> list[int]:
-    """Positions of the rows of `train` that ask nothing that `held_out` asks."""
-    asked = {_problem(held_out, position, problem) for position in range(len(held_out))}
-    left = [position for position in range(len(train)) if _problem(train, position, problem) not in asked]
+def _not_in(
+    held_out: Rows, asked_at: Sequence[int], train: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
+) -> list[int]:
+    """Those of the positions in `train` that ask nothing that `held_out` asks."""
+    asked = {_problem(held_out, position, problem) for position in asked_at}
+    left = [position for position in positions if _problem(train, position, problem) not in asked]
     if not left:
         raise EmptySplitError(
             "the eval split asks all that the train split asks; set train_split and eval_split to others"
         )
-    if len(left) < len(train):
-        print(f"{len(train) - len(left)} rows of the train split are left out: the eval split asks the same")
+    if len(left) < len(positions):
+        _report(
+            notices, f"{len(positions) - len(left)} rows of the train split are left out: the eval split asks the same"
+        )
     return left
 
 
@@ -357,8 +447,9 @@ class Gsm8k(SingleTurnEnvironment):
 
     def _task(self, id: str, row: Mapping[str, object]) -> Task:
         question = row["question"]
-        if not isinstance(question, str):
+        if not isinstance(question, str) or not question.strip():
             raise ValueError(f"the question is no text: {str(question)[:80]!r}")
+        refuse_surrogates(question, "question")
         prompt = f"{question.strip()}\n\n{self.args.instruction}".strip()
         return Task(id, [{"role": "user", "content": prompt}], answer=final_answer(str(row["answer"])))
 

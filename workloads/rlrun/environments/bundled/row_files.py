@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rlrun.environments.bundled.dataset import messages_of, truth_of, with_instruction
 from rlrun.environments.dataset_rows import Rows
 from rlrun.environments.layouts import LAYOUTS, LayoutName, convert, no_prompt
+from rlrun.environments.message_content import check_prompt, refuse_media
 
 UID_CHARACTERS = 16
 
@@ -52,7 +53,9 @@ def converted(rows: Rows, layout: LayoutName | None, *, instruction: str | None,
         try:
             if "prompt" not in row:
                 raise ValueError(no_prompt(row))
+            refuse_media(row, "column")
             prompt = messages_of(row["prompt"])
+            check_prompt(prompt)
             content = uid_of(row)
             if unique and (problem := json.dumps(prompt, sort_keys=True)) in asked:
                 found.left_out += 1

@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from loguru import logger
+
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
@@ -53,6 +55,11 @@ class IsolatedEnvironment:
     def compares(self) -> bool:
         return self._ready is not None and self._ready.compares
 
+    @property
+    def digest(self) -> str:
+        """Digest of the training tasks; "" before `start`."""
+        return self._ready.digest if self._ready else ""
+
     def tasks(self, split: Split) -> Sequence[TaskRef]:
         if self._ready is None:
             return TaskRefs(split, 0)
@@ -70,6 +77,8 @@ class IsolatedEnvironment:
                 raise ready
             self._ready = self._ready or ready
             self._check_same(ready)
+        for notice in self._ready.notices if self._ready is not None else ():
+            logger.warning(f"environment {self._label!r}: {notice}")
 
     async def _started(self, worker: Supervised) -> Ready:
         try:

@@ -6,14 +6,14 @@ import asyncio
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from rlrun.environments.bounds import BoundsError, clipped, describe, plain_score
+from rlrun.environments.bounds import MAX_NAME_CHARACTERS, BoundsError, clipped, describe, plain_score
 from rlrun.environments.episode import EpisodeError, ErrorKind
 from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode
 from rlrun.environments.protocol import Episode, Message, ModelClient, Reply, Score, Tool
-from rlrun.environments.stage import Played, TaskRef
+from rlrun.environments.stage import MAX_NOTICES, Played, TaskRef
 
 GRACE_SECONDS = 10.0
 """Time after an episode's deadline, at which the environment ends it, until it is given up from here."""
@@ -70,6 +70,10 @@ class Ready:
     compares: bool
     train: int
     eval: int
+    notices: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences about the data, for people."""
+    digest: str = field(default="", compare=False)
+    """Digest of the training tasks, see `distinct.check_distinct`; "" if the environment's release reports none."""
 
 
 class Talk(ABC):
@@ -297,7 +301,9 @@ class Talk(ABC):
             return
         kind = bool(document["single_turn"]), bool(document["compares"])
         sizes = int(document["train"]), int(document["eval"])
-        self._ready.set_result(Ready(str(document["id"]), *kind, *sizes))
+        notices = tuple(clipped(str(notice)) for notice in list(document.get("notices", ()))[:MAX_NOTICES])
+        digest = clipped(str(dict(document.get("digests", {})).get("train", "")), MAX_NAME_CHARACTERS)
+        self._ready.set_result(Ready(str(document["id"]), *kind, *sizes, notices, digest))
 
 
 class _NoModel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -33,8 +33,14 @@ class Refusal:
     """True if the code reported it itself; otherwise its process ended, or took too long."""
 
 
-def check(subjects: Sequence[tuple[Command, Limits]]) -> list[Refusal | None]:
+def check(
+    subjects: Sequence[tuple[Command, Limits]], notice: Callable[[int, str], None] = lambda _index, _text: None
+) -> list[Refusal | None]:
     """Load every subject and end its process with all its descendants; None: it loads.
+
+    Args:
+        subjects: code to load.
+        notice: called with the index of a subject and a sentence about its data.
 
     Raises:
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came meanwhile; every process is ended.
@@ -42,24 +48,27 @@ def check(subjects: Sequence[tuple[Command, Limits]]) -> list[Refusal | None]:
     if not subjects:
         return []
     with asyncio.Runner() as runner, _ended_by_signals(runner.get_loop()) as stopped:
-        return runner.run(_check(subjects, stopped))
+        return runner.run(_check(subjects, notice, stopped))
 
 
-async def _check(subjects: Sequence[tuple[Command, Limits]], stopped: asyncio.Event) -> list[Refusal | None]:
+async def _check(
+    subjects: Sequence[tuple[Command, Limits]], notice: Callable[[int, str], None], stopped: asyncio.Event
+) -> list[Refusal | None]:
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def one(command: Command, limits: Limits) -> Refusal | None:
+    async def one(index: int, command: Command, limits: Limits) -> Refusal | None:
         async with room:
             life = Life(command, limits, Log(None))
             try:
-                await life.start()
+                for text in (await life.start()).notices:
+                    notice(index, text)
             except StartError as error:
                 return Refusal(str(error), error.missing, error.permanent)
             finally:
                 life.end()
             return None
 
-    loading = asyncio.gather(*(one(command, limits) for command, limits in subjects))
+    loading = asyncio.gather(*(one(index, *subject) for index, subject in enumerate(subjects)))
     stopping = asyncio.ensure_future(stopped.wait())
     waiting: set[asyncio.Future[list[Refusal | None]] | asyncio.Future[Literal[True]]] = {loading, stopping}
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -31,7 +31,7 @@ from rlrun.environments.bounds import (
     plain_json,
     plain_messages,
 )
-from rlrun.environments.distinct import SharedTaskError
+from rlrun.environments.distinct import PromptError, SharedTaskError
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.containment import enclosure, keeper
 from rlrun.environments.process.event_loop import EpisodeLoop, Stepped, tell
@@ -184,14 +184,21 @@ class Worker:
             return _checked(document) if kind == "check" else _bound(kind, document)
         try:
             self._stage = stage = InProcessStage(load(document["id"], document["args"]))
-            stage.check_distinct()
+            stage.check_tasks()
             sizes = {"train": len(stage.tasks("train")), "eval": len(stage.tasks("eval"))}
             kind_of = {"single_turn": stage.single_turn, "compares": stage.compares}
-            ready = {"op": "ready", "id": stage.id, **kind_of, **sizes}
+            ready = {
+                "op": "ready",
+                "id": stage.id,
+                **kind_of,
+                **sizes,
+                "notices": stage.notices,
+                "digests": stage.digests,
+            }
         except EnvironmentLoadError as error:
             missing = isinstance(error.__cause__, ImportError | RoleError)  # a package, or data
             return _unusable(str(error), error) | {"missing": missing}
-        except SharedTaskError as error:
+        except (SharedTaskError, PromptError) as error:
             return _unusable(f"environment {document['id']!r}: {error}", error)
         except BaseException as error:
             return _unusable(

@@ -126,11 +126,6 @@ class RewardFunction:
             name=f"reward {entry.name}",
         )
 
-    @property
-    def demanding(self) -> bool:
-        """True if it takes columns that a row may lack."""
-        return any(name in self.signature.required and name not in _REQUIRED_NOWHERE for name in _COLUMNS)
-
     def check(self, row: Mapping[str, object]) -> None:
         """Refuse a row that lacks what the function takes. Raises ValueError: names the column."""
         self._columns(row)

@@ -13,7 +13,7 @@ from rlrun.config.suggest import did_you_mean
 from rlrun.environments.protocol import Score, Task
 from rlrun.environments.rewards.entries import ANY_SOURCE, RewardEntry, described
 from rlrun.environments.rewards.functions import RewardFunction
-from rlrun.environments.rewards.scorers import OF_GROUPS, GroupScorer, Scorer, group_scorer, scorer
+from rlrun.environments.rewards.scorers import OF_GROUPS, GroupScorer, Scorer, check_truth, group_scorer, scorer
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class _Part:
     """One reward of a sum."""
 
     def __init__(self, entry: RewardEntry, label: str) -> None:
-        self.weight, self.label = entry.weight, label
+        self._name, self.weight, self.label = entry.name, entry.weight, label
         self._function: RewardFunction | None = None
         self._scorer: Scorer | GroupScorer
         if is_import_path(entry.name):
@@ -41,12 +41,10 @@ class _Part:
             self.group = entry.name in OF_GROUPS
             self._scorer = group_scorer(entry.name, entry.args) if self.group else scorer(entry.name, entry.args)
 
-    @property
-    def demanding(self) -> bool:
-        return self._function is not None and self._function.demanding
-
-    def check(self, row: Mapping[str, object]) -> None:
-        if self._function is not None:
+    def check(self, row: Mapping[str, object], truth: object) -> None:
+        if self._function is None:
+            check_truth(self._name, truth)
+        else:
             self._function.check(row)
 
     async def one(self, task: RowTask, reply: str) -> Score:
@@ -93,15 +91,10 @@ class Sum:
         """True if a part of it is of whole groups."""
         return bool(self._of_groups)
 
-    @property
-    def demanding(self) -> bool:
-        """True if a part of it takes columns that a row may lack."""
-        return any(part.demanding for part in self._parts)
-
-    def check(self, row: Mapping[str, object]) -> None:
+    def check(self, row: Mapping[str, object], truth: object) -> None:
         """Refuse a row that lacks what a reward takes. Raises ValueError."""
         for part in self._parts:
-            part.check(row)
+            part.check(row, truth)
 
     async def score(self, task: RowTask, reply: str) -> Score:
         """The part of the sum that a reply earns alone."""
@@ -152,17 +145,23 @@ class Rewards:
 
     def __init__(self, sums: Mapping[str, Sequence[RewardEntry]]) -> None:
         self._sums = {source: Sum(entries) for source, entries in sums.items()}
-        self.demanding = set(sums) != {ANY_SOURCE} or any(found.demanding for found in self._sums.values())
-        """True if there are rows for which no reward can be given: `check` finds them."""
 
     @property
     def compares(self) -> bool:
         """True if some reward is of whole groups."""
         return any(found.compares for found in self._sums.values())
 
-    def check(self, row: Mapping[str, object]) -> None:
-        """Refuse a row that no reward can be given for. Raises ValueError: names column, value and fix."""
-        self._of(row).check(row)
+    def check(self, row: Mapping[str, object], truth: object) -> None:
+        """Refuse a row that no reward can be given for.
+
+        Args:
+            row: of the data set.
+            truth: its ground truth, of any JSON type.
+
+        Raises:
+            ValueError: names column, value and fix.
+        """
+        self._of(row).check(row, truth)
 
     async def score(self, task: Task, reply: str) -> Score:
         """Reward of a reply alone."""

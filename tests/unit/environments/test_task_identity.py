@@ -1,0 +1,77 @@
+"""Identity of tasks: which rows of verifiers 0.1 are the same task, and by which digest another data set is recognized."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.environments import load
+from rlrun.environments.adapters.verifiers_legacy_playable import identities
+from rlrun.environments.distinct import check_distinct
+from rlrun.environments.protocol import Task
+
+
+def task(number: int, prompt: str, answer: str | None, row: str = "") -> Task:
+    return Task(f"train-{number}", [{"role": "user", "content": prompt}], answer, {"row": row or f"{number}"})
+
+
+def distinct(tasks: Sequence[Task]) -> int:
+    return len(set(identities(tasks).values()))
+
+
+def test_rows_with_one_prompt_and_other_answers_are_different_tasks() -> None:
+    assert distinct([task(i, "guess", str(i)) for i in range(20)]) == 20
+    assert distinct([task(i, "guess", str(i % 5)) for i in range(20)]) == 5
+    assert distinct([*(task(i, "guess", str(i)) for i in range(4)), task(4, "say 4", "4"), task(5, "say 4", "4")]) == 5
+
+
+def test_rows_that_differ_in_a_hidden_column_alone_are_different_tasks() -> None:
+    assert distinct([task(i, "guess", None) for i in range(20)]) == 20
+    assert distinct([task(i, "guess", None, row="same") for i in range(20)]) == 1
+
+
+def test_rows_of_a_prompt_with_one_answer_stay_in_one_split() -> None:
+    """An index in another column does not put copies of a question into both splits."""
+    tasks = [task(i, f"say {i % 5}", f"{i % 5}") for i in range(20)]
+    assert distinct(tasks) == 5
+    # As earlier releases did: the same rows are held out as before.
+    assert set(identities(tasks[:5]).values()) == set(
+        identities([replace(t, info={"row": "x"}) for t in tasks[:5]]).values()
+    )
+
+
+def rows(path: Path, *answers: str) -> dict[str, Any]:
+    path.mkdir()
+    for split in ("train", "test"):
+        lines = [{"prompt": f"{split} {i}?", "ground_truth": answer} for i, answer in enumerate(answers)]
+        (path / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"path": str(path), "train_split": "train", "eval_split": "test"}
+
+
+def digest(id: str, args: dict[str, Any]) -> str:
+    environment = load(id, args)
+    return check_distinct({"train": environment.tasks("train"), "eval": environment.tasks("eval")})["train"]
+
+
+def test_digest_tells_data_sets_apart(tmp_path: Path) -> None:
+    first = digest("dataset", rows(tmp_path / "a", "1", "2"))
+    assert first == digest("dataset", rows(tmp_path / "b", "1", "2"))
+    assert first != digest("dataset", rows(tmp_path / "c", "1", "3"))
+    assert first != digest("dataset", rows(tmp_path / "d", "1", "2", "3"))
+
+
+@pytest.mark.parametrize("args", [{"seed": 1}, {"num_tasks": 9_999}, {"length": 3}])
+def test_digest_of_generated_tasks_follows_their_arguments(args: dict[str, Any]) -> None:
+    assert digest("reverse-text", {}) == digest("reverse-text", {})
+    assert digest("reverse-text", {}) != digest("reverse-text", args)
+
+
+def test_digest_leaves_out_what_one_process_keeps_for_scoring() -> None:
+    tasks = [task(i, f"say {i}", str(i)) for i in range(3)]
+    others = [replace(one, info={"folder": "/tmp/other"}) for one in tasks]
+    assert check_distinct({"train": tasks, "eval": []}) == check_distinct({"train": others, "eval": []})
