@@ -7,16 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loguru import logger
 
 from rlrun.orchestrator.checkpoint.state import (
     Snapshot,
+    TaskSet,
     base_snapshot,
     newest_complete,
     read_snapshot,
     readmissible,
+    report_changed_tasks,
     write_snapshot,
 )
+from rlrun.orchestrator.journal.format import Entry, RolloutEntry
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
+from rlrun.orchestrator.journal.recovery import Found, readmit
+from rlrun.orchestrator.tasks.sampler import Sampler, Source
+from rlrun.orchestrator.types import Rollout
 from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, write_manifest
@@ -102,6 +109,62 @@ def test_the_state_comes_back_from_the_base_checkpoint(tmp_path: Path) -> None:
     state = LedgerState(40, (31, 35), {"errors": 3})
     write_snapshot(paths.checkpoint(4, 2), Snapshot(4, state, ({"step": 4, "loss": 1.0},)))
     assert base_snapshot(paths, attempt) == Snapshot(4, state, ({"step": 4, "loss": 1.0},))
+
+
+def test_another_data_set_on_resume_is_reported_by_environment(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    attempt = lineage(paths)
+    saved: dict[str, TaskSet] = {
+        "same": {"size": 10, "digest": "aa"},
+        "grown": {"size": 10, "digest": "bb"},
+        "edited": {"size": 10, "digest": "cc"},
+        "unknown": {"size": 10, "digest": ""},
+    }
+    write_snapshot(paths.checkpoint(4, 2), Snapshot(4, LedgerState(40, (), {}), tasks=saved))
+    base = base_snapshot(paths, attempt)
+    assert base.tasks == saved
+    now: dict[str, TaskSet] = saved | {
+        "grown": {"size": 12, "digest": ""},
+        "edited": {"size": 10, "digest": "dd"},
+        "unknown": {"size": 10, "digest": "ee"},
+        "new": {"size": 1, "digest": "ff"},
+    }
+    lines: list[str] = []
+    sink = logger.add(lines.append, level="WARNING", format="{message}")
+    try:
+        assert report_changed_tasks(base, now) == {"grown", "edited"}
+    finally:
+        logger.remove(sink)
+    assert "environment 'grown' has other training tasks than the checkpoint of step 4: 12 tasks" in lines[0]
+    assert "instead of 10 tasks (digest cc)" in lines[1]
+
+
+def test_rollouts_of_other_tasks_do_not_count_again() -> None:
+    sampler = Sampler(0, [Source("old", 4), Source("changed", 4)])
+    entries: list[Entry] = [
+        RolloutEntry(group, 0, sampler.sources[draw.environment].label, draw.task, 0, 1.0, Rollout((), 1.0))
+        for group in range(8)
+        for draw in [sampler.draw(group)]
+    ]
+    finished: list[str] = []
+    steps = readmit(
+        Found(entries, uncounted={(group, 0) for group in range(8)}),
+        is_old=lambda version: False,
+        ledger=Ledger(),
+        sampler=sampler,
+        environments=[("old", 1), ("changed", 1)],
+        finish=lambda group: finished.append(group.environment),
+        drop=lambda entry: None,
+        changed={"changed"},
+    )
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            back = end.value
+            break
+    assert finished == ["old"] * 4
+    assert back.refused == {"task": 4}
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_looked_at_covers_nothing(tmp_path: Path) -> None:

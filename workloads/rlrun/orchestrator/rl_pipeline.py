@@ -70,6 +70,12 @@ class Pipeline:
         self._writer = BestEffortWriter()
         self._parts = PartWriter(context.volume, self.trainer.checkpoint_saved)
         base = state.base_snapshot(self._paths, attempt)
+        self._tasks = {
+            arena.config.label: state.TaskSet(size=len(arena.tasks), digest=arena.digest) for arena in context.arenas
+        }
+        self._changed = state.report_changed_tasks(base, self._tasks)
+        if self._changed:
+            base = replace(base, sampler={})
         self._metrics = MetricsFile(
             self._paths.metrics,
             attempt=attempt.attempt,
@@ -159,7 +165,7 @@ class Pipeline:
                 return
             await self._producer.readmit_batches()
             if self._journal is not None:
-                await readmit_rollouts(self._context, self._groups)
+                await readmit_rollouts(self._context, self._groups, self._changed)
             async with asyncio.TaskGroup() as tasks:
                 dispatching = tasks.create_task(self._dispatcher.run())
                 await self._producer.run()
@@ -240,7 +246,7 @@ class Pipeline:
         if snapshot is None or event.path is None:
             logger.error(f"the checkpoint of step {event.step} stays incomplete: nothing is known of that step")
             return
-        whole = replace(snapshot, unwritten=self._metrics.unwritten(event.step))
+        whole = replace(snapshot, unwritten=self._metrics.unwritten(event.step), tasks=self._tasks)
         self._parts.put(event.step, partial(state.write_snapshot, Path(event.path), whole))
         for step in [step for step in snapshots if step <= event.step]:
             del snapshots[step]

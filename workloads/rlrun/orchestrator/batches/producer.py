@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -180,8 +180,14 @@ class BatchProducer:
         await self._signal.until(lambda: self._sync.newest is not None and self._sync.newest >= version)
 
 
-async def readmit_rollouts(context: RunContext, groups: Groups) -> None:
-    """Count finished rollouts of earlier attempts that are in no batch again, as if they had finished just now."""
+async def readmit_rollouts(context: RunContext, groups: Groups, changed: Collection[str] = ()) -> None:
+    """Count finished rollouts of earlier attempts that are in no batch again, as if they had finished just now.
+
+    Args:
+        context: of the attempt.
+        groups: of the attempt.
+        changed: labels of environments with other tasks than before: a group would mix rollouts of two tasks.
+    """
     ledger = groups.ledger
     found = await in_thread(
         partial(
@@ -203,6 +209,7 @@ async def readmit_rollouts(context: RunContext, groups: Groups) -> None:
         environments=[(arena.config.label, arena.config.group_size) for arena in context.arenas],
         finish=lambda group: groups.readmit(group, compared=group.environment in comparing),
         drop=groups.drop,
+        changed=changed,
     )
     back = await stepwise(steps)
     groups.resume(back)

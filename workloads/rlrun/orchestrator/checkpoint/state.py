@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TypedDict
 
 from loguru import logger
 
@@ -26,6 +27,14 @@ from rlrun.runtime import exit_codes
 STATE_FILE = "state.json"
 
 
+class TaskSet(TypedDict):
+    """Training tasks of an environment, as far as another data set has to be recognized."""
+
+    size: int
+    digest: str
+    """See `distinct.check_distinct`; "": unknown."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The orchestrator at the moment when the batch of a step was made."""
@@ -36,6 +45,8 @@ class Snapshot:
     """Lines of steps up to this one that wait for an evaluation before they go to `metrics.jsonl`."""
     sampler: SamplerState = field(default_factory=SamplerState)
     """`Sampler.state`."""
+    tasks: dict[str, TaskSet] = field(default_factory=dict)
+    """Training tasks by the environment's label; of checkpoints of earlier releases empty."""
 
 
 def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
@@ -59,12 +70,45 @@ def read_snapshot(checkpoint: Path) -> Snapshot:
             raise ValueError("it is of another format")
         ledger = document["ledger"]
         state = LedgerState(int(ledger["next_group"]), tuple(ledger["open_groups"]), dict(ledger["counters"]))
-        return Snapshot(int(document["step"]), state, tuple(document["unwritten"]), document.get("sampler", {}))
+        unwritten, sampler = tuple(document["unwritten"]), document.get("sampler", {})
+        return Snapshot(int(document["step"]), state, unwritten, sampler, document.get("tasks", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RoleError(
             f"cannot resume from {checkpoint}: its part {path.relative_to(checkpoint)} cannot be read ({error})",
             exit_codes.DATA,
         ) from error
+
+
+def report_changed_tasks(base: Snapshot, present: Mapping[str, TaskSet]) -> set[str]:
+    """Log a warning for each environment whose training tasks are not those of the checkpoint.
+
+    Args:
+        base: start of this attempt.
+        present: this attempt's training tasks, by the environment's label.
+
+    Returns:
+        Labels of these environments.
+    """
+    changed = set()
+    for label, now in present.items():
+        before = base.tasks.get(label)
+        # A digest that is unknown on one side says nothing.
+        if before is None or (now["size"], now["digest"] or before["digest"]) == (
+            before["size"],
+            before["digest"] or now["digest"],
+        ):
+            continue
+        changed.add(label)
+        logger.warning(
+            f"environment {label!r} has other training tasks than the checkpoint of step {base.step}: {_described(now)} instead of "
+            f"{_described(before)}; its finished rollouts that are in no batch do not count, and curricula start again. To train on the "
+            "same tasks as before, restore the data or set its revision"
+        )
+    return changed
+
+
+def _described(tasks: TaskSet) -> str:
+    return f"{tasks['size']} tasks (digest {tasks['digest'] or 'unknown'})"
 
 
 def base_snapshot(paths: RunPaths, attempt: Attempt) -> Snapshot:

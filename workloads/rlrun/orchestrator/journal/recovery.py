@@ -8,7 +8,7 @@ are complete, given up and drawn in the order of the attempt that was killed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loguru import logger
@@ -154,6 +154,7 @@ def readmit(
     environments: Sequence[tuple[str, int]],
     finish: Callable[[FinishedGroup], None],
     drop: Callable[[DroppedEntry], None],
+    changed: Collection[str] = (),
 ) -> Generator[None, None, Readmitted]:
     """Let what was found count again, in the order in which it did; yields between two records, of which there may be many thousands.
 
@@ -165,6 +166,7 @@ def readmit(
         environments: label and group size, in the order of the sampler.
         finish: gets each group that is whole.
         drop: gets each group that was given up.
+        changed: labels of environments whose tasks are not those of the attempts before.
     """
     newest, given_up, old = _latest(found.entries, is_old)
     refused = found.refused | dict.fromkeys(old, "age")
@@ -188,7 +190,7 @@ def readmit(
         ledger.reach(entry.group + 1)
         draw = sampler.draw(entry.group)
         label, size = environments[draw.environment]
-        if (label, draw.task) != (entry.environment, entry.task) or entry.member >= size:
+        if (label, draw.task) != (entry.environment, entry.task) or entry.member >= size or label in changed:
             refused[member] = "task"
             continue
         used.add(member)

@@ -34,6 +34,8 @@ class Arena:
     config: EnvironmentConfig
     environment: Stage
     tasks: Sequence[TaskRef]
+    digest: str = ""
+    """Digest of the train split, by which the next attempt recognizes another data set; "": unknown."""
 
 
 def isolated(config: EnvironmentConfig, logs: Path, host: Path | None = None) -> IsolatedEnvironment:
@@ -112,7 +114,10 @@ def arenas_of(environments: Sequence[EnvironmentConfig], stages: Sequence[Stage]
     Raises:
         RoleError: one has no training tasks.
     """
-    arenas = [Arena(c, stage, stage.tasks("train")) for c, stage in zip(environments, stages, strict=True)]
+    arenas = [
+        Arena(c, stage, stage.tasks("train"), stage.digest if isinstance(stage, IsolatedEnvironment) else "")
+        for c, stage in zip(environments, stages, strict=True)
+    ]
     for index, arena in enumerate(arenas):
         if not len(arena.tasks):
             raise RoleError(f"environments[{index}]: {arena.config.label} has no training tasks", exit_codes.DATA)
