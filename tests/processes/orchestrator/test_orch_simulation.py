@@ -218,6 +218,44 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
     assert (logs / "environment-mortal_one.log").read_text() == "farewell\n"
 
 
+def prompts(folder: Path, *, long: int, short: int) -> dict[str, Any]:
+    """Environment of a data set with prompts that are longer than `seqLen` and others."""
+    rows = [{"prompt": ("a" * 200 if i < long else "hi") + str(i), "ground_truth": str(i)} for i in range(long + short)]
+    for split in ("train", "test"):
+        text = "".join(json.dumps(row | {"prompt": f"{row['prompt']}{split[0]}"}) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text)
+    args = {"path": str(folder), "train_split": "train", "eval_split": "test", "reward": "exact"}
+    return {"id": "dataset", "group_size": 4, "args": args}
+
+
+async def test_tasks_that_are_too_long_are_left_out_and_count_as_no_errors(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    environments = [prompts(tmp_path, long=4, short=12)]
+    # Without the decision per task each prompt that is too long counts 12 errors: 4 rollouts, each tried three times.
+    config = make_config(
+        tmp_path / "run", tokenizer_folder, environments=environments, max_steps=20, max_error_ratio=0.01
+    )
+    outcome = await simulate(config)
+    assert outcome.code == exit_codes.OK
+    metrics = lines(outcome.paths.metrics)
+    assert sum(line["errors"] for line in metrics) == 0
+    # Each task is decided once, and its groups are dropped again in each later epoch.
+    assert sum(line.get("unplayable/dataset/too_long", 0) for line in metrics) == 4
+    assert sum(line["groups/dropped/unplayable"] for line in metrics) > 4
+
+
+async def test_run_whose_tasks_are_mostly_unplayable_ends_with_the_fix(tmp_path: Path, tokenizer_folder: Path) -> None:
+    environments = [prompts(tmp_path, long=12, short=4)]
+    with pytest.raises(ExceptionGroup) as caught:
+        await simulate(make_config(tmp_path / "run", tokenizer_folder, environments=environments, max_steps=50))
+    cause = first_cause(caught.value)
+    assert isinstance(cause, RoleError)
+    assert cause.code == exit_codes.DATA
+    assert "groups of environment 'dataset' are of unplayable tasks (too_long: 9" in str(cause)
+    assert "Raise seqLen" in str(cause)
+
+
 async def test_a_single_failing_environment_is_left_out_as_long_as_errors_do_not_dominate(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

@@ -82,7 +82,7 @@ NOTHING = Completion([], [], [], "stop")
     ("messages", "answer", "says"),
     [
         (LONG, NOTHING, r"the prompt has \d+ tokens, and seqLen \(64\)"),
-        (MISSHAPEN, NOTHING, "the chat template refuses the conversation"),
+        (MISSHAPEN, NOTHING, "has content of type 'image_url'"),
         (SHORT, NOTHING, "the engine answered with no token"),
     ],
 )

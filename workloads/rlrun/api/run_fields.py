@@ -43,7 +43,7 @@ class RunFields(Config):
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = MAX_STEPS
     """Optimizer steps of the whole run."""
     seq_len: Annotated[int, Field(ge=16, le=16_777_216)] = SEQ_LEN
-    """Longest training sample (prompt and all turns), in tokens; a longer one is cut at its end."""
+    """Longest training sample (prompt and all turns), in tokens; longer replies are cut, and tasks with a longer prompt left out."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = SEED
     """Seed of everything random in the run."""
     algorithm: AlgorithmConfig = AlgorithmConfig()

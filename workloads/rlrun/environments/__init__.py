@@ -19,6 +19,7 @@ from rlrun.environments.protocol import (
     SingleTurnEnvironment,
     Split,
     Task,
+    UnplayableTaskError,
 )
 from rlrun.environments.registry import EnvironmentLoadError, known, load
 
@@ -37,6 +38,7 @@ __all__ = [
     "SingleTurnEnvironment",
     "Split",
     "Task",
+    "UnplayableTaskError",
     "known",
     "load",
     "run_episode",

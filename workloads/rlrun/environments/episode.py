@@ -17,12 +17,14 @@ from rlrun.environments.protocol import (
     Score,
     Task,
     Tool,
+    UnplayableTaskError,
 )
 
-ErrorKind = Literal["timeout", "model", "environment", "reward", "crash", "hang", "memory"]
+ErrorKind = Literal["timeout", "model", "environment", "reward", "task", "crash", "hang", "memory"]
 """`timeout`: the deadline passed. `model`: the model client raised. `environment`: `run` raised or returned no episode.
-`reward`: `score` raised or its numbers are unusable. The others are the end of the environment's process, which takes
-all its episodes with it: `crash` (it exited or was killed), `hang` (it stopped answering), `memory` (it took too much)."""
+`reward`: `score` raised or its numbers are unusable. `task`: the task's own data cannot be read, played or scored.
+The others are the end of the environment's process, which takes all its episodes with it: `crash` (it exited or was killed), `hang`
+(it stopped answering), `memory` (it took too much)."""
 
 
 class EpisodeError(Exception):
@@ -142,6 +144,8 @@ def _sorted(
         return "timeout", f"{doing} did not finish: the episode's {round(late, 3):g} seconds were over"
     if of_model:
         return "model", f"the model client failed: {describe(error)}"
+    if unplayable := next((cause for cause in _causes(error) if issubclass(type(cause), UnplayableTaskError)), None):
+        return "task", f"{doing} raised {describe(unplayable)}"
     kind: ErrorKind = "reward" if doing in ("score()", "compare()", "numbers") else "environment"
     if doing in ("episode", "numbers"):
         return kind, str(error) if isinstance(error, BoundsError) else f"what it returned raised {describe(error)}"

@@ -24,6 +24,14 @@ Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 
+class UnplayableTaskError(ValueError):
+    """Error for a task that can never be played or scored: a fault of its data, which another rollout meets again.
+
+    `run`, `score` and reward functions raise it. The group is given up at once and its task is not played again; the error does not count
+    among those that end a run.
+    """
+
+
 @dataclass(frozen=True)
 class Task:
     """One problem. Two processes that load the same environment with the same arguments hold equal tasks.

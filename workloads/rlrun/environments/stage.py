@@ -13,7 +13,7 @@ from typing import Protocol, overload
 
 from rlrun.environments.bounds import clipped, describe, name_of
 from rlrun.environments.distinct import check_distinct, check_prompts, unproven
-from rlrun.environments.episode import EpisodeError, compare_group, run_episode
+from rlrun.environments.episode import EpisodeError, ErrorKind, compare_group, run_episode
 from rlrun.environments.protocol import (
     SPLITS,
     ComparesGroups,
@@ -206,7 +206,9 @@ class InProcessStage:
             return deepcopy(problem)
         except BaseException as error:
             message = f"{doing} the task raised {describe(error)}"
-            raise EpisodeError("environment", self.id, str(task), message) from error
+            # Rows that cannot be used raise ValueError; other errors, such as those of a network, may pass.
+            kind: ErrorKind = "task" if doing == "reading" and issubclass(type(error), ValueError) else "environment"
+            raise EpisodeError(kind, self.id, str(task), message) from error
 
     def _refuse_known_id(self, task: TaskRef, id: str) -> None:
         if (first := self._played.setdefault(id, task)) != task:

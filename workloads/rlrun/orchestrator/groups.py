@@ -40,8 +40,8 @@ from rlrun.runtime import exit_codes
 MAX_FILTERED_BATCHES = 64
 """The run fails when as many rollouts as so many batches hold are filtered in a row."""
 
-Outcome = FinishedGroup | Literal["engine", "error"] | None
-"""End of a flight: a finished group, lost engines, too many errors, or None: it was cancelled."""
+Outcome = FinishedGroup | Literal["engine", "error", "unplayable"] | None
+"""End of a flight: a finished group, lost engines, too many errors, a task that cannot be played, or None: it was cancelled."""
 
 
 @dataclass
@@ -207,9 +207,9 @@ class Groups:
             self.ledger.again(number, "engine")
             if flight.members:
                 self._unfinished[number] = Unfinished(flight.version, flight.members)
-        elif outcome == "error":
+        elif isinstance(outcome, str):
             self._aged.discard(number)
-            self._give_up(DroppedEntry(number, "error", None, self.ledger.next_group, flight.version))
+            self._give_up(DroppedEntry(number, outcome, None, self.ledger.next_group, flight.version))
         elif outcome is not None:
             self._aged.discard(number)
             self.settle(outcome)

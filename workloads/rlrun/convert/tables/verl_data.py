@@ -25,9 +25,12 @@ _DATA: tuple[Row, ...] = (
     value("data.seed", "seed", convert="whole"),
     drop(
         "data.filter_overlong_prompts*",
-        "a sample of more than seqLen tokens is cut at its end; leave longer prompts out of the data",
+        "tasks whose prompt leaves no room for a reply below seqLen are left out (metric unplayable/<environment>/too_long)",
     ),
-    drop("data.truncation", "a sample of more than seqLen tokens is cut at its end"),
+    drop(
+        "data.truncation",
+        "prompts are never cut: one that leaves no room below seqLen is left out; replies are cut at seqLen",
+    ),
     drop("data.image_key", "prompts are texts", fine=("images",)),
     drop("data.video_key", "prompts are texts", fine=("videos",)),
     drop("data.reward_fn_key", "one reward per environment: args.reward", fine=("data_source",)),

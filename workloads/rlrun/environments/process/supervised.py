@@ -238,7 +238,7 @@ class Supervised:
         try:
             yield
         except EpisodeError as error:
-            if error.kind != "model" and not error.death and life is self.life:
+            if error.kind not in ("model", "task") and not error.death and life is self.life:
                 self._failed_in_row += 1
                 self._something.set()
             raise

@@ -18,7 +18,7 @@ from typing import Any
 from rlrun.config.suggest import did_you_mean
 from rlrun.custom import imported
 from rlrun.environments.bounds import MAX_METRIC, MAX_REWARD, BoundsError, describe, number
-from rlrun.environments.protocol import Score
+from rlrun.environments.protocol import Score, UnplayableTaskError
 from rlrun.environments.rewards.bounded import BoundedCalls
 from rlrun.environments.rewards.entries import RewardEntry
 
@@ -164,9 +164,10 @@ class RewardFunction:
                 raise RewardFunctionError(f"reward {self._entry.name} did not finish within {seconds}") from error
             except Exception as error:
                 raise RewardFunctionError(f"reward {self._entry.name}: {_told(error)}") from error
-        scores, problem = await self._calls.call(call_here, self._entry.name, arguments, members)
+        scores, problem, is_unplayable = await self._calls.call(call_here, self._entry.name, arguments, members)
         if problem is not None:
-            raise RewardFunctionError(f"reward {self._entry.name}: {problem}")
+            refused = UnplayableTaskError(problem) if is_unplayable else None
+            raise RewardFunctionError(f"reward {self._entry.name}: {problem}") from refused
         return [Score(reward, metrics) for reward, metrics in scores]
 
     def _columns(self, row: Mapping[str, object]) -> dict[str, object]:
@@ -185,18 +186,18 @@ class RewardFunction:
         return found
 
 
-Numbers = tuple[list[tuple[float, dict[str, float]]], str | None]
+Numbers = tuple[list[tuple[float, dict[str, float]]], str | None, bool]
 
 
 def call_here(path: str, arguments: Mapping[str, object], members: int | None) -> Numbers:
-    """Call a user's function in this process: its scores, or what it raised."""
+    """Call a user's function in this process: its scores, or its error and whether that is an `UnplayableTaskError`."""
     try:
         value = imported(KIND, path)(**arguments)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return [(score.reward, score.metrics) for score in scores_of(value, members)], None
+        return [(score.reward, score.metrics) for score in scores_of(value, members)], None, False
     except BaseException as error:
-        return [], _told(error)
+        return [], _told(error), issubclass(type(error), UnplayableTaskError)
 
 
 async def _awaited(value: Awaitable[object]) -> object:

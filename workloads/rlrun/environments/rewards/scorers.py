@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlrun.environments.message_content import content_text
-from rlrun.environments.protocol import Task
+from rlrun.environments.protocol import Task, UnplayableTaskError
 from rlrun.environments.rewards import mathematics
-from rlrun.environments.rewards.bounded import BoundedCalls, UnfinishedCallError
+from rlrun.environments.rewards.bounded import BoundedCallError, BoundedCalls, ImportTimeError, UnfinishedCallError
 from rlrun.environments.rewards.code import Case, CodeLimits, CodeRunner, last_code_block
 from rlrun.environments.rewards.judge import GroupJudge, GroupJudgeArgs, Judge, JudgeArgs
 from rlrun.environments.rewards.reward_model import RewardModel, RewardModelArgs
@@ -110,9 +110,11 @@ class _Math:
         truth = task.answer or ""
         try:
             return await self._calls.call(mathematics.math_score, reply, truth)
-        except UnfinishedCallError as error:
+        except BoundedCallError as error:
             # If the right answer itself cannot be parsed, the fault is the row's: no reply could be right.
             await self._require_parsable(truth)
+            if not isinstance(error, UnfinishedCallError):
+                raise
             self._report_unfinished(task, error)
             return 0.0
 
@@ -121,8 +123,10 @@ class _Math:
             return
         try:
             await self._calls.call(mathematics.can_parse, truth)
-        except UnfinishedCallError as error:
-            raise ValueError(
+        except ImportTimeError:
+            raise
+        except BoundedCallError as error:
+            raise UnplayableTaskError(
                 f"the right answer {truth[:80]!r} cannot be parsed: {error}; correct or remove the row"
             ) from error
         self._parsable.add(truth)

@@ -125,24 +125,28 @@ def discarded(counters: Mapping[str, int]) -> int:
     return sum(count for name, count in counters.items() if name.startswith("discarded/"))
 
 
+_OF_ENVIRONMENTS = ("errors/", "lost/", "unplayable/")
+"""Beginnings of counters that are metrics by the same name."""
+
+
 def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
     """Counts since the batch before.
 
     Returns:
         Groups dropped and dispatched again by reason; rollouts that ended in an error, all together and as `errors/<env>/<kind>`; those
-        that were played again because another one had ended their process (`lost/<env>`); finished rollouts of earlier attempts that
-        count again or are of no use; rollouts that are not trained on by reason, and their mean length in tokens, which belongs next to
-        `completion_length/mean` of those that are.
+        that were played again because another one had ended their process (`lost/<env>`); tasks found that cannot be played, as
+        `unplayable/<env>/<reason>`; finished rollouts of earlier attempts that count again or are of no use; rollouts that are not
+        trained on by reason, and their mean length in tokens, which belongs next to `completion_length/mean` of those that are.
     """
-    reasons = ("error", "masked", "surplus", "too_easy", "too_hard", "zero_variance")
+    reasons = ("error", "masked", "surplus", "too_easy", "too_hard", "unplayable", "zero_variance")
     names = {*(f"dropped/{reason}" for reason in reasons), "cancelled/age", "cancelled/engine", "errors"}
-    names |= {name for name in now if name.startswith(("errors/", "lost/"))}
+    names |= {name for name in now if name.startswith(_OF_ENVIRONMENTS)}
     restart = {
         "rollouts/readmitted": float(now.get("readmitted", 0) - before.get("readmitted", 0)),
         "rollouts/discarded": float(discarded(now) - discarded(before)),
     }
     counts = {
-        name if name.startswith(("errors", "lost/")) else f"groups/{name}": float(
+        name if name == "errors" or name.startswith(_OF_ENVIRONMENTS) else f"groups/{name}": float(
             now.get(name, 0) - before.get(name, 0)
         )
         for name in sorted(names)

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from rlrun.config.models.roles import TrajectoryStrategy
 from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.tool_calls import arguments_of
 from rlrun.inference.client.engine_client import Completion
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import SAMPLED_ENDS, ChatTokens
 from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, Said, parse_text
 from rlrun.protocol.files.batch import NO_VERSION
@@ -47,6 +48,19 @@ class Generate(Protocol):
 
 class RolloutError(Exception):
     """A rollout that cannot be trained on: the prompt is too long, or nothing was sampled."""
+
+
+class UnplayablePromptError(RolloutError):
+    """A first prompt that cannot be asked: every rollout of the task meets it.
+
+    Args:
+        message: for people.
+        reason: name of it in metrics.
+    """
+
+    def __init__(self, message: str, reason: Literal["too_long", "template"]) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Mark(NamedTuple):
@@ -194,7 +208,8 @@ class Conversation:
         empty and truncated, and nothing of it is recorded.
 
         Raises:
-            RolloutError: the first prompt alone leaves no room for a reply, or the last message is a reply.
+            RolloutError: the last message is a reply.
+            UnplayablePromptError: the first prompt alone leaves no room for a reply, or the chat template refuses it.
             TemplateError: the chat template refuses the conversation.
         """
         if messages and messages[-1].get("role") == "assistant":
@@ -202,7 +217,13 @@ class Conversation:
                 "the last message is the assistant's, and a prefilled reply cannot be continued; let the conversation end with another role"
             )
         self.tools = tuple(tools or ()) or self.tools
-        place = await compute(_size(messages), partial(self._place, messages, None if tools is None else list(tools)))
+        try:
+            offered = None if tools is None else list(tools)
+            place = await compute(_size(messages), partial(self._place, messages, offered))
+        except TemplateError as error:
+            if self._sequences:
+                raise
+            raise UnplayablePromptError(str(error), "template") from error
         sequence = place.sequence
         prompt = sequence.token_ids + place.added
         room = min(self._seq_len - len(prompt), self._max_tokens)
@@ -210,9 +231,10 @@ class Conversation:
             room = min(room, max_tokens)
         if sequence.full or room < 1:
             if not any(known.loss_tokens for known in self._sequences):
-                raise RolloutError(
-                    f"the prompt has {len(prompt)} tokens, and seqLen ({self._seq_len}) leaves no room for a reply; raise seqLen"
-                )
+                message = f"the prompt has {len(prompt)} tokens, and seqLen ({self._seq_len}) leaves no room for a reply; raise seqLen"
+                if self._sequences:
+                    raise RolloutError(message)
+                raise UnplayablePromptError(message, "too_long")
             sequence.full = True
             return self._reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
         completion = await self._generate(prompt, max_tokens=room, **({"stop": tuple(stop)} if stop else {}))

@@ -15,11 +15,12 @@ from rlrun.environments.stage import TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.groups import Flight, Groups, Outcome
-from rlrun.orchestrator.rollouts.conversation import RolloutError
+from rlrun.orchestrator.rollouts.conversation import RolloutError, UnplayablePromptError
 from rlrun.orchestrator.rollouts.engine_session import Opening, Session, derived_seed
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
 from rlrun.orchestrator.rollouts.player import Player, compare
+from rlrun.orchestrator.rollouts.unplayable import UnplayableTasks
 from rlrun.orchestrator.staleness import capacity
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.failures import RoleError
@@ -39,6 +40,19 @@ class GroupGivenUpError(Exception):
     """A rollout failed more often than it may."""
 
 
+class GroupUnplayableError(Exception):
+    """The task of a group cannot be played.
+
+    Args:
+        reason: name of it in metrics.
+        message: error of the task.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason, self.message = reason, message
+
+
 class Dispatcher:
     """Starts waiting groups as soon as staleness and concurrency allow.
 
@@ -52,6 +66,7 @@ class Dispatcher:
         self._config, self._arenas, self._pool, self._chat = context.config, context.arenas, context.pool, context.chat
         self._signal, self._groups, self._player = context.signal, groups, player
         self._budget = ErrorBudget(self._config.max_error_ratio, self._config.batch_size)
+        self._unplayable = UnplayableTasks({arena.config.label: len(arena.tasks) for arena in self._arenas})
 
     def room(self) -> int:
         """Rollouts that may be dispatched now."""
@@ -124,12 +139,17 @@ class Dispatcher:
             logger.warning(f"group {flight.number} is dispatched again: {errors.exceptions[0]}")
         except* GroupGivenUpError:
             outcome = "error"
+        except* GroupUnplayableError as errors:
+            outcome = "unplayable"
+            self._refuse_task(flight, errors.exceptions[0])
         finally:
             self._groups.end(flight, outcome)
 
     async def _play_group(self, flight: Flight) -> FinishedGroup:
         draw = self._groups.sampler.draw(flight.number)
         arena = self._arenas[draw.environment]
+        if reason := self._unplayable.reason(arena.config.label, draw.task):
+            raise GroupUnplayableError(reason, f"task {arena.tasks[draw.task]} was refused before")
         missing = [member for member in range(flight.size) if member not in flight.members]
         async with asyncio.TaskGroup() as tasks:
             # A seed is of one member, whichever of them are missing: their first turns are then requests of their own.
@@ -142,6 +162,7 @@ class Dispatcher:
             # Not journaled: what a restart finds are the members, and it compares them again.
             task = arena.tasks[draw.task]
             rollouts = await self._tried(arena, task, partial(compare, arena, task, rollouts))
+        self._unplayable.record(arena.config.label, None)
         return FinishedGroup(
             number=flight.number,
             environment=arena.config.label,
@@ -194,13 +215,20 @@ class Dispatcher:
 
         Raises:
             GroupGivenUpError: it failed too often.
+            GroupUnplayableError: it would fail each time.
             RoleError: errors dominate.
         """
         failures, lost, label = 0, 0, arena.config.label
         while failures <= MAX_RETRIES:
             try:
                 found = await once()
+            except UnplayablePromptError as error:
+                raise GroupUnplayableError(
+                    error.reason, f"environment {arena.environment.id!r}, task {task}: {error}"
+                ) from error
             except EpisodeError as error:
+                if error.kind == "task":
+                    raise GroupUnplayableError("row", str(error)) from error
                 if error.bystander and lost < MAX_LOST:
                     lost += 1
                     self._groups.ledger.counters[f"lost/{label}"] += 1
@@ -215,6 +243,27 @@ class Dispatcher:
             self._budget.record(label)
             return found
         raise GroupGivenUpError
+
+    def _refuse_task(self, flight: Flight, error: BaseException) -> None:
+        """Count the unplayable task of a group, once however many of its rollouts met it.
+
+        Raises:
+            RoleError: too many tasks of the environment are unplayable.
+        """
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, GroupUnplayableError)
+        draw = self._groups.sampler.draw(flight.number)
+        label, counters = self._arenas[draw.environment].config.label, self._groups.ledger.counters
+        if self._unplayable.add(label, draw.task, error.reason):
+            counters[f"unplayable/{label}/{error.reason}"] += 1
+            found = sum(count for name, count in counters.items() if name.startswith(f"unplayable/{label}/"))
+            if found == 1 or found % 50 == 0:
+                logger.warning(
+                    f"{found} tasks of environment {label!r} cannot be played and are left out; the latest: {error.message}"
+                )
+        if verdict := self._unplayable.record(label, error.reason, error.message):
+            raise RoleError(verdict, exit_codes.DATA)
 
     def _failed(self, label: str, kind: str, message: str, death: int = 0) -> None:
         counters = self._groups.ledger.counters

@@ -17,7 +17,7 @@ from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
-from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError
+from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError, UnplayablePromptError
 from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.harmony import HarmonyParser, speaks_harmony
@@ -83,6 +83,7 @@ class Player:
         Raises:
             EpisodeError: the episode gives nothing to train on.
             RolloutError: the tokens cannot be trained on.
+            UnplayablePromptError: no rollout of the task can be.
             EngineUnavailableError: the engines are to blame, not the episode.
         """
         async with self.slots.take(evaluates=evaluates):
@@ -114,6 +115,8 @@ class Player:
                 ):
                     raise EngineUnavailableError(str(error)) from error
                 if error.kind == "model" and (refused := _of_tokens(error)) is not None:
+                    if isinstance(refused, UnplayablePromptError):
+                        raise UnplayablePromptError(str(refused), refused.reason) from error
                     raise RolloutError(str(refused)) from error
                 raise
             return Rollout(

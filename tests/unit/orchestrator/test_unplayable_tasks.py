@@ -1,0 +1,126 @@
+"""Tasks that can never be played: decided once, outside of the budget of errors, with a bound of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rlrun.environments import Episode, EpisodeError, Message, Score, Split, Task, UnplayableTaskError, run_episode
+from rlrun.environments.protocol import Reply, SingleTurnEnvironment
+from rlrun.environments.rewards.entries import RewardEntry
+from rlrun.environments.rewards.functions import RewardFunctionError, call_here
+from rlrun.environments.stage import InProcessStage, TaskRef
+from rlrun.orchestrator.rollouts.unplayable import UnplayableTasks
+from tests.support.waiting import UNREACHED_SECONDS
+
+DEADLINES = {"timeout_seconds": UNREACHED_SECONDS, "reward_seconds": UNREACHED_SECONDS}
+
+
+class Model:
+    async def complete(self, messages: Sequence[Message], **_: Any) -> Reply:
+        return Reply("x")
+
+
+class Rows(Sequence[Task]):
+    """Rows of which the second one cannot be read."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 1:
+            raise self.error
+        return Task("row-0", [{"role": "user", "content": "?"}])
+
+
+class Scored(SingleTurnEnvironment):
+    id = "scored"
+
+    def __init__(self, error: Exception, rows: Exception | None = None) -> None:
+        self.error, self.rows = error, rows or ValueError("line 2: no prompt")
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return Rows(self.rows)
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (UnplayableTaskError("no such answer"), "task"),
+        (RewardFunctionError("wrapped"), "reward"),
+        (ValueError("a bug"), "reward"),
+    ],
+)
+async def test_error_of_a_score_is_the_tasks_fault_only_if_it_says_so(error: Exception, kind: str) -> None:
+    environment = Scored(error)
+    with pytest.raises(EpisodeError) as caught:
+        await run_episode(environment, environment.tasks("train")[0], Model(), **DEADLINES)
+    assert caught.value.kind == kind
+
+
+async def test_error_behind_another_one_is_the_tasks_fault_too() -> None:
+    error = RewardFunctionError("reward mine:score: raised")
+    error.__cause__ = UnplayableTaskError("no such answer")
+    environment = Scored(error)
+    with pytest.raises(EpisodeError, match="no such answer") as caught:
+        await run_episode(environment, environment.tasks("train")[0], Model(), **DEADLINES)
+    assert caught.value.kind == "task"
+
+
+@pytest.mark.parametrize(("error", "kind"), [(ValueError("line 2"), "task"), (OSError("network"), "environment")])
+async def test_row_that_cannot_be_read_is_the_tasks_fault(error: Exception, kind: str) -> None:
+    stage = InProcessStage(Scored(ValueError(), rows=error))
+    with pytest.raises(EpisodeError, match="reading the task raised") as caught:
+        await stage.play(TaskRef("train", 1), Model(), **DEADLINES)
+    assert caught.value.kind == kind
+
+
+def refuse_row(completion: str) -> float:
+    raise UnplayableTaskError("this row has no tests")
+
+
+def fail(completion: str) -> float:
+    raise ValueError("a bug")
+
+
+@pytest.mark.parametrize(("function", "is_unplayable"), [(refuse_row, True), (fail, False)])
+def test_reward_function_in_its_process_refuses_a_row(
+    function: Any, is_unplayable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlrun.environments.rewards.functions.imported", lambda kind, path: function)
+    entry = RewardEntry(name="mine:score")
+    scores, problem, found = call_here(entry.name, {"completion": "x"}, None)
+    assert scores == []
+    assert problem is not None
+    assert found is is_unplayable
+
+
+def test_task_is_decided_once() -> None:
+    tasks = UnplayableTasks({"a": 1000, "b": 1000})
+    assert tasks.reason("a", 7) is None
+    assert [tasks.add("a", 7, "too_long") for _ in range(3)] == [True, False, False]
+    assert tasks.reason("a", 7) == "too_long"
+    assert tasks.reason("b", 7) is None
+
+
+def test_a_twentieth_of_the_rows_never_ends_a_run() -> None:
+    tasks = UnplayableTasks({"a": 1000})
+    assert [tasks.record("a", "too_long" if i % 20 == 0 else None) for i in range(5000)] == [None] * 5000
+
+
+@pytest.mark.parametrize(("size", "groups"), [(1000, 51), (10, 6), (1, 1)])
+def test_bound_follows_the_number_of_tasks(size: int, groups: int) -> None:
+    tasks = UnplayableTasks({"a": size, "b": 10})
+    verdicts = [tasks.record("a", "template", "task 3: the template refuses it") for _ in range(groups)]
+    assert verdicts[:-1] == [None] * (groups - 1)
+    assert f"{groups} of the last {groups} groups of environment 'a'" in str(verdicts[-1])
+    assert "The latest: task 3: the template refuses it" in str(verdicts[-1])
+    assert tasks.record("b", "template") is None
