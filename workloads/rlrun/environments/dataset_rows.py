@@ -23,6 +23,8 @@ _SUFFIXES = (".jsonl", ".parquet", ".arrow")
 PATTERNS = (*(f"*{suffix}" for suffix in _SUFFIXES), "*.csv")
 """Files of rows; CSV counts in a folder only where there is no other: many data sets have it beside these."""
 _EDGE_BYTES = 65536
+_READ_AHEAD = 64
+"""Rows of a columnar file that are read at once by a reader that reads them in order."""
 
 
 class RowError(ValueError):
@@ -102,6 +104,10 @@ class ArrowTable:
                 f"{path} needs the package pyarrow, which this image lacks; install it, or turn the data into JSONL",
                 exit_codes.CONFIGURATION,
             ) from None
+        self._ahead: list[dict[str, object]] = []
+        """Rows that were read with the one before them, last one first."""
+        self._next = -1
+        """Row that follows the latest one."""
         if path.suffix == ".parquet":
             self._table = pq.read_table(path)
             return
@@ -115,7 +121,12 @@ class ArrowTable:
         return int(self._table.num_rows)
 
     def row(self, index: int) -> dict[str, object]:
-        row = self._table.slice(index, 1).to_pylist()[0]
+        # A slice costs more than its rows, so a reader of one row after the other gets several with each slice.
+        if index != self._next or not self._ahead:
+            count = _READ_AHEAD if index == self._next else 1
+            self._ahead = self._table.slice(index, count).to_pylist()[::-1]
+        self._next = index + 1
+        row = self._ahead.pop()
         return {name: _without_nulls(value) for name, value in row.items() if value is not None}
 
     def place(self, index: int) -> str:
