@@ -8,18 +8,23 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.data import DataConfig, DataSetConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argument
 from rlrun.config.models.run import RunConfig
-from rlrun.local.user_code import Finding
+from rlrun.environments.process.life import Command
+from rlrun.local.user_code import Finding, Piece, limits_of
 from rlrun.protocol.files.volume_faults import size
 
 READ_SECONDS = 20.0
 """Most time for reading rows; the rest of a large data set is judged when it is trained on."""
 MAX_BAD_ROWS = 10
 """Bad rows of one data set that are named."""
+COUNT_PROMPTS = "rlrun.orchestrator.rollouts.prompt_lengths:count_unplayable"
+DATA_SETS = ("dataset", "gsm8k")
+"""Environments whose prompts are asked as they are in their rows."""
 _PARTS = (("config.json", "config.json"), ("weights (*.safetensors)", "*.safetensors"), ("a tokenizer", "token*"))
 
 
@@ -82,6 +87,36 @@ def _chat_template(model: ModelConfig) -> str | None:
     except (OSError, ValueError, AttributeError):
         return None  # its tokenizer cannot be used: the orchestrator names the reason
     return found if found is None or isinstance(found, str) else json.dumps(found)
+
+
+def count_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
+    """Yield a check for each environment of rows, if the model's folder is on this machine.
+
+    Args:
+        spec: the run.
+        wrong: fields that have a problem already.
+    """
+    model = spec.model
+    if (
+        spec.task != "RL"
+        or model.path is None
+        or ("model", "path") in wrong
+        or not (folder := Path(model.path).absolute()).is_dir()
+    ):
+        return
+    for index, environment in enumerate(spec.environments):
+        if environment.id not in DATA_SETS or environment.python is not None or environment.image is not None:
+            continue
+        sampling = environment.sampling or spec.sampling
+        args = {
+            "id": environment.id,
+            "args": environment.args,
+            "folder": str(folder),
+            "trust_remote_code": model.trust_remote_code,
+            "seq_len": spec.seq_len,
+            "template_arguments": sampling.chat_template_arguments,
+        }
+        yield Piece(("environments", index, "args"), Command(COUNT_PROMPTS, args, kind="check"), limits_of(environment))
 
 
 def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key] = ()) -> Iterator[Finding]:

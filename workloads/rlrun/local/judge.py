@@ -23,7 +23,7 @@ from rlrun.config.models.learning import AdvantageConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.local.architecture import keep_proofs, proofs, trained_models, unproved
-from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments
+from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments, count_pieces
 from rlrun.local.sizes import allocation, autoscale, elastic, sizes, spot
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
@@ -155,6 +155,8 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> li
     made = proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)
     found += [] if here else unproved(models)
     pieces = [proof.piece for proof in made]
+    if not here:  # a run that starts finds them itself, and its own processes need the time
+        pieces += count_pieces(spec, {finding.key for finding in found})
     found += check_user_code(
         spec.environments, spec.algorithm, spec.model.tiny, here=here, left_out=left_out, models=pieces
     )

@@ -271,19 +271,19 @@ def _bound(kind: Kind, document: Document) -> Document:
 
 
 def _checked(document: Document) -> Document:
-    """Call one of our own checks, which may run other people's code."""
+    """Call one of our own checks, which may run other people's code; a list that it returns is its notices."""
     module, name = document["id"].split(":")
     try:
         with heap.importing():
             check = getattr(importlib.import_module(module), name)
-        check(**document["args"])
+        notices = check(**document["args"])
     except RoleError as error:
         return _unusable(str(error), error)
     except ImportError as error:
         return _unusable(describe(error), error) | {"missing": True}
     except BaseException as error:
         return _unusable(f"the check of it raised {describe(error)}", error)
-    return _nothing_to_play(document)
+    return _nothing_to_play(document) | {"notices": notices if isinstance(notices, list) else []}
 
 
 def _nothing_to_play(document: Document) -> Document:

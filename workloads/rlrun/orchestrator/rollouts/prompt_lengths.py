@@ -1,0 +1,84 @@
+"""Count of the prompts of data sets that leave no room for a reply, for `rlrun validate` where model and data are on this machine.
+
+The count needs the tokenizer, which a command line does not import: it is made in a process of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rlrun.environments.protocol import Task
+from rlrun.environments.registry import EnvironmentLoadError, load
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.unplayable import MAX_RATIO
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+
+READ_SECONDS = 20.0
+"""Most time for the prompts of one environment; the orchestrator decides about the others as they are drawn."""
+NAMED = 3
+"""Prompts that a message names."""
+
+
+def count_unplayable(
+    *,
+    id: str,
+    args: Mapping[str, object],
+    folder: str,
+    trust_remote_code: bool,
+    seq_len: int,
+    template_arguments: Mapping[str, object],
+) -> list[str]:
+    """Count the training prompts that no rollout can answer.
+
+    Args:
+        id: the environment.
+        args: its arguments.
+        folder: folder of the model.
+        trust_remote_code: whether the tokenizer may run its own code.
+        seq_len: longest sample, in tokens.
+        template_arguments: arguments of the chat template.
+
+    Returns:
+        A sentence for people, or nothing. Data or a tokenizer that cannot be used is reported by other checks.
+
+    Raises:
+        RoleError: most prompts leave no room, so the run would end.
+    """
+    try:
+        tasks = load(id, args).tasks("train")
+        chat = ChatTokens.load(folder, trust_remote_code=trust_remote_code).called_with(template_arguments)
+    except (EnvironmentLoadError, TemplateError, OSError, ValueError):
+        return []
+    reasons, named, read = _count(tasks, chat, seq_len)
+    if not reasons:
+        return []
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    message = f"of the first {read} of {len(tasks)} training prompts {counts} ({', '.join(named[:NAMED])})"
+    if reasons.total() > MAX_RATIO * read:
+        raise RoleError(f"{message}; raise seqLen, or leave these rows out of the data", exit_codes.DATA)
+    return [f"{message}; the run leaves them out. To train on them, raise seqLen"]
+
+
+def _count(tasks: Sequence[Task], chat: ChatTokens, seq_len: int) -> tuple[Counter[str], list[str], int]:
+    """Count unplayable prompts by reason, within `READ_SECONDS`; the second value names them, the third is the number of prompts read."""
+    reasons, named, deadline = Counter[str](), list[str](), time.monotonic() + READ_SECONDS
+    for index in range(len(tasks)):
+        if time.monotonic() > deadline:
+            return reasons, named, index
+        try:
+            task = tasks[index]
+        except ValueError:
+            continue  # a malformed row after those that the environment checks itself
+        try:
+            tokens = len(chat.opening(task.prompt)[1])
+        except TemplateError as error:
+            reasons["refused by the chat template"] += 1
+            named.append(f"task {task.id!r}: {error}")
+            continue
+        if tokens >= seq_len:
+            reasons[f"leave no room for a reply below seqLen ({seq_len})"] += 1
+            named.append(f"task {task.id!r} has {tokens} tokens")
+    return reasons, named, len(tasks)
