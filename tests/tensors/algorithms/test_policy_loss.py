@@ -126,6 +126,25 @@ def test_masked_is_drops_whole_sequences() -> None:
         assert run("masked_is", t, **changes)[1].any().item() is not dropped
 
 
+@pytest.mark.parametrize(("gap", "dropped"), [(math.log(20), True), (math.log(9), False), (-math.log(20), True)])
+def test_masked_is_geometric_mean_excludes_the_prompt(gap: float, dropped: bool) -> None:
+    """Over the 14 tokens of prompt and answer the mean ratio of all three would be within [0.1, 10]."""
+    t = torch.full((14,), -4.0)
+    answer = torch.arange(14) >= 12
+    _, gradient = run(
+        "masked_is",
+        t,
+        inference_logprobs=t - gap * answer,
+        advantages=torch.ones(1),
+        mask=answer,
+        sequence_lengths=[14],
+        mask_low=0.0,
+        mask_high=1e6,
+    )
+    assert gradient.any().item() is not dropped
+    assert not gradient[:12].any()
+
+
 def test_teacher_pull_needs_a_reference() -> None:
     with pytest.raises(ValueError, match="reference_logprobs must be given where teacher_tau > 0"):
         run("masked_is", teacher_tau=0.5)

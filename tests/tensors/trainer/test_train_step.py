@@ -18,7 +18,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.objective import objective
-from rlrun.trainer.learning.optim.update import squared_norm
+from rlrun.trainer.learning.optim.update import apply_gradient, squared_norm
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
@@ -167,6 +167,28 @@ def test_clipping_bounds_the_update(
         moved.append(float((weights(model) - before).norm()))
     assert moved[1] == pytest.approx(1e-3, rel=1e-2)
     assert moved[0] > 10 * moved[1]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_clipping_never_enlarges_a_gradient(fused: bool) -> None:
+    """AdamW forgets one factor of all gradients, so their sizes differ: 0.9, 0.09 and 5 against a limit of 1."""
+    limit = 1.0
+
+    def trained(ours: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8, bias=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=fused)
+        for seed, size in enumerate((0.9, 0.09, 5.0)):
+            direction = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
+            model.weight.grad = direction / direction.norm() * size
+            if ours:
+                apply_gradient(model, optimizer, lr=1e-2, max_grad_norm=limit)
+                continue
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+        return model.weight.detach()
+
+    torch.testing.assert_close(trained(ours=True), trained(ours=False), rtol=1e-5, atol=1e-7)
 
 
 def test_the_checksum_tells_a_single_bit(solo: Group, make_model: Callable[..., nn.Module]) -> None:
