@@ -197,7 +197,9 @@ def presets_page() -> str:
         "Aggregations", "`algorithm.aggregation`: how the losses of the tokens become one number.", AGGREGATIONS
     )
     lines += _named(
-        "Proximal policies", "`algorithm.proximal`: what `ppo`, `decoupled_ppo` and `gspo` keep near.", PROXIMAL_METHODS
+        "Proximal policies",
+        "`algorithm.proximal`: what `ppo`, `decoupled_ppo`, `gspo`, `cispo` and `sapo` keep near.",
+        PROXIMAL_METHODS,
     )
     lines += [
         *_heading("Correction"),

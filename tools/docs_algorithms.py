@@ -15,6 +15,7 @@ from rlrun.config.algorithm.names import (
     AGGREGATIONS,
     LOSS_ENTRIES,
     PRESETS,
+    PROXIMAL_METHODS,
     default_aggregation,
     needs,
 )
@@ -91,6 +92,14 @@ def _page(name: str, preset: Preset, runs: list[list[float]]) -> Iterable[str]:
     yield cells("advantage", f"`{preset.advantage}`{given(preset.advantage_options)}", advantage.summary)
     yield cells("loss of a token", f"`{preset.loss}`{given(preset.loss_options)}", loss.summary)
     yield cells("aggregation", f"`{aggregation}`", AGGREGATIONS[aggregation])
+    if "proximal_logprobs" in loss.reads:
+        yield cells("proximal policy", f"`{loss.proximal}`", PROXIMAL_METHODS[loss.proximal])
+    if preset.correction is not None:
+        yield cells(
+            "correction",
+            given(preset.correction).strip(),
+            "of the mismatch between trainer and engine; `correction: {action: none}` switches it off",
+        )
     if preset.filters:
         yield cells(
             "filters",

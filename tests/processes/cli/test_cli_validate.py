@@ -282,6 +282,19 @@ def test_a_group_of_one_that_learns_nothing_is_told(capsys: pytest.CaptureFixtur
         assert "note" not in capsys.readouterr().out
 
 
+def test_validate_notes_a_band_below_rounding(capsys: pytest.CaptureFixture[str]) -> None:
+    run = RUN + "  model: {tiny: {}}\n"
+    plain = "  environments: [{id: reverse-text}]\n"
+    assert main(["validate", write(run + plain + "  algorithm: {preset: gspo, proximal: inference}\n")]) == 0
+    assert "note: spec.algorithm.proximal loss gspo measures eps_low (0.0003)" in capsys.readouterr().out
+    loss = "{name: ppo, options: {eps_low: 0.001}}"
+    own = f"  environments: [{{id: reverse-text, algorithm: {{loss: {loss}}}}}]\n"
+    assert main(["validate", write(run + own)]) == 0
+    assert "note: spec.environments[0].algorithm.proximal loss ppo measures eps_low (0.001)" in capsys.readouterr().out
+    assert main(["validate", write(run + plain + "  algorithm: {preset: gspo}\n")]) == 0
+    assert "note" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", sorted(name for name, entry in ADVANTAGE_ENTRIES.items() if entry.needs is None))
 def test_the_advantages_that_a_group_of_one_makes_zero_are_known(name: str) -> None:
     rewards, lengths = [1.0, 0.0, 0.5], [3.0, 2.0, 5.0]

@@ -94,8 +94,8 @@ def test_gspo_sequence_ratios() -> None:
     assert output.metrics["ratio_max"].item() == pytest.approx(math.e)
 
 
-def test_ppo_and_gspo_take_inference_as_proximal_when_there_is_none() -> None:
-    for name in ("ppo", "gspo"):
+def test_losses_measure_from_the_engine_without_proximal_logprobs() -> None:
+    for name in ("ppo", "gspo", "cispo", "sapo"):
         alone, _ = run(name)
         given, _ = run(name, proximal_logprobs=torch.tensor(I))
         other, _ = run(name, proximal_logprobs=torch.tensor(I) - 0.5)
@@ -230,8 +230,6 @@ def test_only_logprobs_get_a_gradient() -> None:
             "reference_logprobs": torch.tensor(I, requires_grad=True),
             "advantages": torch.tensor([0.5, -0.5], requires_grad=True),
         }
-        if name == "sapo":
-            del constants["proximal_logprobs"]
         logprobs = torch.tensor(T, requires_grad=True)
         output = policy_loss(name, logprobs, mask=torch.tensor(MASK), sequence_lengths=LENGTHS, **constants)
         output.loss.backward()

@@ -53,7 +53,7 @@ class Batch:
             advantages=self.advantages,
             mask=self.mask,
             sequence_lengths=self.lengths,
-            proximal_logprobs=None if name == "sapo" else self.o,
+            proximal_logprobs=self.o,
             reference_logprobs=self.ref,
             denominator=denominator,
             entropy=torch.sigmoid(self.t),  # any function of t with a gradient
@@ -105,10 +105,10 @@ def token_loss(name: str, batch: Batch, t: Tensor, k: int, on: list[int], option
             token = s * torch.exp(t[k] - t[k].item())
             return max(-a * token, -a * token.clamp(1 - low, 1 + high))
         case "cispo":
-            return -min(max(fixed, 1 - low), 1 + high) * a * t[k]
+            return -min(max(math.exp((t[k] - o[k]).item()), 1 - low), 1 + high) * a * t[k]
         case "sapo":
             tau = options["tau_positive"] if a > 0 else options["tau_negative"]
-            return -4 / tau / (1 + torch.exp(-tau * (rho - 1))) * a
+            return -4 / tau / (1 + torch.exp(-tau * (torch.exp(t[k] - o[k]) - 1))) * a
         case "dppo":
             drop = d > options["mask_high"] if a > 0 else d < -options["mask_low"]
             return (0.0 if drop else -a * rho) + kl
@@ -129,7 +129,7 @@ def token_loss(name: str, batch: Batch, t: Tensor, k: int, on: list[int], option
     return torch.zeros((), dtype=t.dtype) if drop else -weight * pull * t[k]
 
 
-def correction_weight(batch: Batch, t: Tensor, k: int, on: list[int], options: dict[str, Any], name: str) -> float:
+def correction_weight(batch: Batch, k: int, on: list[int], options: dict[str, Any]) -> float:
     """What a correction multiplies the loss of token `k` by."""
     chosen = {
         "action": "clamp",
@@ -145,7 +145,7 @@ def correction_weight(batch: Batch, t: Tensor, k: int, on: list[int], options: d
     def measure(x: float) -> float:
         return {"ratio": math.exp(x), "k1": -x, "k2": x * x / 2, "k3": math.exp(x) - 1 - x}[chosen["measure"]]
 
-    xs = {j: ((t[j] if name == "sapo" else batch.o[j]) - batch.i[j]).item() for j in on}
+    xs = {j: (batch.o[j] - batch.i[j]).item() for j in on}
     if chosen["level"] == "token":
         value = measure(xs[k])
     elif chosen["reduce"] == "max":
@@ -174,7 +174,7 @@ def definition(name: str, batch: Batch, t: Tensor, options: dict[str, Any]) -> t
         for k in on:
             loss = token_loss(name, batch, t, k, on, options)
             if "correction" in options:
-                loss = loss * correction_weight(batch, t, k, on, options["correction"], name)
+                loss = loss * correction_weight(batch, k, on, options["correction"])
             d = t[k] - batch.ref[k]
             estimate = {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[terms.kl_kind]
             of_sequence = of_sequence + loss + terms.kl * estimate - terms.entropy * torch.sigmoid(t[k])
@@ -199,7 +199,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gspo", CLIP | {"aggregation": "seq_mean_token_mean"}),
     ("cispo", {"eps_low": 1.0, "eps_high": 5.0}),
     ("cispo", CLIP),
+    ("cispo", CLIP | {"correction": {"high": 1.1}}),
     ("sapo", {"tau_positive": 1.0, "tau_negative": 1.05}),
+    ("sapo", {"tau_positive": 1.0, "tau_negative": 1.05, "correction": {"high": 1.1}}),
     ("sapo", {"tau_positive": 3.0, "tau_negative": 0.5, "correction": {"action": "mask", "high": 1.2}}),
     ("dppo", {"mask_low": 0.2, "mask_high": 0.2, "kl_tau": 1e-3}),
     ("dppo", {"mask_low": 0.01, "mask_high": 0.03, "kl_tau": 0.5}),

@@ -46,8 +46,29 @@ def test_sapo_at_ratio_one() -> None:
         value, gradient = loss_of("sapo", **one, advantages=advantages)
         assert value == pytest.approx(expected, abs=1e-5)
         assert gradient[1].item() == pytest.approx(-advantages[0].item(), abs=1e-5)
-    with pytest.raises(ValueError, match="proximal_logprobs must not be given for loss sapo"):
-        loss_of("sapo", proximal_logprobs=I)
+    own = {"inference_logprobs": I, "proximal_logprobs": T, "mask": torch.arange(8) == 1}
+    assert loss_of("sapo", **own)[0] == pytest.approx(-1.0, abs=1e-5)  # 2·A at r = 1, whatever ρ is
+
+
+@pytest.mark.parametrize("name", ["aipo", "dppo", "ipo", "masked_is", "sft", "ref_kl", "distill"])
+def test_objective_refuses_an_unused_proximal_policy(name: str) -> None:
+    for method in ("recompute", "log_linear"):
+        message = rf"proximal \({method}\) is not used by loss {name}.*; set it to inference, or choose one of the losses ppo, "
+        with pytest.raises(ValueError, match=message):
+            Objective(name, proximal=method)
+        correction = {"action": "mask"}
+        assert Objective(name, proximal=method, correction=correction).proximal == method  # a correction reads it
+    with pytest.raises(ValueError, match="unknown proximal 'recomputed'"):
+        Objective("ppo", proximal="recomputed")
+
+
+def test_correction_of_action_none_changes_nothing() -> None:
+    assert Objective("ppo", correction={"action": "none"}) == Objective("ppo")
+    found = correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, action="none")
+    assert found.weights.tolist() == MASK.float().tolist()
+    assert not found.dropped.any()
+    with pytest.raises(ValueError, match=r"correction: high \(3.0\) has no meaning for action none; remove it"):
+        correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, action="none", high=3.0)
 
 
 def test_losses_that_need_an_input_say_so() -> None:
@@ -185,10 +206,10 @@ def test_the_loss_of_a_correction_that_rejects_and_weighs() -> None:
 
 
 def test_weights_are_not_applied_twice() -> None:
-    for name in ("aipo", "cispo", "dppo", "masked_is", "sapo"):
+    for name in ("aipo", "dppo", "masked_is"):
         with pytest.raises(ValueError, match=f"weigh twice .* loss {name} does so already; use action mask"):
             loss_of(name, correction={})
-    for name in ("ppo", "gspo"):
+    for name in ("ppo", "gspo", "cispo", "sapo"):
         with pytest.raises(ValueError, match=f"loss {name} does so already without a proximal policy"):
             loss_of(name, correction={})
         assert loss_of(name, correction={}, proximal_logprobs=T) != loss_of(name, proximal_logprobs=T)

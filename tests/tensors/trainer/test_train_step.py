@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loguru import logger
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.algorithms import Mixture, Objective, Regularizers
 from rlrun.config.models.learning import AlgorithmConfig, LossConfig, OptimizerConfig
+from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.forward import token_statistics
-from rlrun.trainer.learning.objective import objective
+from rlrun.trainer.learning.objective import log_band_warnings, objective
 from rlrun.trainer.learning.optim.update import apply_gradient, squared_norm
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch
@@ -266,6 +268,56 @@ def test_the_objective_is_the_presets_unless_a_loss_is_given() -> None:
     assert objective(by_length.model_copy(update={"aggregation_length": 9}), 64).aggregation_length == 9
     assert objective(AlgorithmConfig(preset="gspo"), 64).aggregation == "seq_mean_token_mean"
     assert objective(AlgorithmConfig(preset="decoupled_ppo"), 64).proximal == "recompute"
+
+
+@pytest.mark.parametrize("tokens", [200, 1000])
+def test_preset_gspo_keeps_the_gradient_under_rounding_noise(tokens: int) -> None:
+    """Exactly on-policy answers, with the noise of vLLM against a bfloat16 trainer (huggingface/trl#6789): -0.0015 ± 0.05 a token."""
+    answers = 64
+    draw = np.random.default_rng(0)
+    inference = torch.tensor(-np.abs(draw.normal(0.3, 0.3, answers * tokens)) - 0.01)
+    noisy = inference + torch.tensor(draw.normal(-0.0015, 0.05, answers * tokens))
+
+    def cut(config: AlgorithmConfig, sign: float) -> float:
+        logprobs = noisy.clone().requires_grad_()
+        found = objective(config, 4096)(
+            logprobs,
+            inference_logprobs=inference,
+            advantages=torch.full((answers,), sign, dtype=torch.float64),
+            mask=torch.ones(answers * tokens, dtype=torch.bool),
+            sequence_lengths=[tokens] * answers,
+        )
+        (gradient,) = torch.autograd.grad(found.loss, logprobs)
+        return float((gradient == 0).double().mean())
+
+    for sign in (1.0, -1.0):
+        assert cut(AlgorithmConfig(preset="gspo"), sign) == 0
+    assert cut(AlgorithmConfig(preset="gspo", proximal="inference"), -1.0) > 0.5
+
+
+def test_a_narrow_band_against_the_engine_is_logged() -> None:
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
+    try:
+        trainer = {
+            "name": "test",
+            "uid": "uid",
+            "output_dir": "/out",
+            "model": {"tiny": {}},
+            "max_steps": 1,
+            "seq_len": 32,
+        }
+        own = {"maths": {"loss": {"name": "ipo", "options": {"thr": 1e-4}}}}
+        for algorithm in ({"preset": "gspo"}, {"preset": "gspo", "proximal": "inference"}):
+            config = {**trainer, "seed": 0, "algorithm": algorithm, "checkpoint": {}, "environment_algorithms": own}
+            log_band_warnings(TrainerConfig.model_validate(config))
+    finally:
+        logger.remove(handler)
+    assert [line.partition(" measures ")[0] for line in lines] == [
+        "environmentAlgorithms.maths: loss ipo",
+        "algorithm: loss gspo",
+        "environmentAlgorithms.maths: loss ipo",
+    ]
 
 
 def test_a_loss_that_cannot_be_imported_is_told_before_a_model_is_loaded() -> None:

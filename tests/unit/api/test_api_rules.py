@@ -82,10 +82,11 @@ def test_the_smallest_specification() -> None:
         ),
         (
             {
-                "environments": [{"id": "x", "algorithm": {"loss": {"name": "sapo"}}}],
-                "algorithm": {"proximal": "recompute"},
+                "environments": [{"id": "x", "algorithm": {"loss": {"name": "dppo"}, "proximal": "recompute"}}],
+                "algorithm": {"preset": "grpo"},
             },
-            "environments[0].algorithm: proximal (recompute) cannot be combined with loss sapo; set it to inference",
+            "environments[0].algorithm: proximal (recompute) is not used by loss dppo, which measures from the engine's policy; "
+            "set it to inference",
         ),
         (
             {

@@ -14,6 +14,7 @@ from rlrun.config.loading.schema import expected, fields, find_field, shape_of
 from rlrun.config.meaning import meaning
 from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.config.models.companions import ReferenceConfig
+from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.models.learning import (
     Aggregation,
     AlgorithmConfig,
@@ -182,9 +183,14 @@ def test_parts_replace_those_of_the_preset() -> None:
     ("values", "message"),
     [
         ({"preset": "decoupled_ppo", "proximal": "inference"}, "use recompute or log_linear"),
-        ({"preset": "sapo", "proximal": "log_linear"}, "proximal (log_linear) cannot be combined with loss sapo"),
+        ({"preset": "aipo", "proximal": "recompute"}, "proximal (recompute) is not used by loss aipo"),
+        ({"preset": "masked_is", "proximal": "log_linear"}, "proximal (log_linear) is not used by loss masked_is"),
+        ({"correction": {"action": "none", "high": 3.0}}, "high (3.0) has no meaning for action none; remove it"),
         ({"aggregation_length": 5}, "aggregationLength (5) needs aggregation constant_length; remove it"),
-        ({"preset": "cispo", "correction": {}}, "loss cispo does so already; use action mask"),
+        (
+            {"preset": "cispo", "correction": {}},
+            "loss cispo does so already without a proximal policy; use action mask",
+        ),
         ({"preset": "ppo", "correction": {}}, "loss ppo does so already without a proximal policy"),
         ({"preset": "ppo", "correction": {"low": 3.0}}, "low (3.0) must not exceed high (2.0)"),
         ({"correction": {"weight": "token"}}, "weight (token) needs action mask: action clamp weighs already"),
@@ -204,6 +210,54 @@ def test_parts_replace_those_of_the_preset() -> None:
 )
 def test_parts_that_do_not_go_together_are_refused(values: dict[str, Any], message: str) -> None:
     assert message in refused(AlgorithmConfig, **values)
+
+
+def test_preset_gspo_measures_from_the_recomputed_policy_and_corrects_apart() -> None:
+    gspo = AlgorithmConfig(preset="gspo")
+    assert (gspo.effective_proximal, gspo.effective_correction) == ("recompute", CorrectionConfig())
+    wider = LossConfig(name="gspo", options={"eps_high": 5e-4})
+    assert AlgorithmConfig(preset="gspo", loss=wider).effective_correction == CorrectionConfig()
+    own = CorrectionConfig(action="mask")
+    assert AlgorithmConfig(preset="gspo", correction=own).effective_correction == own
+    for without in (
+        AlgorithmConfig(preset="gspo", proximal="inference"),  # the engine's ratio is in the loss: as before
+        AlgorithmConfig(preset="gspo", correction=CorrectionConfig(action="none")),
+        AlgorithmConfig(preset="gspo", loss=LossConfig(name="ppo")),
+        AlgorithmConfig(preset="grpo", loss=wider),
+    ):
+        assert without.effective_correction is None
+    assert AlgorithmConfig(preset="grpo", loss=wider).effective_proximal == "recompute"
+    assert AlgorithmConfig(preset="gspo", loss=LossConfig(name="ppo")).effective_proximal == "inference"
+
+
+@pytest.mark.parametrize(
+    ("values", "warning"),
+    [
+        ({"preset": "gspo"}, None),
+        ({"preset": "grpo"}, None),
+        ({"preset": "grpo", "loss": {"name": "my.module:loss"}}, None),
+        ({"preset": "dppo"}, None),
+        (
+            {"preset": "gspo", "proximal": "inference"},
+            "loss gspo measures eps_low (0.0003), eps_high (0.0004) from the engine's log-probs (proximal: inference), whose "
+            "rounding alone moves tokens farther and takes their gradient; set proximal to recompute, or eps_low to 0.01 or more",
+        ),
+        ({"preset": "gspo", "proximal": "log_linear"}, "(proximal: log_linear)"),
+        ({"loss": {"name": "ppo", "options": {"eps_high": 0.005}}}, "loss ppo measures eps_high (0.005) from"),
+        ({"loss": {"name": "ipo", "options": {"thr": 0.001}}}, "takes their gradient; set thr to 0.01 or more"),
+    ],
+)
+def test_a_band_below_rounding_is_warned_about(values: dict[str, Any], warning: str | None) -> None:
+    found = AlgorithmConfig.model_validate(values).band_warning
+    assert found is None if warning is None else warning in (found or "")
+
+
+def test_an_environment_leaves_out_a_proximal_policy_that_its_loss_does_not_use() -> None:
+    run = AlgorithmConfig(preset="grpo", proximal="recompute")
+    assert EnvironmentAlgorithm(loss=LossConfig(name="aipo")).over(run).effective_proximal == "inference"
+    assert EnvironmentAlgorithm(loss=LossConfig(name="cispo")).over(run).effective_proximal == "recompute"
+    with pytest.raises(ValueError, match=r"proximal \(recompute\) is not used by loss aipo"):
+        EnvironmentAlgorithm(loss=LossConfig(name="aipo"), proximal="recompute").over(run)
 
 
 def test_a_correction_goes_with_a_proximal_policy() -> None:
@@ -249,6 +303,7 @@ def test_the_choices_of_the_manifest_are_those_of_the_tables() -> None:
     for name in PRESETS:
         filters = PRESETS[name].filters
         assert filters.keys() <= FilterConfig.model_fields.keys()
+        assert (PRESETS[name].correction or {}).keys() <= CorrectionConfig.model_fields.keys()
 
 
 def test_a_critic_and_a_reference_are_there_when_something_reads_them() -> None:

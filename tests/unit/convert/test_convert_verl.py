@@ -94,6 +94,8 @@ def test_objectives(changes: dict[str, Any], advantage: tuple[str, dict[str, Any
     algorithm = spec(changes).algorithm
     assert (algorithm.effective_advantage.name, algorithm.effective_advantage.options) == advantage
     assert algorithm.effective_loss.name == loss
+    assert algorithm.effective_proximal == ("inference" if loss == "dppo" else "recompute")
+    assert algorithm.effective_correction is None
 
 
 def test_kl_terms() -> None:

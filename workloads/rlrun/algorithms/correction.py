@@ -62,6 +62,8 @@ def correct_mismatch(
 
 def corrected(inputs: LossInputs, options: Options) -> Corrected:
     """`correct_mismatch` on checked inputs and complete options; o - i where proximal log-probs are given, else t - i."""
+    if options["action"] == "none":
+        return Corrected(inputs.mask.to(inputs.inference_logprobs.dtype), torch.zeros_like(inputs.mask))
     trained = inputs.logprobs.detach() if inputs.proximal_logprobs is None else inputs.proximal_logprobs
     log_ratio = trained - inputs.inference_logprobs
     measure = _measure(log_ratio, options["measure"])

@@ -80,20 +80,19 @@ def gspo(inputs: LossInputs, *, eps_low: float, eps_high: float) -> TokenLoss:
 
 
 def cispo(inputs: LossInputs, *, eps_low: float, eps_high: float) -> TokenLoss:
-    """-sg(clip(ρ, 1-ε_lo, 1+ε_hi))·A·t (MiniMax-M1, eq. 4 and 5)."""
-    ratio = bounded_exp(inputs.log_ratio.detach())
+    """-sg(clip(r, 1-ε_lo, 1+ε_hi))·A·t (MiniMax-M1, eq. 4 and 5); without proximal log-probs r is ρ."""
+    ratio = bounded_exp(inputs.log_proximal_ratio.detach())
     weight = ratio.clamp(1.0 - eps_low, 1.0 + eps_high)
     loss = -weight * inputs.advantages * inputs.logprobs
     return TokenLoss(loss, _ratio_metrics(ratio) | {"clip_fraction": weight != ratio})
 
 
 def sapo(inputs: LossInputs, *, tau_positive: float, tau_negative: float) -> TokenLoss:
-    """-(4/τ)·σ(τ(ρ - 1))·A, τ by the sign of A (SAPO, Gao et al. 2025): the slope is -A at ρ = 1 and fades away from it."""
-    if inputs.proximal_logprobs is not None:
-        raise ValueError(
-            "proximal_logprobs must not be given for loss sapo: its gate is centred on the engine's policy"
-        )
-    ratio = bounded_exp(inputs.log_ratio)
+    """-(4/τ)·σ(τ(r - 1))·A, τ by the sign of A (SAPO, Gao et al. 2025, eq. 5 and 6): the slope is -A at r = 1 and fades away from it.
+
+    Without proximal log-probs r is ρ.
+    """
+    ratio = bounded_exp(inputs.log_proximal_ratio)
     tau = torch.full_like(ratio, tau_negative).masked_fill(inputs.advantages > 0, tau_positive).detach()
     gate = 4.0 / tau * torch.sigmoid(tau * (ratio - 1.0))
     return TokenLoss(-gate * inputs.advantages, {**_ratio_metrics(ratio), "gate": gate})

@@ -20,10 +20,13 @@ from rlrun.algorithms.regularizers import Regularizers
 from rlrun.config.algorithm.names import (
     DEFAULT_LOSS,
     LOSS_ENTRIES,
+    PROXIMAL_METHODS,
     Options,
     complete_correction,
     correction_problem,
     default_aggregation,
+    known,
+    proximal_problem,
 )
 from rlrun.custom import Algorithm, bind
 
@@ -93,7 +96,7 @@ class Objective:
     correction: Options | None = None
     """Options of `correct_mismatch`, whose weights multiply the loss of each token (not the regularisers)."""
     proximal: str = "inference"
-    """A key of `PROXIMAL_METHODS`."""
+    """A key of `PROXIMAL_METHODS`; with a loss and no correction that reads it only `inference` is possible."""
     _function: Callable[..., TokenLoss] = field(init=False, repr=False, compare=False)
     _weighs_twice: str | None = field(init=False, repr=False, compare=False, default=None)
     """Problem of the correction where no proximal log-probs are given."""
@@ -102,9 +105,17 @@ class Objective:
         function, options = bind("loss", self.loss, LOSSES, self.options)
         aggregation = self.aggregation or default_aggregation(self.loss, options)
         check_aggregation(aggregation, self.aggregation_length)
+        known("proximal", self.proximal, PROXIMAL_METHODS)
         bound: dict[str, object] = {"_function": function, "options": options, "aggregation": aggregation}
-        if self.correction is not None:
-            correction = bound["correction"] = complete_correction(self.correction)
+        correction = None if self.correction is None else complete_correction(self.correction)
+        if correction is not None and correction["action"] == "none":
+            correction = None
+        bound["correction"] = correction
+        if self.proximal != "inference" and (
+            problem := proximal_problem(self.loss, self.proximal, corrected=correction is not None)
+        ):
+            raise ValueError(problem)
+        if correction is not None:
             if problem := correction_problem(correction, self.loss, has_proximal=True):
                 raise ValueError(problem)
             bound["_weighs_twice"] = correction_problem(correction, self.loss, has_proximal=False)

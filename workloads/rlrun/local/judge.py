@@ -170,6 +170,7 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> li
     found += elastic(spec)
     found += _trackers(spec, here=here)
     found += _lonely_groups(spec)
+    found += _narrow_bands(spec)
     found += [] if here else _proxies_elsewhere(spec)
     found += sizes(spec, {finding.key for finding in found if not finding.notice})
     return [finding for finding in found if not any(finding.key[: len(key)] == key for key in left_out)]
@@ -215,6 +216,18 @@ def _lonely_groups(spec: RLRunSpec) -> Iterator[Finding]:
                 "learned here; raise groupSize or choose the advantage rloo, reward, reinforce_pp or gae",
                 notice=True,
             )
+
+
+def _narrow_bands(spec: RLRunSpec) -> Iterator[Finding]:
+    """Bands of the run's and of the environments' losses that rounding alone leaves, each warning once."""
+    if spec.task != "RL":
+        return
+    if (warning := spec.algorithm.band_warning) is not None:
+        yield Finding(("algorithm", "proximal"), warning, notice=True)
+    for i, environment in enumerate(spec.environments):
+        own = environment.algorithm.over(spec.algorithm).band_warning
+        if own is not None and own != warning:
+            yield Finding(("environments", i, "algorithm", "proximal"), own, notice=True)
 
 
 def _compares_within_group(advantage: AdvantageConfig) -> bool:

@@ -30,7 +30,7 @@ from rlrun.trainer.checkpoints.shared_check import SharedCheck
 from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.garbage import Garbage
 from rlrun.trainer.guests.shared_runs import SharedRuns
-from rlrun.trainer.learning.objective import bind_objective
+from rlrun.trainer.learning.objective import bind_objective, log_band_warnings
 from rlrun.trainer.modeling.shared_model import load_policy, model_source
 from rlrun.trainer.process import Link, Process
 from rlrun.trainer.ranks.agreement import Agreement
@@ -75,6 +75,8 @@ def train(
     if engines is not None:
         engines.wait_until_asleep()  # before this process has anything of the GPUs
     with process_group(config.gpus_per_replica, config.parallelism) as group:
+        if group.leads:
+            log_band_warnings(config)
         agreement, news = Agreement(group, stop or Stop()), threading.Event()
         phases = Phases.of_group(group.rank, group.world_size)
         link = _link(config, attempt, api_key, replay, phases, news) if group.leads else Link(replay=replay is not None)

@@ -30,6 +30,7 @@ __all__ = [
     "DEFAULT_PRESET",
     "KL_KINDS",
     "LOSS_ENTRIES",
+    "NARROW_BAND",
     "PRESETS",
     "PROXIMAL_METHODS",
     "Entry",
@@ -47,8 +48,10 @@ __all__ = [
     "entry",
     "is_import_path",
     "known",
+    "narrow_bands",
     "needs",
     "preset",
+    "proximal_problem",
     "unknown_option",
 ]
 
@@ -134,8 +137,44 @@ def default_proximal(loss: str) -> str:
     return "inference" if is_import_path(loss) else entry("loss", loss).proximal
 
 
+def proximal_problem(loss: str, proximal: str, *, corrected: bool) -> str | None:
+    """Conflict of a proximal policy with a loss, or None.
+
+    Args:
+        loss: name of the loss, or an import path, whose function may read any input.
+        proximal: a key of `PROXIMAL_METHODS`.
+        corrected: whether a correction, which reads the proximal policy too, is set.
+    """
+    if is_import_path(loss):
+        return None
+    reads = "proximal_logprobs" in entry("loss", loss).reads
+    if loss == "decoupled_ppo" and proximal == "inference":
+        return "proximal (inference) leaves loss decoupled_ppo nothing to decouple; use recompute or log_linear"
+    if proximal == "inference" or reads or corrected:
+        return None
+    readers = ", ".join(name for name, one in LOSS_ENTRIES.items() if "proximal_logprobs" in one.reads)
+    return (
+        f"proximal ({proximal}) is not used by loss {loss}, which measures from the engine's policy; "
+        f"set it to inference, or choose one of the losses {readers}"
+    )
+
+
+NARROW_BAND = 0.01
+"""Bands below this are narrower than the rounding of engine and trainer: vLLM against a bfloat16 trainer differs by 0.05 a token."""
+
+
+def narrow_bands(loss: str, options: Options) -> dict[str, float]:
+    """Options of a loss that bound how far a token may move, and that are below `NARROW_BAND`, with their values."""
+    if is_import_path(loss):
+        return {}
+    complete = complete_options("loss", loss, options)
+    return {name: complete[name] for name in entry("loss", loss).bands if complete[name] < NARROW_BAND}
+
+
 def correction_problem(correction: Mapping[str, object], loss: str, *, has_proximal: bool) -> str | None:
     """Conflict of a complete correction with a loss: weights on top of a loss that has the same ratio already."""
+    if correction["action"] == "none":
+        return None
     clamps = correction["action"] == "clamp"
     if not (clamps or correction["weight"] != "none") or is_import_path(loss):
         return None
@@ -157,6 +196,11 @@ def complete_correction(given: Options) -> Options:
         if problem := CORRECTION_OPTIONS[option].problem(value):
             raise ValueError(f"correction: {option} {problem}")
     options: Options = {name: spec.default for name, spec in CORRECTION_OPTIONS.items()} | dict(given)
+    if options["action"] == "none":
+        for option, value in options.items():
+            if option != "action" and value != CORRECTION_OPTIONS[option].default:
+                raise ValueError(f"correction: {option} ({value}) has no meaning for action none; remove it")
+        return options
     if options["measure"] == "k1" and "low" not in given:
         options = {**options, "low": -options["high"]}
     if options["low"] > options["high"]:

@@ -73,6 +73,8 @@ class Entry:
     """Function of `rlrun.algorithms.losses` behind a loss; default: the one of its name."""
     proximal: str = "inference"
     """The policy that a loss measures its trust region from, unless a run says otherwise."""
+    bands: tuple[str, ...] = ()
+    """Options that bound how far a ratio or probability may move before its token loses gradient."""
 
 
 def _listed(values: Iterable[object]) -> str:

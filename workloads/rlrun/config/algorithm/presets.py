@@ -24,6 +24,8 @@ class Preset:
     aggregation: str | None = None
     """None: that of the loss."""
     filters: Mapping[str, OptionValue] = field(default_factory=dict)
+    correction: Mapping[str, OptionValue] | None = None
+    """Options of the correction beside the preset's own loss, where a proximal policy leaves it the mismatch with the engine."""
 
 
 _CLIP = {"dual_clip": None}
@@ -86,10 +88,12 @@ PRESETS: Mapping[str, Preset] = {
         loss_options=_CLIP,
     ),
     "gspo": Preset(
-        "group mean and std, clipped ratio of whole answers, mean over answers (GSPO)",
+        "group mean and std, clipped ratio of whole answers to the policy at the start of the step, mean over answers (GSPO); "
+        "the mismatch with the engine is corrected apart, by truncated importance weights",
         loss="gspo",
         advantage_options={"std": "group"},
         aggregation="seq_mean_token_mean",
+        correction={"action": "clamp", "level": "token", "high": 2.0},
     ),
     "cispo": Preset(
         "group mean and std, clipped importance weights, token mean (MiniMax-M1)",

@@ -123,6 +123,7 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         "clipped ratio to the proximal policy, with a dual clip for negative advantages",
         dict(_CLIP),
         reads=("proximal_logprobs",),
+        bands=("eps_low", "eps_high"),
     ),
     "decoupled_ppo": Entry(
         "ppo on exp(t - o), weighted by sg exp(o - i)",
@@ -133,6 +134,7 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         },
         reads=("proximal_logprobs",),
         weighs=True,
+        bands=("eps_low", "eps_high"),
         proximal="recompute",
     ),
     "gspo": Entry(
@@ -142,6 +144,8 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
             "eps_high": Option(4e-4, "the sequence's ratio is clipped from above at 1 + eps_high", low=0.0),
         },
         reads=("proximal_logprobs",),
+        bands=("eps_low", "eps_high"),
+        proximal="recompute",
     ),
     "cispo": Entry(
         "clipped importance weight times A·t: the gradient stays where the weight is clipped",
@@ -151,15 +155,16 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
             ),
             "eps_high": Option(5.0, "the weight is clipped from above at 1 + eps_high", low=0.0),
         },
-        weighs=True,
+        reads=("proximal_logprobs",),
+        bands=("eps_low", "eps_high"),
     ),
     "sapo": Entry(
-        "soft gate (4/τ)·σ(τ(ρ - 1)) instead of a clip: -gate·A; not together with proximal log-probs",
+        "soft gate (4/τ)·σ(τ(r - 1)) instead of a clip: -gate·A",
         {
             "tau_positive": Option(1.0, "τ where A > 0", low=0.0, low_excluded=True),
             "tau_negative": Option(1.05, "τ elsewhere", low=0.0, low_excluded=True),
         },
-        weighs=True,
+        reads=("proximal_logprobs",),
     ),
     "masked_is": Entry(
         "importance sampling that drops tokens and sequences of extreme ratio; -sg(ρ·coefficient)·t",
@@ -193,11 +198,13 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
             "kl_tau": _KL_TAU,
         },
         weighs=True,
+        bands=("mask_low", "mask_high"),
     ),
     "ipo": Entry(
         "drop a token whose probability moved too far, whatever its advantage; -A·ρ + kl_tau·(log ρ)²",
         {"thr": Option(0.1, "drop where the probability moved by more than this", low=0.0), "kl_tau": _KL_TAU},
         weighs=True,
+        bands=("thr",),
     ),
     "ref_kl": Entry(
         "on-policy distillation: -sg(ref - t)·ρ + kl_tau·(log ρ)², whatever the rewards",
@@ -205,6 +212,7 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         reads=("reference_logprobs",),
         needs="reference",
         weighs=True,
+        bands=("mask_low",),
     ),
     "distill": Entry(
         "reverse KL to a teacher on tokens that the student sampled: the term of `ref_kl`",
@@ -212,6 +220,7 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         reads=("reference_logprobs",),
         needs="reference",
         weighs=True,
+        bands=("mask_low",),
         function="ref_kl",
     ),
     "sft": Entry("negative log-likelihood -w·t, weighted by the advantage w"),
@@ -221,8 +230,9 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
 CORRECTION_OPTIONS: Mapping[str, Option] = {
     "action": Option(
         "clamp",
-        "clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside, see `weight` for what is kept",
-        choices=("clamp", "mask"),
+        "clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside, see `weight` for what is kept; "
+        "none: no correction, also where the preset has one",
+        choices=("clamp", "mask", "none"),
     ),
     "level": Option("token", "judge each token, or each sequence as a whole", choices=("token", "sequence")),
     "measure": Option(

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from rlrun.config.algorithm.names import proximal_problem
 from rlrun.config.base import Config
 from rlrun.config.models.learning import (
     AdvantageConfig,
@@ -32,7 +33,7 @@ class EnvironmentAlgorithm(Config):
     aggregation_length: Annotated[int, Field(ge=1)] | None = None
     """Tokens that `constant_length` divides by."""
     proximal: Proximal | None = None
-    """Replaces the run's proximal policy."""
+    """Replaces the run's proximal policy; default: the run's where this loss uses it, else the loss's."""
     regularizers: RegularizerConfig | None = None
     """Replaces the run's regularizers."""
     correction: CorrectionConfig | None = None
@@ -71,6 +72,11 @@ class EnvironmentAlgorithm(Config):
                 "environments; remove it"
             )
         found = run.model_copy(update=given)
+        if self.proximal is None and found.proximal not in (None, "inference"):
+            # The run's proximal policy belongs to the run's loss: it is left out for a loss that does not use it.
+            corrected = found.effective_correction is not None
+            if proximal_problem(found.effective_loss.name, found.proximal, corrected=corrected):
+                found = found.model_copy(update={"proximal": None})
         found.check_parts()
         return found
 

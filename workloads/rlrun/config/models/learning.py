@@ -11,6 +11,7 @@ from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     DEFAULT_PRESET,
     LOSS_ENTRIES,
+    NARROW_BAND,
     PRESETS,
     Need,
     Options,
@@ -18,8 +19,12 @@ from rlrun.config.algorithm.names import (
     complete_options,
     correction_problem,
     default_proximal,
+    entry,
+    is_import_path,
+    narrow_bands,
     needs,
     preset,
+    proximal_problem,
 )
 from rlrun.config.base import Config
 from rlrun.config.models.companions import CriticConfig, ReferenceConfig
@@ -100,8 +105,8 @@ class RegularizerConfig(Config):
 class CorrectionConfig(Config):
     """Correction of the mismatch between trainer and engine, on top of the loss."""
 
-    action: Literal["clamp", "mask"] = "clamp"
-    """Clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside."""
+    action: Literal["clamp", "mask", "none"] = "clamp"
+    """Clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside; none: no correction, also where the preset has one."""
     weight: Literal["none", "token", "sequence", "geometric"] = "none"
     """With mask, weight of what is kept: 1, or a ratio."""
     cap: Annotated[float, Field(gt=0)] | None = None
@@ -168,7 +173,7 @@ class AlgorithmConfig(Config):
     critic: CriticConfig | None = None
     """A value model that the trainer trains as well: for advantage `gae`."""
     correction: CorrectionConfig | None = None
-    """Truncated importance weights or rejection."""
+    """Truncated importance weights or rejection; replaces the preset's."""
     filters: FilterConfig | None = None
     """Replaces the preset's filters."""
     max_async_level: Annotated[int, Field(ge=0, le=64)] = 2
@@ -227,19 +232,15 @@ class AlgorithmConfig(Config):
         Raises:
             ValueError: names field, value and fix.
         """
-        loss, proximal = self.effective_loss.name, self.effective_proximal
-        if loss == "decoupled_ppo" and proximal == "inference":
-            raise ValueError(
-                "proximal (inference) leaves loss decoupled_ppo nothing to decouple; use recompute or log_linear"
-            )
-        if loss == "sapo" and proximal != "inference":
-            raise ValueError(f"proximal ({proximal}) cannot be combined with loss sapo; set it to inference")
+        loss, proximal, correction = self.effective_loss.name, self.effective_proximal, self.effective_correction
+        if problem := proximal_problem(loss, proximal, corrected=correction is not None):
+            raise ValueError(problem)
         if self.aggregation_length is not None and self.effective_aggregation != "constant_length":
             raise ValueError(
                 f"aggregationLength ({self.aggregation_length}) needs aggregation constant_length; remove it"
             )
-        if self.correction is not None:
-            complete = complete_correction(self.correction.options)
+        if correction is not None:
+            complete = complete_correction(correction.options)
             if problem := correction_problem(complete, loss, has_proximal=proximal != "inference"):
                 raise ValueError(problem)
         for need, what in self.needs.items():
@@ -285,6 +286,39 @@ class AlgorithmConfig(Config):
     def effective_proximal(self) -> str:
         """The proximal policy: `proximal` when it is given, else that of the loss."""
         return self.proximal or default_proximal(self.effective_loss.name)
+
+    @property
+    def effective_correction(self) -> CorrectionConfig | None:
+        """The correction: `correction` when it is given, else the preset's, which belongs to its loss and needs a proximal policy."""
+        if self.correction is not None:
+            return None if self.correction.action == "none" else self.correction
+        settings = preset(self.preset)
+        if (
+            settings.correction is None
+            or self.effective_loss.name != settings.loss
+            or self.effective_proximal == "inference"
+        ):
+            return None
+        return CorrectionConfig.model_validate(dict(settings.correction))
+
+    @property
+    def band_warning(self) -> str | None:
+        """Warning about a band of the loss that the rounding of engine and trainer alone leaves, or None."""
+        loss, proximal = self.effective_loss, self.effective_proximal
+        narrow = narrow_bands(loss.name, loss.options)
+        if not narrow or proximal == "recompute":
+            return None
+        bands = ", ".join(f"{name} ({value:g})" for name, value in narrow.items())
+        readers = is_import_path(loss.name) or "proximal_logprobs" in entry("loss", loss.name).reads
+        fix = (
+            f"set proximal to recompute, or {next(iter(narrow))} to {NARROW_BAND} or more"
+            if readers
+            else (f"set {next(iter(narrow))} to {NARROW_BAND} or more")
+        )
+        return (
+            f"loss {loss.name} measures {bands} from the engine's log-probs (proximal: {proximal}), whose rounding alone moves tokens "
+            f"farther and takes their gradient; {fix}"
+        )
 
     @property
     def effective_filters(self) -> FilterConfig:

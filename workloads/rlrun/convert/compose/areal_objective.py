@@ -32,9 +32,11 @@ def _loss(draft: Draft, critic: bool) -> None:
         taus = [_A + "sapo_tau_pos", _A + "sapo_tau_neg"]
         options = {"tau_positive": draft.number(taus[0]) or 1.0, "tau_negative": draft.number(taus[1]) or 1.05}
         _put(draft, "sapo", options, "sapo", [_SAPO, *(tau for tau in taus if draft.has(tau))])
+        _proximal(draft)
     elif draft.get(_LEVEL) == "sequence":
         _put(draft, "gspo", bounds, "gspo", [_LEVEL, *clips])
         _proximal(draft)
+        draft.put("algorithm.correction", {"action": "none"}, note="AReaL corrects only in the decoupled loss")
     elif draft.flag(_DECOUPLED):
         _decoupled(draft, bounds, clips, critic)
     else:

@@ -176,3 +176,7 @@ def _correction(draft: Draft, mode: str) -> None:
         limit = _IS + "_threshold"
         level = draft.get(_IS)
         draft.put("algorithm.correction", {"action": "clamp", "level": level, "high": draft.number(limit)}, _IS, limit)
+    elif PRESETS[draft.fields["algorithm.preset"].value].correction is not None:
+        draft.put(
+            "algorithm.correction", {"action": "none"}, note="verl corrects only where rollout_correction asks for it"
+        )

@@ -91,8 +91,8 @@ NO_ADVANTAGE: Mapping[str, str] = {
 LOSSES: Mapping[str, tuple[str, str | None, str | None]] = {
     "vanilla": ("ppo", None, "recompute"),
     "gspo": ("gspo", "gspo", "recompute"),
-    "cispo": ("cispo", "cispo", None),
-    "sapo": ("sapo", "sapo", None),
+    "cispo": ("cispo", "cispo", "recompute"),
+    "sapo": ("sapo", "sapo", "recompute"),
     "dppo_tv": ("dppo", "dppo", None),
 }
 """verl's loss modes: loss, preset (none: the advantage's), proximal policy (none: the loss's)."""

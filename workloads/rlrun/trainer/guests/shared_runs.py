@@ -21,7 +21,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import LiveFeed
 from rlrun.trainer.guests.isolation import Isolation, tell_all, to_blame
 from rlrun.trainer.guests.requests import Guests
-from rlrun.trainer.learning.objective import bind_objective
+from rlrun.trainer.learning.objective import bind_objective, log_band_warnings
 from rlrun.trainer.process import Link, Process
 from rlrun.trainer.ranks.agreement import Agreement
 from rlrun.trainer.ranks.stop import StopAgreed
@@ -169,6 +169,7 @@ class SharedRuns(OneRun):
             self._slots[run.name] = slot
             self._answer(run.name, run.number, "Joined", slot=slot, step=run.progress.step)
             if self._process.policy.group.leads:
+                log_band_warnings(config)
                 logger.info(f"{run.name}: from {start_of(attempt)}")
 
     def _link(self, name: str, attempt: int, paths: RunPaths) -> Link:

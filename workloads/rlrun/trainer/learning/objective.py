@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from loguru import logger
 
 from rlrun.algorithms import Mixture, Objective, Regularizers
 from rlrun.config.algorithm.names import complete_options
@@ -29,6 +30,17 @@ def bind_objective(config: TrainerConfig) -> Mixture:
     return Mixture(objective(algorithm, config.seq_len), environments, gae)
 
 
+def log_band_warnings(config: TrainerConfig) -> None:
+    """Log a warning for each band of a loss that rounding alone leaves, with the block that it is of; for one rank of a run."""
+    warnings = {"algorithm": config.algorithm.band_warning} | {
+        f"environmentAlgorithms.{name}": own.over(config.algorithm).band_warning
+        for name, own in config.environment_algorithms.items()
+    }
+    for where, warning in warnings.items():
+        if warning is not None:
+            logger.warning(f"{where}: {warning}")
+
+
 def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm") -> Objective:
     """Objective of a step: the preset's parts, unless the run replaces them.
 
@@ -41,7 +53,7 @@ def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm"
         RoleError: the loss does not exist, does not take an option, or cannot be imported.
     """
     aggregation = config.effective_aggregation
-    terms = config.regularizers
+    terms, correction = config.regularizers, config.effective_correction
     try:
         result = Objective(
             loss=config.effective_loss.name,
@@ -49,7 +61,7 @@ def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm"
             aggregation=aggregation,
             aggregation_length=(config.aggregation_length or seq_len) if aggregation == "constant_length" else None,
             regularizers=Regularizers(entropy=terms.entropy, kl=terms.kl, kl_kind=terms.kl_kind),
-            correction=config.correction.options if config.correction is not None else None,
+            correction=correction.options if correction is not None else None,
             proximal=config.effective_proximal,
         )
         _try(result)
