@@ -21,7 +21,7 @@ CHOICES = (
     Objective("decoupled_ppo", aggregation="constant_length", aggregation_length=7, proximal="log_linear"),
     Objective("sapo", correction={"action": "mask", "level": "sequence", "high": 3.0}),
     Objective("masked_is", {"ratio": "sequence"}),
-    Objective("distill", regularizers=Regularizers(kl=0.1, kl_kind="k1")),
+    Objective("distill", regularizers=Regularizers(kl=0.1, kl_kind="k3_unbiased")),
     Objective("sft", aggregation="constant_length", aggregation_length=3),
 )
 

@@ -176,7 +176,9 @@ def definition(name: str, batch: Batch, t: Tensor, options: dict[str, Any]) -> t
             if "correction" in options:
                 loss = loss * correction_weight(batch, k, on, options["correction"])
             d = t[k] - batch.ref[k]
-            estimate = {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[terms.kl_kind]
+            estimate = {"k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}.get(terms.kl_kind)
+            if estimate is None:  # k3_unbiased
+                estimate = torch.exp(t[k] - batch.i[k]) * (torch.exp(-d) - 1 + d)
             of_sequence = of_sequence + loss + terms.kl * estimate - terms.entropy * torch.sigmoid(t[k])
         total = total + (of_sequence / len(on) if aggregation == "seq_mean_token_mean" else of_sequence)
         denominator += {"token_mean": len(on), "constant_length": options.get("aggregation_length")}.get(aggregation, 1)
@@ -217,7 +219,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("aipo", AIPO | {"aggregation": "seq_mean_token_sum"}),
     ("aipo", AIPO | {"aggregation": "seq_mean_token_mean"}),
     ("aipo", AIPO | {"aggregation": "constant_length", "aggregation_length": 7}),
-    ("aipo", AIPO | {"regularizers": Regularizers(entropy=0.3, kl=0.2, kl_kind="k1")}),
+    ("aipo", AIPO | {"regularizers": Regularizers(entropy=0.3, kl=0.2, kl_kind="k3_unbiased")}),
     ("cispo", CLIP | {"regularizers": Regularizers(kl=0.2, kl_kind="k2"), "aggregation": "seq_mean_token_mean"}),
     ("sft", {"regularizers": Regularizers(entropy=0.1, kl=0.2, kl_kind="k3")}),
     ("ppo", PPO | {"correction": {"high": 1.1, "low": 0.8}}),

@@ -65,6 +65,17 @@ def test_the_trainer_hears_of_environments_that_learn_otherwise() -> None:
     assert RunConfig.model_validate_json(config.model_dump_json(by_alias=True)) == config
 
 
+def test_the_trainer_gets_the_advantage_of_an_environment_with_kl_in_the_reward() -> None:
+    environments = [
+        {"id": "x", "algorithm": {"advantage": {"name": "rloo"}}},
+        {"id": "y", "algorithm": {"advantage": {"name": "opo"}, "regularizers": {"kl": 0.1}}},
+    ]
+    algorithm = {"reference": {}, "regularizers": {"kl_reward": 0.1}}
+    found = resolved(environments=environments, algorithm=algorithm).trainer.environment_algorithms
+    assert found["x"].advantage is not None
+    assert (found["x"].advantage.name, found["y"].advantage) == ("rloo", None)
+
+
 def test_the_orchestrator_knows_whether_the_engines_parse_calls() -> None:
     for flag, parses in {
         "--enable-auto-tool-choice": True,

@@ -9,7 +9,14 @@ from pydantic import BaseModel, ValidationError
 
 from rlrun.api import kubernetes
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.algorithm.names import AGGREGATIONS, CORRECTION_OPTIONS, KL_KINDS, PRESETS, PROXIMAL_METHODS
+from rlrun.config.algorithm.names import (
+    AGGREGATIONS,
+    CORRECTION_OPTIONS,
+    KL_KINDS,
+    KL_REWARD_KINDS,
+    PRESETS,
+    PROXIMAL_METHODS,
+)
 from rlrun.config.loading.schema import expected, fields, find_field, shape_of
 from rlrun.config.meaning import meaning
 from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
@@ -295,6 +302,7 @@ def test_the_choices_of_the_manifest_are_those_of_the_tables() -> None:
     assert set(get_args(Aggregation)) == set(AGGREGATIONS)
     assert set(get_args(Proximal)) == set(PROXIMAL_METHODS)
     assert set(get_args(RegularizerConfig.model_fields["kl_kind"].annotation)) == set(KL_KINDS)
+    assert get_args(RegularizerConfig.model_fields["kl_reward_kind"].annotation) == KL_REWARD_KINDS
     for name, option in CORRECTION_OPTIONS.items():
         field = CorrectionConfig.model_fields[name]
         assert field.default == option.default or (name, field.default) == ("low", None)
@@ -310,6 +318,15 @@ def test_a_critic_and_a_reference_are_there_when_something_reads_them() -> None:
     assert "critic is not used by advantage grpo" in refused(AlgorithmConfig, critic={})
     assert "advantage gae needs a critic model" in refused(AlgorithmConfig, advantage={"name": "gae"})
     assert "regularizers.kl (0.1) needs a reference model" in refused(AlgorithmConfig, regularizers={"kl": 0.1})
+    assert "regularizers.klReward (0.1) needs a reference model" in refused(
+        AlgorithmConfig, regularizers={"kl_reward": 0.1}
+    )
+    assert "klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or klReward to 0.1" in refused(
+        RegularizerConfig, kl=0.1, kl_kind="k1"
+    )
+    assert "regularizers.klReward (0.1) is not used by loss distill, which reads no rewards" in refused(
+        AlgorithmConfig, preset="distill", reference={}, regularizers={"kl_reward": 0.1}
+    )
     assert "loss distill needs a reference model" in refused(AlgorithmConfig, preset="distill")
     whole = AlgorithmConfig.model_validate(
         {"preset": "ppo", "advantage": {"name": "gae"}, "critic": {}, "reference": {}, "regularizers": {"kl": 0.1}}

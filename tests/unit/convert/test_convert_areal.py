@@ -145,6 +145,7 @@ def test_a_critic() -> None:
     [
         ({"actor.importance_sampling_level": "sequence", "actor.recompute_logprob": True}, "gspo", "recompute"),
         ({"actor.use_sapo_loss": True}, "sapo", "inference"),
+        ({"actor.use_sapo_loss": True, "actor.recompute_logprob": True}, "sapo", "recompute"),
         ({"actor.recompute_logprob": True}, "ppo", "recompute"),
         ({}, "ppo", "inference"),
         ({"actor.use_decoupled_loss": True, "actor.prox_logp_method": "loglinear"}, "decoupled_ppo", "log_linear"),
@@ -153,6 +154,13 @@ def test_a_critic() -> None:
 def test_losses(changes: dict[str, Any], loss: str, proximal: str) -> None:
     algorithm = spec(changes).algorithm
     assert (algorithm.effective_loss.name, algorithm.effective_proximal) == (loss, proximal)
+
+
+def test_kl_is_in_the_reward() -> None:
+    found = result({"actor.kl_ctl": 0.05, "actor.kl_estimator": "k3"})
+    terms = parse_manifest(found.text, "test")[0].spec.algorithm.regularizers
+    assert (terms.kl_reward, terms.kl_reward_kind, terms.kl) == (0.05, "k3", 0.0)
+    assert not any("KL" in notice for notice in found.notices)
 
 
 def test_intervals_of_epochs_are_steps() -> None:

@@ -37,6 +37,11 @@ def spec(changes: dict[str, Any], rows: int | None = None) -> RLRunSpec:
     return parse_manifest(result(changes, rows).text, "test")[0].spec
 
 
+def refusal(found: Converted, key: str) -> str:
+    """The reason why a key is refused."""
+    return next(one.note for one in found.refused if one.setting.key == key)
+
+
 def test_a_step_has_prompts_times_answers_in_minibatches() -> None:
     found = spec({"data.train_batch_size": 1024, R + "n": 5, A + "ppo_mini_batch_size": 256})
     assert (found.orchestrator.batch_size, found.trainer.updates_per_step, found.environments[0].group_size) == (
@@ -98,13 +103,100 @@ def test_objectives(changes: dict[str, Any], advantage: tuple[str, dict[str, Any
     assert algorithm.effective_correction is None
 
 
-def test_kl_terms() -> None:
-    in_loss = spec({A + "use_kl_loss": True, A + "kl_loss_coef": 0.01, A + "kl_loss_type": "mse"}).algorithm
-    assert (in_loss.regularizers.kl, in_loss.regularizers.kl_kind) == (0.01, "k2")
-    in_reward = result({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.002})
-    assert "kl: 0.002" in in_reward.text
-    assert any("not of the reward" in notice for notice in in_reward.notices)
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("mse", "k2"), ("k2+", "k2"), ("low_var_kl", "k3"), ("low_var_kl+", "k3+"), ("k3+", "k3+"), ("kl+", "k1+")],
+)
+def test_kl_in_the_loss(theirs: str, ours: str) -> None:
+    found = spec({A + "use_kl_loss": True, A + "kl_loss_coef": 0.01, A + "kl_loss_type": theirs}).algorithm
+    assert (found.regularizers.kl, found.regularizers.kl_kind, found.regularizers.kl_reward) == (0.01, ours, 0.0)
+    assert found.reference is not None
     assert spec({A + "kl_loss_coef": 0.01}).algorithm.reference is None
+
+
+def test_kl_without_a_gradient_is_refused() -> None:
+    for theirs, reason in (("kl", "its expected gradient is 0"), ("k1", "take mse"), ("abs", "known: mse")):
+        found = result({A + "use_kl_loss": True, A + "kl_loss_coef": 0.01, A + "kl_loss_type": theirs})
+        assert reason in refusal(found, A + "kl_loss_type")
+
+
+def test_kl_in_the_reward() -> None:
+    in_reward = {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.002}
+    for theirs, ours in ((..., "k1"), ("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"), ("low_var_kl+", "k3")):
+        found = spec(in_reward | {"algorithm.kl_penalty": theirs, "algorithm.adv_estimator": "gae"}).algorithm
+        terms = found.regularizers
+        assert (terms.kl_reward, terms.kl_reward_kind, terms.kl) == (0.002, ours, 0.0)
+    both = spec(in_reward | {A + "use_kl_loss": True, A + "kl_loss_coef": 0.01}).algorithm
+    assert (both.regularizers.kl, both.regularizers.kl_kind, both.regularizers.kl_reward) == (0.01, "k3", 0.002)
+    assert "known: kl, kl+" in refusal(result(in_reward | {"algorithm.kl_penalty": "full"}), "algorithm.kl_penalty")
+    assert not result(in_reward | {"algorithm.adv_estimator": "reinforce_plus_plus"}).notices
+    assert any("after the group's mean" in notice for notice in result(in_reward).notices)
+
+
+C = "algorithm.rollout_correction."
+
+
+def correction(changes: dict[str, Any]) -> dict[str, Any]:
+    found = spec({C + key: value for key, value in changes.items()}).algorithm.effective_correction
+    return {} if found is None else found.model_dump(exclude_defaults=True)
+
+
+def test_corrections() -> None:
+    assert correction({}) == {}
+    assert correction({"rollout_is": "token", "rollout_is_threshold": 3.0}) == {"high": 3.0}
+    product = {"level": "sequence", "reduce": "sum"}
+    assert correction({"rollout_is": "sequence"}) == product
+    icepop = {"action": "mask", "low": 0.5, "high": 5.0}
+    assert correction({"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"}) == icepop | {"weight": "token"}
+    by_sequence = icepop | product | {"weight": "sequence"}
+    assert correction({"rollout_is": "sequence", "rollout_is_threshold": "0.5_5.0"}) == by_sequence
+    both = {"rollout_is": "sequence", "rollout_is_threshold": 4.0, "rollout_rs": "seq_max_k2"}
+    assert correction(both | {"rollout_rs_threshold": 2.5}) == {
+        "action": "mask",
+        "level": "sequence",
+        "measure": "k2",
+        "reduce": "max",
+        "high": 2.5,
+        "weight": "sequence",
+        "cap": 4.0,
+    }
+    bypass = {"bypass_mode": True, "rollout_is": "token", "rollout_rs": "token_k3", "rollout_rs_threshold": 0.1}
+    assert correction(bypass) == {"action": "mask", "measure": "k3", "high": 0.1}
+    assert correction({"rollout_is": "token", "bypass_mode": True}) == {}
+
+
+def test_a_loss_that_weighs_itself_is_not_weighed_twice() -> None:
+    found = spec({A + "policy_loss.loss_mode": "dppo_tv", C + "rollout_is": "token"}).algorithm
+    assert (found.effective_loss.name, found.effective_correction) == ("dppo", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "reason"),
+    [
+        ({"rollout_rs": "token_k1"}, "rollout_rs", "rollout_rs_threshold is missing; add"),
+        ({"rollout_rs": "token_k1,seq_max_k2", "rollout_rs_threshold": 2}, "rollout_rs", "2 criteria at once"),
+        ({"rollout_rs": "binary_kl", "rollout_rs_threshold": 2}, "rollout_rs", "KPop"),
+        ({"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 2}, "rollout_rs", "known: token_k1"),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": "1_2"}, "rollout_rs_threshold", "has an upper bound only"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": 0.5}, "rollout_rs_threshold", "is above the upper one"),
+        ({"rollout_is": "token", "rollout_is_threshold": "5_0.5"}, "rollout_is_threshold", "or two as 0.5_5.0"),
+        ({"rollout_is": "token", "rollout_is_threshold": "low_2"}, "rollout_is_threshold", "is not a positive number"),
+        (
+            {"rollout_is": "token", "rollout_is_threshold": "0.5_5", "rollout_rs": "token", "rollout_rs_threshold": 2},
+            "rollout_rs",
+            "a second rejection",
+        ),
+        ({"rollout_is": "token", "rollout_is_batch_normalize": True}, "rollout_is_batch_normalize", "their mean"),
+        ({"bypass_mode": True, "loss_type": "reinforce"}, "loss_type", "algorithm.loss aipo"),
+    ],
+)
+def test_corrections_without_a_counterpart_are_refused(changes: dict[str, Any], key: str, reason: str) -> None:
+    assert reason in refusal(result({C + name: value for name, value in changes.items()}), C + key)
+
+
+def test_corrections_of_older_releases_are_refused() -> None:
+    found = result({"algorithm.rollout_is": True, "algorithm.rollout_is_threshold": 2.0})
+    assert "write algorithm.rollout_correction.rollout_is" in refusal(found, "algorithm.rollout_is")
 
 
 def test_dapo() -> None:

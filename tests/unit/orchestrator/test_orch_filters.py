@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, FilterConfig
+from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, FilterConfig, RegularizerConfig
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.orchestrator.batches.assemble import assemble
@@ -161,3 +161,23 @@ def test_rules_follow_preset_run_and_environment() -> None:
         VOCABULARY,
     )
     assert found["arithmetic"] == Rules(AdvantageConfig(name="opo"), FilterConfig(overlong_mask=True), 9, VOCABULARY)
+
+
+def test_a_batch_holds_advantages_before_kl_in_the_reward() -> None:
+    """The trainer adds the KL and normalizes after it; an environment without KL is normalized here."""
+    own = EnvironmentAlgorithm(regularizers=RegularizerConfig())
+    environments = [EnvironmentConfig(id="reverse-text"), EnvironmentConfig(id="arithmetic", algorithm=own)]
+    algorithm = AlgorithmConfig.model_validate(
+        {
+            "advantage": {"name": "reinforce_pp", "options": {"gamma": 0.9, "neg_clipped": True}},
+            "reference": {},
+            "regularizers": {"kl_reward": 0.1},
+        }
+    )
+    config = OrchestratorConfig.model_construct(
+        algorithm=algorithm, environments=environments, sampling=SamplingConfig(max_tokens=5)
+    )
+    found = rules_of(config, vocabulary=VOCABULARY)
+    before = {"gamma": 0.9, "neg_clipped": False, "adv_mean": "none", "adv_std": "none"}
+    assert found["reverse-text"].advantage == AdvantageConfig(name="reinforce_pp", options=before)
+    assert found["arithmetic"].advantage == algorithm.advantage

@@ -10,6 +10,7 @@ from rlrun.algorithms.correction import Corrected, correct_mismatch
 from rlrun.algorithms.group_advantages import advantages
 from rlrun.algorithms.inputs import LossInputs
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
+from rlrun.algorithms.kl_reward import KlReward
 from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.metrics import mean_metrics, merge_metrics
 from rlrun.algorithms.mixture import Mixture
@@ -28,6 +29,7 @@ __all__ = [
     "PRESETS",
     "Corrected",
     "Estimate",
+    "KlReward",
     "LossInputs",
     "LossOutput",
     "Mixture",

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlrun.algorithms.kl_reward import KlReward
 from rlrun.algorithms.metrics import joint_means, merge_metrics
 from rlrun.algorithms.objective import LossOutput, Objective, TokenTerms
 from rlrun.config.algorithm.names import Options
@@ -38,6 +39,21 @@ class Divisors:
 
 
 @dataclass(frozen=True)
+class RewardedKl:
+    """KL in the reward of an objective, and what its advantages become after it."""
+
+    reward: KlReward
+    adv_mean: str = "none"
+    """Level of the mean that is subtracted from the advantages afterwards: `none`, `group` or `batch`."""
+    adv_std: str = "none"
+    """Level of the standard deviation that they are divided by."""
+    neg_clipped: bool = False
+    """Negative advantages become 0, last of all."""
+    batch: str = ""
+    """Name of the advantage's settings: objectives of equal settings are normalized together."""
+
+
+@dataclass(frozen=True)
 class Mixture:
     """A run's whole objective: its own, and those of the environments that have another, by the environment's name."""
 
@@ -45,6 +61,8 @@ class Mixture:
     environments: Mapping[str, Objective] = field(default_factory=dict)
     gae: Options | None = None
     """`gamma`, `lam`, `adv_mean` and `adv_std`, where a critic makes the advantages of all samples."""
+    kl_rewards: tuple[RewardedKl | None, ...] = ()
+    """KL in the reward of each objective, in the order of `objectives`; empty: of none."""
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -66,6 +84,11 @@ class Mixture:
         """True if a trust region is measured from the policy at the start of the step."""
         return any(objective.proximal == "recompute" for objective in self.objectives)
 
+    @property
+    def rewards_kl(self) -> bool:
+        """True if a KL to the reference is in the reward of an environment."""
+        return any(one is not None for one in self.kl_rewards)
+
     def divisors(self, mask: Tensor, sequence_lengths: Sequence[int], environments: Sequence[str]) -> Divisors:
         """Divisors for a whole batch, before its first micro-batch is trained.
 
@@ -75,7 +98,7 @@ class Mixture:
             environments: their S environments.
         """
         whole = tuple(objective.denominator(mask, sequence_lengths) for objective in self.objectives)
-        masks = self._masks(mask, sequence_lengths, environments)
+        masks = self.masks(mask, sequence_lengths, environments)
         return Divisors(
             whole,
             tuple(
@@ -109,7 +132,7 @@ class Mixture:
         Returns:
             The loss, and sums as `policy_loss` returns them, with `entropy` and `loss`, each as `<number of the objective>/<name>`.
         """
-        masks = self._masks(mask, sequence_lengths, environments, sequence_ids)
+        masks = self.masks(mask, sequence_lengths, environments, sequence_ids)
         losses: list[Tensor] = []
         metrics: dict[str, Tensor] = {}
         for index, kept in masks.items():
@@ -152,7 +175,7 @@ class Mixture:
                 sequence_ids=sequence_ids,
                 **inputs,
             )
-            for index, kept in self._masks(mask, sequence_lengths, environments, sequence_ids).items()
+            for index, kept in self.masks(mask, sequence_lengths, environments, sequence_ids).items()
         }
 
     def merged(self, parts: Sequence[Mapping[str, Tensor]], *, reference: bool) -> dict[str, Tensor]:
@@ -185,7 +208,7 @@ class Mixture:
                 found |= {f"{PREFIX}/{name}/{key}": value for key, value in (_means([mine]) | {"loss": loss}).items()}
         return found
 
-    def _masks(
+    def masks(
         self,
         mask: Tensor,
         sequence_lengths: Sequence[int],

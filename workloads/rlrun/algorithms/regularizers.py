@@ -22,7 +22,7 @@ class Regularizers:
     kl: float = 0.0
     """The loss of a token is raised by this times the estimate of KL(policy || reference)."""
     kl_kind: str = "k3"
-    """With d = t - ref: k1 = d, k2 = d²/2, k3 = e^{-d} - 1 + d. The gradient is that of the estimate itself."""
+    """A key of `KL_KINDS`, see `kl_estimate`; with a weight not k1."""
 
     def __post_init__(self) -> None:
         for name in ("entropy", "kl"):
@@ -30,6 +30,10 @@ class Regularizers:
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"regularizers: {name} must be a finite number of at least 0, got {value}")
         known("regularizers: kl_kind", self.kl_kind, KL_KINDS)
+        if self.kl > 0 and self.kl_kind == "k1":
+            raise ValueError(
+                "regularizers: kl_kind k1 has an expected gradient of 0 as a loss; use k2, or subtract it from the reward (KlReward)"
+            )
 
     def add(
         self, loss: Tensor, inputs: LossInputs, entropy: Tensor | None, *, checked: bool = False
@@ -49,7 +53,12 @@ class Regularizers:
                 raise ValueError(
                     "reference_logprobs must be given where regularizers.kl > 0: it needs a reference model"
                 )
-            penalty = kl_estimate(self.kl_kind, inputs.logprobs, inputs.reference_logprobs)
+            penalty = kl_estimate(
+                self.kl_kind,
+                inputs.logprobs,
+                inputs.reference_logprobs,
+                inference_logprobs=inputs.inference_logprobs,
+            )
             loss = loss + self.kl * penalty
             metrics["kl_penalty"] = self.kl * penalty.detach()
         return loss, metrics

@@ -51,7 +51,9 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             **common,
             algorithm=algorithm,
             environment_algorithms={
-                environment.label: own for environment in environments if (own := environment.algorithm.of_trainer)
+                environment.label: own
+                for environment in environments
+                if (own := environment.algorithm.trainer_part(algorithm))
             },
             checkpoint=spec.checkpoint,
             weight_sync=spec.weight_sync,

@@ -66,9 +66,8 @@ class Advantage:
 
 
 def advantage_settings(config: OrchestratorConfig) -> dict[str, AdvantageConfig]:
-    """Estimator of each environment, by its label; the run's where an environment has none."""
-    run = config.algorithm
-    return {one.label: one.algorithm.advantage or run.effective_advantage for one in config.environments}
+    """Estimator of each environment, by its label, as the orchestrator calls it; the run's where an environment has none."""
+    return {one.label: one.algorithm.over(config.algorithm).batch_advantage for one in config.environments}
 
 
 def outcomes_of(batch: Batch) -> tuple[Outcome, ...]:

@@ -16,6 +16,7 @@ from rlrun.config.algorithm.tables import (
     AGGREGATIONS,
     CORRECTION_OPTIONS,
     KL_KINDS,
+    KL_REWARD_KINDS,
     LOSS_ENTRIES,
     PROXIMAL_METHODS,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "DEFAULT_LOSS",
     "DEFAULT_PRESET",
     "KL_KINDS",
+    "KL_REWARD_KINDS",
     "LOSS_ENTRIES",
     "NARROW_BAND",
     "PRESETS",

@@ -67,6 +67,8 @@ class Entry:
     reads: tuple[str, ...] = ()
     ordered: tuple[tuple[str, str], ...] = ()
     needs: Need | None = None
+    rewarded: bool = True
+    """False: a loss that reads no advantages, so that rewards change nothing."""
     weighs: bool = False
     """A loss that already weighs each token by ρ, the trainer's probability over the engine's."""
     function: str | None = None

@@ -60,7 +60,8 @@ PRESETS: Mapping[str, Preset] = {
         advantage="opo",
     ),
     "reinforce_pp": Preset(
-        "no groups: returns whitened over all loss tokens of the batch, clipped ratio (REINFORCE++, without its KL in the reward)",
+        "no groups: returns whitened over all loss tokens of the batch, clipped ratio (REINFORCE++). "
+        "Its KL in the reward: `regularizers: {klReward: ...}` and a `reference`",
         advantage="reinforce_pp",
         loss="ppo",
         loss_options=_CLIP,

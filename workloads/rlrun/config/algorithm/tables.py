@@ -17,8 +17,17 @@ PROXIMAL_METHODS: Mapping[str, str] = {
     "recompute": "o = the policy at the start of the step",
     "log_linear": "o = i + α(t - i), α = clamp((v_θ - 1 - v_b)/(v_θ - v_b), 0, 1) from the policy versions v; no extra pass",
 }
-KL_KINDS: Mapping[str, str] = {"k1": "d", "k2": "d²/2", "k3": "e^{-d} - 1 + d"}
-"""Estimates of the KL divergence, with d = t - ref."""
+KL_KINDS: Mapping[str, str] = {
+    "k1": "d; in the reward only, because its expected gradient as a loss is 0",
+    "k2": "d²/2, with the gradient of the KL divergence on-policy",
+    "k3": "e^{-d} - 1 + d",
+    "k1+": "the value of k1 with the gradient of k2; verl's kl+",
+    "k3+": "the value of k3 with the gradient of k2; verl's low_var_kl+",
+    "k3_unbiased": "ρ·(e^{-d} - 1 + d), with the gradient of ρ too: value and gradient without bias, off-policy as well (DeepSeek-V3.2)",
+}
+"""Estimates of the KL divergence to the reference, with d = t - ref."""
+KL_REWARD_KINDS = ("k1", "k2", "k3")
+"""Estimates that have a value of their own, without a gradient: those of KL in the reward."""
 
 _LEVELS = ("none", "group", "batch")
 _REWARDS = {
@@ -213,6 +222,7 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         needs="reference",
         weighs=True,
         bands=("mask_low",),
+        rewarded=False,
     ),
     "distill": Entry(
         "reverse KL to a teacher on tokens that the student sampled: the term of `ref_kl`",
@@ -221,6 +231,7 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         needs="reference",
         weighs=True,
         bands=("mask_low",),
+        rewarded=False,
         function="ref_kl",
     ),
     "sft": Entry("negative log-likelihood -w·t, weighted by the advantage w"),

@@ -80,8 +80,11 @@ class EnvironmentAlgorithm(Config):
         found.check_parts()
         return found
 
-    @property
-    def of_trainer(self) -> EnvironmentAlgorithm | None:
-        """The parts without those that the orchestrator alone reads; None when nothing is left."""
-        own = self.model_copy(update={"advantage": None, "filters": None})
+    def trainer_part(self, run: AlgorithmConfig) -> EnvironmentAlgorithm | None:
+        """The parts without those that the orchestrator alone reads; None when nothing is left.
+
+        With KL in the reward the trainer reads the advantage too: it normalizes after the KL.
+        """
+        rewards_kl = (self.regularizers or run.regularizers).kl_reward > 0
+        own = self.model_copy(update={"advantage": self.advantage if rewards_kl else None, "filters": None})
         return None if own == EnvironmentAlgorithm() else own

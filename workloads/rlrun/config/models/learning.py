@@ -98,8 +98,28 @@ class RegularizerConfig(Config):
     """Weight of the entropy bonus."""
     kl: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Weight of the KL divergence to the reference; needs a reference."""
-    kl_kind: Literal["k1", "k2", "k3"] = "k3"
-    """Its estimate, with d = t - ref: d, d²/2, e^-d - 1 + d."""
+    kl_kind: Literal["k1", "k2", "k3", "k1+", "k3+", "k3_unbiased"] = "k3"
+    """Its estimate, with d = t - ref: k2 is d²/2, k3 e^-d - 1 + d; a +: with the gradient of k2; unbiased: times ρ. k1 has no gradient."""
+    kl_reward: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Weight of the KL divergence in the reward of each token; needs a reference."""
+    kl_reward_kind: Literal["k1", "k2", "k3"] = "k1"
+    """Its estimate, under the policy at the start of the step."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.klKind != 'k1' || self.kl == 0.0",
+            "klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or klReward to {self.kl} and remove kl",
+            ".klKind",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _has_gradient(self) -> Self:
+        if self.kl > 0 and self.kl_kind == "k1":
+            raise ValueError(
+                f"klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or klReward to {self.kl} and remove kl"
+            )
+        return self
 
 
 class CorrectionConfig(Config):
@@ -209,6 +229,12 @@ class AlgorithmConfig(Config):
             f"regularizers.kl ({{self.regularizers.kl}}) needs a reference{_NOT_THERE}reference, or choose another preset or part",
             ".reference",
         ),
+        Rule(
+            "self.regularizers.klReward == 0.0 || has(self.reference)",
+            "regularizers.klReward ({self.regularizers.klReward}) needs a reference"
+            f"{_NOT_THERE}reference, or choose another preset or part",
+            ".reference",
+        ),
     )
 
     @model_validator(mode="after")
@@ -243,6 +269,11 @@ class AlgorithmConfig(Config):
             complete = complete_correction(correction.options)
             if problem := correction_problem(complete, loss, has_proximal=proximal != "inference"):
                 raise ValueError(problem)
+        if self.regularizers.kl_reward > 0 and not is_import_path(loss) and not entry("loss", loss).rewarded:
+            raise ValueError(
+                f"regularizers.klReward ({self.regularizers.kl_reward}) is not used by loss {loss}, which reads no rewards; "
+                "set it to 0, or use regularizers.kl"
+            )
         for need, what in self.needs.items():
             if need not in self.provided:
                 raise ValueError(
@@ -256,6 +287,8 @@ class AlgorithmConfig(Config):
         found: dict[Need, str] = {}
         if self.regularizers.kl > 0:
             found["reference"] = f"regularizers.kl ({self.regularizers.kl})"
+        elif self.regularizers.kl_reward > 0:
+            found["reference"] = f"regularizers.klReward ({self.regularizers.kl_reward})"
         found |= needs("loss", self.effective_loss.name, self.effective_loss.options)
         return found | needs("advantage", self.effective_advantage.name, self.effective_advantage.options)
 
@@ -276,6 +309,15 @@ class AlgorithmConfig(Config):
         """The advantage after the preset: `advantage` when it is given, else the preset's."""
         settings = preset(self.preset)
         return self.advantage or AdvantageConfig(name=settings.advantage, options=dict(settings.advantage_options))
+
+    @property
+    def batch_advantage(self) -> AdvantageConfig:
+        """The advantage that a batch holds: without the options that act after KL in the reward, which the trainer applies."""
+        advantage = self.effective_advantage
+        if self.regularizers.kl_reward == 0 or is_import_path(advantage.name) or advantage.name == "gae":
+            return advantage
+        later = {"adv_mean": "none", "adv_std": "none", "neg_clipped": False}
+        return AdvantageConfig(name=advantage.name, options={**advantage.options, **later})
 
     @property
     def effective_aggregation(self) -> str | None:

@@ -131,10 +131,9 @@ def _kl(draft: Draft) -> None:
     weight, kind = _A + "kl_ctl", _A + "kl_estimator"
     if (coefficient := draft.number(weight) or 0.0) <= 0:
         return
-    draft.put("algorithm.regularizers.kl", coefficient, weight, note="in the loss: the reward has no KL term here")
-    draft.put("algorithm.regularizers.klKind", draft.get(kind), kind)
+    draft.put("algorithm.regularizers.klReward", coefficient, weight)
+    draft.put("algorithm.regularizers.klRewardKind", draft.get(kind), kind)
     draft.put("algorithm.reference.model", "initial", note="AReaL's reference is the run's start")
-    draft.notices.append(f"{weight}={coefficient}: the KL term is part of the loss here, not of the reward")
 
 
 def _filters(draft: Draft) -> None:

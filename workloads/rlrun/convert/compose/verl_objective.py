@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from rlrun.config.algorithm.presets import PRESETS
+from rlrun.config.algorithm.tables import LOSS_ENTRIES
 from rlrun.convert.draft import Draft
-from rlrun.convert.tables.verl import ADVANTAGES, AGGREGATIONS, KL_KINDS, LOSSES, NO_ADVANTAGE, NO_LOSS
+from rlrun.convert.tables.verl import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    KL_KINDS,
+    KL_REWARD_KINDS,
+    LOSSES,
+    NO_ADVANTAGE,
+    NO_KL_KIND,
+    NO_LOSS,
+    NO_REJECTION,
+    REJECTIONS,
+)
 
 _A = "actor_rollout_ref.actor."
 _MODE, _ESTIMATOR = _A + "policy_loss.loss_mode", "algorithm.adv_estimator"
-_IS = "algorithm.rollout_correction.rollout_is"
+_IS, _RS = "algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_rs"
 _OVERLONG, _FILTER = "reward_model.overlong_buffer.", "algorithm.filter_groups.enable"
 
 
@@ -123,26 +137,34 @@ def _kl(draft: Draft) -> None:
         draft.put("algorithm.regularizers.entropy", entropy, _A + "entropy_coeff")
     use, weight, kind = _A + "use_kl_loss", _A + "kl_loss_coef", _A + "kl_loss_type"
     in_reward, coefficient = "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"
-    if draft.flag(use) and (draft.number(weight) or 0.0) > 0:
+    penalty = "algorithm.kl_penalty"
+    has_loss = draft.flag(use) and (draft.number(weight) or 0.0) > 0
+    has_reward = draft.flag(in_reward) and (draft.number(coefficient) or 0.0) > 0
+    if has_loss:
         draft.put("algorithm.regularizers.kl", draft.number(weight), use, weight)
-        theirs = str(draft.get(kind)).removesuffix("+")
-        if theirs not in KL_KINDS:
-            draft.refused[kind] = f"known: {', '.join(KL_KINDS)}"
-            return
-        draft.put("algorithm.regularizers.klKind", KL_KINDS[theirs], kind)
-    elif draft.flag(in_reward) and (draft.number(coefficient) or 0.0) > 0:
-        draft.put(
-            "algorithm.regularizers.kl",
-            draft.number(coefficient),
-            in_reward,
-            coefficient,
-            note="in the loss: the reward has no KL term here",
-        )
-        draft.put("algorithm.regularizers.klKind", "k1")
-        draft.notices.append(f"{in_reward}=true: the KL term is part of the loss here, not of the reward")
+        _kl_kind(draft, kind, "algorithm.regularizers.klKind", KL_KINDS)
+    if has_reward:
+        draft.put("algorithm.regularizers.klReward", draft.number(coefficient), in_reward, coefficient)
+        _kl_kind(draft, penalty, "algorithm.regularizers.klRewardKind", KL_REWARD_KINDS)
+        if str(draft.get(_ESTIMATOR)) not in _PER_TOKEN:
+            draft.notices.append(
+                f"{in_reward}=true: the KL reward of later tokens is added to each token's advantage, after the group's mean and "
+                "standard deviation; verl adds it to the answer's reward before them"
+            )
+    if has_loss or has_reward:
+        draft.put("algorithm.reference.model", "initial", note="verl's reference is the run's start")
+
+
+_PER_TOKEN = ("gae", "reinforce_plus_plus")
+"""Estimators whose rewards are of tokens in verl too."""
+
+
+def _kl_kind(draft: Draft, key: str, field: str, kinds: Mapping[str, str]) -> None:
+    theirs = str(draft.get(key))
+    if theirs in kinds:
+        draft.put(field, kinds[theirs], key)
     else:
-        return
-    draft.put("algorithm.reference.model", "initial", note="verl's reference is the run's start")
+        draft.refused[key] = NO_KL_KIND.get(theirs, f"known: {', '.join(kinds)}")
 
 
 def _filters(draft: Draft) -> None:
@@ -170,13 +192,104 @@ def _correction(draft: Draft, mode: str) -> None:
             note="" if passes else "verl recomputes the log-probs at the start of a step",
         )
     cap = _A + "tis_imp_ratio_cap"
+    corrects = draft.get(_IS) in ("token", "sequence") or draft.get(_RS) is not None
     if (bound := draft.number(cap)) is not None and bound > 0:
         draft.put("algorithm.correction", {"action": "clamp", "level": "token", "high": bound}, cap)
-    elif draft.get(_IS) in ("token", "sequence"):
-        limit = _IS + "_threshold"
-        level = draft.get(_IS)
-        draft.put("algorithm.correction", {"action": "clamp", "level": level, "high": draft.number(limit)}, _IS, limit)
+    elif corrects:
+        _rollout_correction(draft, bypasses=proximal is not None and draft.flag(bypass))
     elif PRESETS[draft.fields["algorithm.preset"].value].correction is not None:
-        draft.put(
-            "algorithm.correction", {"action": "none"}, note="verl corrects only where rollout_correction asks for it"
+        note = "verl corrects only where rollout_correction asks for it"
+        draft.put("algorithm.correction", {"action": "none"}, note=note)
+
+
+def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
+    """Importance weights, rejection, or both, of the ratio of the recomputed policy and the engine.
+
+    Args:
+        draft: of the manifest.
+        bypasses: whether the ratio of the loss is to the engine, so that verl applies no further weights.
+    """
+    loss = draft.fields["algorithm.loss"].value["name"]
+    weighs = draft.get(_IS) in ("token", "sequence")
+    if weighs and (bypasses or LOSS_ENTRIES[loss].weighs):
+        weighs = False
+        draft.dropped[_IS] = (
+            "with bypass_mode the clipped ratio is that to the engine, and verl applies no further weights"
+            if bypasses
+            else f"loss {loss} weighs by the ratio to the engine itself"
         )
+    limits = _limits(draft, _IS + "_threshold") if weighs else None
+    options: dict[str, Any] = {}
+    causes: list[str] = []
+    if weighs and limits is not None:
+        causes += [_IS, _IS + "_threshold"]
+        low, high = limits
+        by_sequence = {"level": "sequence", "reduce": "sum"} if draft.get(_IS) == "sequence" else {"level": "token"}
+        if low is None:
+            options = {"action": "clamp", **by_sequence, "high": high}
+        else:  # IcePop: the ratio inside of the bounds, 0 outside
+            options = {"action": "mask", **by_sequence, "weight": draft.get(_IS), "low": low, "high": high}
+    if draft.get(_RS) is not None and (rejection := _rejection(draft)) is not None:
+        if options.get("action") == "mask":
+            draft.refused[_RS] = (
+                "a second rejection beside the bounds of rollout_is_threshold; algorithm.correction has one"
+            )
+            return
+        causes += [_RS, *(key for key in (_RS + "_threshold", _RS + "_threshold_lower") if draft.has(key))]
+        weight = {"weight": draft.get(_IS), "cap": options["high"]} if options else {}
+        options = {"action": "mask", **rejection, **weight}
+        draft.notices.append(f"{_RS}: rejected tokens stay in the divisor of the mean here")
+    if options:
+        draft.put("algorithm.correction", options, *causes)
+    elif PRESETS[draft.fields["algorithm.preset"].value].correction is not None:
+        draft.put("algorithm.correction", {"action": "none"})
+
+
+def _rejection(draft: Draft) -> dict[str, Any] | None:
+    """Level, measure and bounds of `rollout_rs`; None: refused."""
+    names = list(dict.fromkeys(part.strip() for part in str(draft.get(_RS)).split(",") if part.strip()))
+    name = names[0] if names else ""
+    if len(names) != 1:
+        draft.refused[_RS] = f"{len(names)} criteria at once; algorithm.correction has one: keep one of them"
+        return None
+    if name not in REJECTIONS:
+        draft.refused[_RS] = NO_REJECTION.get(name, f"known: {', '.join(REJECTIONS)}")
+        return None
+    threshold, lower = _RS + "_threshold", _RS + "_threshold_lower"
+    if not draft.has(threshold):
+        draft.refused[_RS] = f"{threshold} is missing; add {threshold}=2.0"
+        return None
+    if (limits := _limits(draft, threshold)) is None:
+        return None
+    level, measure, reduction = REJECTIONS[name]
+    low, high = limits
+    if measure in ("ratio", "k1"):
+        low = draft.number(lower) if low is None and draft.has(lower) else low
+        low = 1.0 / high if low is None else low
+        if low > high:
+            draft.refused[threshold] = (
+                f"{draft.get(threshold)}: the lower bound ({low:g}) is above the upper one ({high:g})"
+            )
+            return None
+    elif low is not None:
+        draft.refused[threshold] = f"{draft.get(threshold)}: {name} has an upper bound only; write {threshold}={high:g}"
+        return None
+    found: dict[str, Any] = {"level": level, "measure": measure}
+    found |= {"reduce": reduction} if level == "sequence" else {}
+    if measure == "k1":  # verl bounds -log(ratio) by the logarithms
+        return found | {"low": math.log(low or high), "high": math.log(high)}
+    return found | ({"low": low} if low is not None else {}) | {"high": high}
+
+
+def _limits(draft: Draft, key: str) -> tuple[float | None, float] | None:
+    """Lower (None: not written) and upper bound of a threshold `upper` or `lower_upper`; None: refused."""
+    written = str(draft.get(key)).strip()
+    parts = written.split("_") if "_" in written else ["", written]
+    try:
+        low, high = (float(part) if part else None for part in parts)
+    except ValueError:
+        low, high = None, None
+    if high is None or not math.isfinite(high) or high <= 0 or (low is not None and not 0 < low <= high):
+        draft.refused[key] = f"{written} is not a positive number, or two as 0.5_5.0"
+        return None
+    return low, high

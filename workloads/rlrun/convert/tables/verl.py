@@ -35,6 +35,7 @@ DEFAULTS: Mapping[str, object] = {
     "algorithm.gamma": 1.0,
     "algorithm.lam": 1.0,
     "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.kl_penalty": "kl",
     "algorithm.norm_adv_by_std_in_grpo": True,
     "actor_rollout_ref.actor.clip_ratio": 0.2,
     "actor_rollout_ref.actor.clip_ratio_c": 3.0,
@@ -110,12 +111,52 @@ AGGREGATIONS: Mapping[str, str] = {
     "seq-mean-token-sum-norm": "constant_length",
 }
 DTYPES: Mapping[str, str] = {name: name for name in ("bfloat16", "float16", "float32")}
-KL_KINDS: Mapping[str, str] = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+KL_KINDS: Mapping[str, str] = {
+    "mse": "k2",
+    "k2": "k2",
+    "mse+": "k2",
+    "k2+": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+    "kl+": "k1+",
+    "k1+": "k1+",
+    "low_var_kl+": "k3+",
+    "k3+": "k3+",
+}
+"""verl's estimates in the loss; a `+` has the gradient of k2, which k2 has itself."""
+_NO_GRADIENT = "its expected gradient is 0, so that it holds the policy nowhere; take mse, low_var_kl+ or algorithm.use_kl_in_reward"
+NO_KL_KIND: Mapping[str, str] = {"kl": _NO_GRADIENT, "k1": _NO_GRADIENT}
+KL_REWARD_KINDS: Mapping[str, str] = {
+    name + suffix: kind
+    for name, kind in {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}.items()
+    for suffix in ("", "+")
+}
+"""verl's estimates in the reward, where no gradient goes through them."""
+REJECTIONS: Mapping[str, tuple[str, str, str]] = {
+    "token_k1": ("token", "k1", "mean"),
+    "token_k2": ("token", "k2", "mean"),
+    "token_k3": ("token", "k3", "mean"),
+    "seq_sum_k1": ("sequence", "k1", "sum"),
+    "seq_sum_k2": ("sequence", "k2", "sum"),
+    "seq_sum_k3": ("sequence", "k3", "sum"),
+    "seq_mean_k1": ("sequence", "k1", "mean"),
+    "seq_mean_k2": ("sequence", "k2", "mean"),
+    "seq_mean_k3": ("sequence", "k3", "mean"),
+    "seq_max_k2": ("sequence", "k2", "max"),
+    "seq_max_k3": ("sequence", "k3", "max"),
+    "token": ("token", "ratio", "mean"),
+    "sequence": ("sequence", "ratio", "sum"),
+    "geometric": ("sequence", "ratio", "mean"),
+}
+"""verl's `rollout_rs`: level, measure and reduction of a correction. The last three are of releases until 2025-11."""
+NO_REJECTION: Mapping[str, str] = {
+    "binary_kl": "KPop's divergence of two probabilities, which no correction here measures; nearest: token_k3",
+}
 
 _A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 _SPEED = "speed alone; RLRun chooses its own kernels"
 _MEMORY = "memory alone: placement.colocate moves parameters and optimizer states to host memory while engines run"
-_NO_REFERENCE = "only with a KL term, which this run has not"
+_NO_REFERENCE = "only with a KL term in the loss, which this run does not have"
 _TRACKER = "no tracker; metrics are in metrics.jsonl of the run's folder"
 _PROFILE = "profiling is another command here: trainer --bench"
 _ENGINE = "vLLM's own default"
@@ -158,7 +199,7 @@ _ACTOR: tuple[Row, ...] = (
     joined(_A + "use_token_level_loss", "algorithm.aggregation", "loss_agg_mode goes before"),
     joined(_A + "loss_scale_factor", "algorithm.aggregationLength", "only with seq-mean-token-sum-norm"),
     joined(_A + "entropy_coeff", "algorithm.regularizers.entropy", "no entropy bonus"),
-    joined(_A + "use_kl_loss", "algorithm.regularizers.kl", "no KL term"),
+    joined(_A + "use_kl_loss", "algorithm.regularizers.kl", "no KL term in the loss"),
     joined(_A + "kl_loss_coef", "algorithm.regularizers.kl", _NO_REFERENCE),
     joined(_A + "kl_loss_type", "algorithm.regularizers.klKind", _NO_REFERENCE),
     joined(_A + "tis_imp_ratio_cap", "algorithm.correction", "no truncated importance weights"),

@@ -48,11 +48,11 @@ _ALGORITHM: tuple[Row, ...] = (
     joined("algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage", "only with grpo"),
     joined("algorithm.gamma", "algorithm.advantage", "only with gae and reinforce_plus_plus"),
     joined("algorithm.lam", "algorithm.advantage", "only with gae"),
-    joined("algorithm.use_kl_in_reward", "algorithm.regularizers.kl", "no KL in the reward"),
-    joined("algorithm.kl_ctrl.kl_coef", "algorithm.regularizers.kl", "only with use_kl_in_reward"),
+    joined("algorithm.use_kl_in_reward", "algorithm.regularizers.klReward", "no KL in the reward"),
+    joined("algorithm.kl_ctrl.kl_coef", "algorithm.regularizers.klReward", "only with use_kl_in_reward"),
     drop("algorithm.kl_ctrl.type", "the weight of the KL term is fixed", fine=("fixed",)),
     drop("algorithm.kl_ctrl.*", "the weight of the KL term is fixed"),
-    drop("algorithm.kl_penalty", "only with use_kl_in_reward; klKind is k1 then", fine=("kl",)),
+    joined("algorithm.kl_penalty", "algorithm.regularizers.klRewardKind", "only with use_kl_in_reward"),
     joined(
         "algorithm.filter_groups.enable", "algorithm.filters.zeroVariance", "groups of equal rewards are trained on"
     ),
@@ -68,9 +68,28 @@ _ALGORITHM: tuple[Row, ...] = (
         "algorithm.proximal",
         "log-probs are recomputed at the start of a step",
     ),
-    refuse("algorithm.rollout_correction.rollout_rs", "rejection by sequence: algorithm.correction with action mask"),
+    joined("algorithm.rollout_correction.rollout_rs", "algorithm.correction", "no rejection"),
+    joined("algorithm.rollout_correction.rollout_rs_threshold*", "algorithm.correction", "no rejection"),
+    refuse(
+        "algorithm.rollout_correction.rollout_is_batch_normalize",
+        "weights divided by their mean over the batch, which no correction here does",
+    ),
+    refuse(
+        "algorithm.rollout_correction.rollout_token_veto_threshold",
+        "a second rejection beside rollout_rs; one of the two: rollout_rs=seq_max_k2",
+    ),
+    refuse(
+        "algorithm.rollout_correction.loss_type",
+        "REINFORCE with importance weights: algorithm.loss aipo, whose delta is rollout_is_threshold",
+        fine=(None, "ppo_clip"),
+    ),
     drop("algorithm.rollout_correction.*", "of a correction that is not chosen"),
-    joined("algorithm.rollout_is*", "algorithm.correction", "no importance weights"),
+    refuse(
+        "algorithm.rollout_is",
+        "the correction of verl until 2025-10; write algorithm.rollout_correction.rollout_is and rollout_is_threshold",
+        fine=(None, False),
+    ),
+    drop("algorithm.rollout_is_*", "only with rollout_is"),
     refuse("algorithm.use_pf_ppo", "PF-PPO draws samples again by their rewards"),
     drop("algorithm.pf_ppo.*", "only with use_pf_ppo"),
 )

@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlrun.advantages.levels import Floats, level_means, level_stds
 from rlrun.algorithms import explained_variance, gae, value_loss
-from rlrun.algorithms.returns import Moments
 from rlrun.config.division import CRITIC_PROBLEM
 from rlrun.config.models.companions import CriticConfig
 from rlrun.config.models.roles import TrainerConfig
@@ -30,6 +27,7 @@ from rlrun.trainer.learning.optim.stopwatch import Stopwatch
 from rlrun.trainer.learning.optim.update import all_finite, apply_gradient
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import MicroBatch
+from rlrun.trainer.learning.token_advantages import group_places, normalize_tokens, token_moments
 from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.lora import fill
 from rlrun.trainer.modeling.parallel.rows import join, row_part
@@ -154,6 +152,7 @@ def estimate(
     adv_std: str,
     groups: Sequence[int],
     group: Group,
+    more_rewards: Sequence[Tensor] | None = None,
 ) -> Estimates:
     """Values, advantages (GAE) and returns of all rows, before the first update of a step. Every rank takes part.
 
@@ -165,6 +164,7 @@ def estimate(
         adv_mean, adv_std: levels at which the advantages are normalized over the loss tokens of all rows of all ranks.
         groups: the distinct numbers of all samples' groups in the step, on all ranks in the same order.
         group: the ranks.
+        more_rewards: `[T]` of each row, added to the rewards of its tokens.
 
     Raises:
         RoleError: the critic's values are not finite.
@@ -178,9 +178,10 @@ def estimate(
             exit_codes.FAILURE,
         )
     advantages, returns = [], []
-    for row, members, value in zip(rows, samples, values, strict=True):
+    for index, (row, members, value) in enumerate(zip(rows, samples, values, strict=True)):
+        rewards = token_rewards(members, row)
         found = gae(
-            token_rewards(members, row),
+            rewards if more_rewards is None else rewards + more_rewards[index],
             value,
             mask=row.mask,
             sequence_lengths=row.packed.lengths,
@@ -191,63 +192,18 @@ def estimate(
         advantages.append(found.advantages)
         returns.append(found.returns)
     masks = [row.mask for row in rows]
-    of_returns = _moments(returns, masks, group)
+    of_returns = token_moments(returns, masks, group)
     metrics = {
         "explained_variance": explained_variance(
-            of_returns, _moments([r - v for r, v in zip(returns, values, strict=True)], masks, group)
+            of_returns, token_moments([r - v for r, v in zip(returns, values, strict=True)], masks, group)
         ),
         "return_mean": float(of_returns.mean),
-        "value_mean": float(_moments(values, masks, group).mean),
+        "value_mean": float(token_moments(values, masks, group).mean),
     }
     if (adv_mean, adv_std) != ("none", "none"):
-        ids = [_group_ids(members, groups, row) for row, members in zip(rows, samples, strict=True)]
-        advantages = _normalized(advantages, masks, ids, len(groups), mean=adv_mean, std=adv_std, group=group)
+        ids = [group_places(members, groups, row) for row, members in zip(rows, samples, strict=True)]
+        advantages = normalize_tokens(advantages, masks, ids, len(groups), mean=adv_mean, std=adv_std, group=group)
     return Estimates(values, advantages, returns, metrics)
-
-
-def _group_ids(samples: Sequence[Sample], groups: Sequence[int], row: MicroBatch) -> Tensor:
-    """`[T]`, the place in `groups` of each token's group."""
-    places = {number: place for place, number in enumerate(groups)}
-    found = torch.zeros(row.mask.shape, dtype=torch.long)
-    start = 0
-    for sample in samples:
-        found[start : start + len(sample)] = places[sample.group]
-        start += len(sample)
-    return found.to(row.mask.device)
-
-
-def _normalized(
-    values: Sequence[Tensor],
-    masks: Sequence[Tensor],
-    ids: Sequence[Tensor],
-    num_groups: int,
-    *,
-    mean: str,
-    std: str,
-    group: Group,
-) -> list[Tensor]:
-    """The values of all rows less their mean, divided by their standard deviation, each at its level, over the ranks' masked tokens."""
-
-    def sums(terms: Sequence[Tensor]) -> Floats:
-        """Sums of each group, over all ranks, `[num_groups]`."""
-        mine = torch.zeros(num_groups, dtype=torch.float64)
-        for term, mask, which in zip(terms, masks, ids, strict=True):
-            mine.index_add_(0, which[mask].cpu(), term[mask].double().cpu())
-        summed = group.data_sums({str(place): value for place, value in enumerate(mine.tolist())})
-        return np.array([summed[str(place)] for place in range(num_groups)])
-
-    def of_tokens(per_group: Floats) -> list[Tensor]:
-        found = torch.from_numpy(per_group)
-        return [found.to(which.device)[which] for which in ids]
-
-    counts = sums([torch.ones_like(value) for value in values])
-    means = of_tokens(level_means(mean, counts, sums(values)))
-    centred = [value.double() - own for value, own in zip(values, means, strict=True)]
-    stds = of_tokens(level_stds(std, counts, sums([value.square() for value in centred])))
-    return [
-        torch.where(mask, value / own, 0).to(before.dtype)
-        for value, own, mask, before in zip(centred, stds, masks, values, strict=True)
-    ]
 
 
 def critic_step(
@@ -295,12 +251,3 @@ def critic_step(
         "critic_skipped": float(not applied.updated),
         "time/critic": watch.seconds()[0],
     }
-
-
-def _moments(values: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> Moments:
-    """Moments over the masked tokens of all rows of all ranks, on the CPU."""
-    parts = [Moments.of(value, mask) for value, mask in zip(values, masks, strict=True)]
-    names = ("count", "total", "squares")
-    mine = {name: float(sum(float(getattr(part, name)) for part in parts)) for name in names}
-    summed = group.data_sums(mine)
-    return Moments(*(torch.tensor(summed[name], dtype=torch.float64) for name in names))

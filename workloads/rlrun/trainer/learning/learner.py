@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlrun.algorithms import Mixture
 from rlrun.config.models.roles import TrainerConfig
@@ -18,6 +18,7 @@ from rlrun.trainer.learning.critic import Critic, Estimates, critic_step, estima
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
+from rlrun.trainer.learning.token_advantages import KlInputs, kl_advantages, kl_token_rewards, token_moments
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.ranks.group import Group
 
@@ -91,19 +92,37 @@ class Learner:
             return [[Signals()] * len(update.rows) for update in updates], {}
         signals: list[dict[str, object]] = [{} for _ in rows]
         metrics: dict[str, float] = {}
+        groups = sorted({sample.group for update in updates for sample in update.batch.samples})
+        start: list[Tensor] = []
         if self._needs_proximal_pass(len(updates)):
             agree()
             began = time.perf_counter()
-            for signal, logprobs in zip(signals, logprobs_without_gradient(self.model, rows), strict=True):
-                # A pass that overflowed is not finite. The update that follows overflows as well, and is left out for it.
-                signal["proximal_logprobs"] = torch.where(torch.isfinite(logprobs).all(), logprobs, 0)
+            # A pass that overflowed is not finite. The update that follows overflows as well, and is left out for it.
+            start = [
+                torch.where(torch.isfinite(logprobs).all(), logprobs, 0)
+                for logprobs in logprobs_without_gradient(self.model, rows)
+            ]
             metrics["time/proximal"] = time.perf_counter() - began
+        if self._reads_proximal(len(updates)):
+            for signal, logprobs in zip(signals, start, strict=True):
+                signal["proximal_logprobs"] = logprobs
+        reference: list[Tensor] = []
         if self.reference is not None:
             agree()
             began = time.perf_counter()
-            for signal, logprobs in zip(signals, self.reference.logprobs(rows), strict=True):
+            reference = self.reference.logprobs(rows)
+            for signal, logprobs in zip(signals, reference, strict=True):
                 signal["reference_logprobs"] = logprobs
             metrics["time/reference"] = time.perf_counter() - began
+        more_rewards = None
+        if self.loss.rewards_kl:
+            inputs = KlInputs(self.loss, rows, samples, start, reference)
+            more_rewards = kl_token_rewards(inputs)
+            metrics["kl_reward"] = float(token_moments(more_rewards, [row.mask for row in rows], self.group).mean)
+            if self.loss.gae is None:
+                changed = kl_advantages(inputs, groups=groups, group=self.group)
+                for signal, advantages in zip(signals, changed, strict=True):
+                    signal["advantages"] = advantages
         if self.critic is not None and self.loss.gae is not None:
             agree()
             began = time.perf_counter()
@@ -112,8 +131,9 @@ class Learner:
                 rows,
                 samples,
                 **self.loss.gae,
-                groups=sorted({sample.group for update in updates for sample in update.batch.samples}),
+                groups=groups,
                 group=self.group,
+                more_rewards=more_rewards,
             )
             _add(signals, found)
             metrics |= found.metrics | {"time/values": time.perf_counter() - began}
@@ -121,7 +141,11 @@ class Learner:
         return [[next(complete) for _ in update.rows] for update in updates], metrics
 
     def _needs_proximal_pass(self, updates: int) -> bool:
-        """True if a pass is needed: a step's only update computes the log-probs of the policy at its start anyway."""
+        """True if a pass is needed before the first update."""
+        return self._reads_proximal(updates) or self.loss.rewards_kl
+
+    def _reads_proximal(self, updates: int) -> bool:
+        """True if the updates read the pass: a step's only update computes the log-probs of the policy at its start anyway."""
         return self.loss.recomputes and updates > 1
 
     def _needs_passes(self, updates: int) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from loguru import logger
 
-from rlrun.algorithms import Mixture, Objective, Regularizers
-from rlrun.config.algorithm.names import complete_options
+from rlrun.algorithms import KlReward, Mixture, Objective, Regularizers
+from rlrun.algorithms.mixture import RewardedKl
+from rlrun.config.algorithm.names import complete_options, is_import_path
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError
@@ -27,7 +28,26 @@ def bind_objective(config: TrainerConfig) -> Mixture:
         name: objective(own.over(algorithm), config.seq_len, where=f"environmentAlgorithms.{name}")
         for name, own in config.environment_algorithms.items()
     }
-    return Mixture(objective(algorithm, config.seq_len), environments, gae)
+    own = {name: one.over(algorithm) for name, one in config.environment_algorithms.items()}
+    kls = tuple(_rewarded_kl(one) for one in (algorithm, *own.values()))
+    return Mixture(objective(algorithm, config.seq_len), environments, gae, kls if any(kls) else ())
+
+
+def _rewarded_kl(algorithm: AlgorithmConfig) -> RewardedKl | None:
+    """KL in the reward of an objective, with the options of its advantage that come after it; None: there is no such KL."""
+    terms, advantage = algorithm.regularizers, algorithm.effective_advantage
+    if terms.kl_reward == 0:
+        return None
+    options = complete_options("advantage", advantage.name, advantage.options)
+    if is_import_path(advantage.name):
+        return RewardedKl(KlReward(terms.kl_reward, terms.kl_reward_kind))
+    return RewardedKl(
+        KlReward(terms.kl_reward, terms.kl_reward_kind, options.get("gamma", 1.0)),
+        adv_mean=options["adv_mean"],
+        adv_std=options["adv_std"],
+        neg_clipped=options.get("neg_clipped", False),
+        batch=advantage.model_dump_json(),
+    )
 
 
 def log_band_warnings(config: TrainerConfig) -> None:

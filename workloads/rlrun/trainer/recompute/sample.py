@@ -34,7 +34,7 @@ class Keeping(Mixture):
     @classmethod
     def of(cls, loss: Mixture) -> Keeping:
         """The same objective."""
-        return cls(loss.own, loss.environments, loss.gae)
+        return cls(loss.own, loss.environments, loss.gae, loss.kl_rewards)
 
     def __call__(self, logprobs: Tensor, **arguments: Any) -> LossOutput:
         # `Mixture.merged` asks for the names of metrics with a sequence of one token; no row has such a one.

@@ -1,0 +1,149 @@
+"""Advantages per token that the trainer makes before the first update of a step: KL in the reward, normalization over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlrun.advantages.levels import Floats, level_means, level_stds
+from rlrun.algorithms import Mixture
+from rlrun.algorithms.mixture import RewardedKl
+from rlrun.algorithms.returns import Moments
+from rlrun.protocol.files.batch import Sample
+from rlrun.trainer.learning.step_buffer import MicroBatch
+from rlrun.trainer.ranks.group import Group
+
+
+@dataclass(frozen=True)
+class KlInputs:
+    """Rows of all updates of a step on this rank, and the log-probs that their KL rewards are made of."""
+
+    loss: Mixture
+    rows: Sequence[MicroBatch]
+    samples: Sequence[Sequence[Sample]]
+    """Members of each row."""
+    logprobs: Sequence[Tensor]
+    """`[T]` of each row, of the policy at the start of the step."""
+    reference: Sequence[Tensor]
+    """`[T]` of each row."""
+
+    def parts(self, index: int) -> list[tuple[RewardedKl, Tensor]]:
+        """KL in the reward of a row's environments, with the loss mask `[T]` of the tokens that it is for."""
+        row, kls = self.rows[index], self.loss.kl_rewards
+        environments = [sample.environment for sample in self.samples[index]] or [""]
+        masks = self.loss.masks(row.mask, row.packed.lengths, environments, row.sequence_ids)
+        return [(kl, mask) for number, mask in masks.items() if (kl := kls[number]) is not None]
+
+
+def kl_token_rewards(inputs: KlInputs) -> list[Tensor]:
+    """KL rewards of the tokens of each row, `[T]` fp32, 0 where an environment has none."""
+    found = []
+    for index, row in enumerate(inputs.rows):
+        total = torch.zeros_like(row.advantages)
+        for kl, mask in inputs.parts(index):
+            total = total + kl.reward.rewards(inputs.logprobs[index], inputs.reference[index], mask)
+        found.append(total)
+    return found
+
+
+def kl_advantages(inputs: KlInputs, *, groups: Sequence[int], group: Group) -> list[Tensor]:
+    """Advantages of the batch plus the returns of the KL rewards, normalized and clipped as the advantage's options say; `[T]` fp32.
+
+    The batch then holds advantages before these options (`AlgorithmConfig.batch_advantage`). Every rank takes part.
+
+    Args:
+        inputs: rows and log-probs of this rank.
+        groups: the distinct numbers of all samples' groups in the step, on all ranks in the same order.
+        group: the ranks.
+    """
+    rows = inputs.rows
+    advantages = [row.advantages for row in rows]
+    for index, row in enumerate(rows):
+        for kl, mask in inputs.parts(index):
+            advantages[index] = advantages[index] + kl.reward.returns(
+                inputs.logprobs[index], inputs.reference[index], mask=mask, sequence_lengths=row.packed.lengths
+            )
+    # In the order of the objectives, which is that of all ranks: each normalization is a sum over ranks.
+    for settings in dict.fromkeys(kl.batch for kl in inputs.loss.kl_rewards if kl is not None):
+        advantages = _finished(inputs, advantages, settings, groups, group)
+    return advantages
+
+
+def _finished(
+    inputs: KlInputs, advantages: Sequence[Tensor], settings: str, groups: Sequence[int], group: Group
+) -> list[Tensor]:
+    """The advantages, normalized and clipped where an environment's have these settings."""
+    chosen = next(kl for kl in inputs.loss.kl_rewards if kl is not None and kl.batch == settings)
+    masks = []
+    for index, row in enumerate(inputs.rows):
+        mask = torch.zeros_like(row.mask)
+        for kl, own in inputs.parts(index):
+            mask = mask | own if kl.batch == settings else mask
+        masks.append(mask)
+    found = list(advantages)
+    if (chosen.adv_mean, chosen.adv_std) != ("none", "none"):
+        places = [group_places(members, groups, row) for row, members in zip(inputs.rows, inputs.samples, strict=True)]
+        found = normalize_tokens(
+            found, masks, places, len(groups), mean=chosen.adv_mean, std=chosen.adv_std, group=group
+        )
+    if chosen.neg_clipped:
+        found = [values.clamp(min=0) for values in found]
+    return [torch.where(mask, new, old) for mask, new, old in zip(masks, found, advantages, strict=True)]
+
+
+def group_places(samples: Sequence[Sample], groups: Sequence[int], row: MicroBatch) -> Tensor:
+    """`[T]`, the place in `groups` of each token's group."""
+    places = {number: place for place, number in enumerate(groups)}
+    found = torch.zeros(row.mask.shape, dtype=torch.long)
+    start = 0
+    for sample in samples:
+        found[start : start + len(sample)] = places[sample.group]
+        start += len(sample)
+    return found.to(row.mask.device)
+
+
+def normalize_tokens(
+    values: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    ids: Sequence[Tensor],
+    num_groups: int,
+    *,
+    mean: str,
+    std: str,
+    group: Group,
+) -> list[Tensor]:
+    """The values of all rows less their mean, divided by their standard deviation, each at its level, over the ranks' masked tokens."""
+
+    def sums(terms: Sequence[Tensor]) -> Floats:
+        """Sums of each group, over all ranks, `[num_groups]`."""
+        mine = torch.zeros(num_groups, dtype=torch.float64)
+        for term, mask, which in zip(terms, masks, ids, strict=True):
+            mine.index_add_(0, which[mask].cpu(), term[mask].double().cpu())
+        summed = group.data_sums({str(place): value for place, value in enumerate(mine.tolist())})
+        return np.array([summed[str(place)] for place in range(num_groups)])
+
+    def of_tokens(per_group: Floats) -> list[Tensor]:
+        found = torch.from_numpy(per_group)
+        return [found.to(which.device)[which] for which in ids]
+
+    counts = sums([torch.ones_like(value) for value in values])
+    means = of_tokens(level_means(mean, counts, sums(values)))
+    centred = [value.double() - own for value, own in zip(values, means, strict=True)]
+    stds = of_tokens(level_stds(std, counts, sums([value.square() for value in centred])))
+    return [
+        torch.where(mask, value / own, 0).to(before.dtype)
+        for value, own, mask, before in zip(centred, stds, masks, values, strict=True)
+    ]
+
+
+def token_moments(values: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> Moments:
+    """Moments over the masked tokens of all rows of all ranks, on the CPU."""
+    parts = [Moments.of(value, mask) for value, mask in zip(values, masks, strict=True)]
+    names = ("count", "total", "squares")
+    mine = {name: float(sum(float(getattr(part, name)) for part in parts)) for name in names}
+    summed = group.data_sums(mine)
+    return Moments(*(torch.tensor(summed[name], dtype=torch.float64) for name in names))
