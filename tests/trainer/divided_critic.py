@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,24 @@ def _with_head(model: Any) -> Any:
     return model
 
 
+def _with_cut_answers(batch: Batch) -> Batch:
+    """Every second sample was cut by a limit of tokens."""
+    samples = [replace(sample, truncated=number % 2 == 0) for number, sample in enumerate(batch.samples)]
+    return replace(batch, samples=tuple(samples))
+
+
 def reference(model: Any, batch: Batch) -> dict[str, Any]:
     """Values and estimates of every token of the batch, and an update: loss, gradients, weights after it."""
+    batch = _with_cut_answers(batch)
     critic = _with_head(to_critic(model))
     critic.set_attn_implementation("eager")
     row = micro_batch(batch.samples, torch.device("cpu"))
-    found = []
+    found, final = [], []
     for sample in batch.samples:
         ids = torch.from_numpy(sample.input_ids).long()
-        values = critic(input_ids=ids[None], use_cache=False).logits[0, :-1, 0]
+        after = critic(input_ids=ids[None], use_cache=False).logits[0, :, 0]
+        values, last = after[:-1], sample.loss_mask.nonzero()[0][-1:]
+        final.append(after[last].detach().sum() if sample.truncated else after.new_zeros(()))
         found.append(torch.where(torch.from_numpy(sample.loss_mask), torch.cat([values.new_zeros(1), values]), 0))
     values = torch.cat(found)
     lengths = row.packed.lengths
@@ -53,6 +63,7 @@ def reference(model: Any, batch: Batch) -> dict[str, Any]:
         mask=row.mask,
         sequence_lengths=lengths,
         whitened=False,
+        final_values=torch.stack(final),
         **GAE,
     )
     mask, returns, old = row.mask, estimated.returns, values.detach() + SHIFT
@@ -82,6 +93,7 @@ def reference(model: Any, batch: Batch) -> dict[str, Any]:
 
 def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_tokens: int) -> dict[str, float]:
     """The same on this rank of a layout: largest relative errors, on rank 0."""
+    batch = _with_cut_answers(batch)
     config = ModelConfig(path=str(source))
     module = _with_head(load_sharded(config, str(source), group, seq_len=128, prepare=to_critic))
     critic = Critic(module, make_optimizer(module, _OPTIMIZER, group.device), CLIP)
@@ -91,7 +103,8 @@ def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_toke
     samples = [[batch.samples[index] for index in row] for row in dealt]
     rows = micro_batches(samples, group.device)
     numbers = sorted({sample.group for sample in batch.samples})
-    found = estimate(module, rows, samples, **GAE, adv_mean="batch", adv_std="batch", groups=numbers, group=group)  # type: ignore[arg-type]
+    levels = {"adv_mean": "batch", "adv_std": "batch"}
+    found = estimate(module, rows, samples, **GAE, **levels, bootstrap=True, groups=numbers, group=group)  # type: ignore[arg-type]
     signals = [
         Signals(values=v + SHIFT, returns=r, advantages=a)
         for v, r, a in zip(found.values, found.returns, found.advantages, strict=True)

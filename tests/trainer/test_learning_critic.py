@@ -110,7 +110,7 @@ def train(solo: Group, *, sign: float = 1.0) -> tuple[list[float], dict[str, flo
         solo,
         Mixture(
             Objective("ppo", proximal="recompute"),
-            gae={"gamma": 1.0, "lam": 0.95, "adv_mean": "batch", "adv_std": "batch"},
+            gae={"gamma": 1.0, "lam": 0.95, "bootstrap": True, "adv_mean": "batch", "adv_std": "batch"},
         ),
         max_grad_norm=1.0,
         critic=Critic(critic, make_optimizer(critic, OptimizerConfig(), solo.device), 0.5, 1.0),

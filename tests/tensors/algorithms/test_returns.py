@@ -42,15 +42,17 @@ def test_gae_is_the_sum_over_later_tokens(
 ) -> None:
     rewards, values, mask, lengths = row
     expected = torch.zeros_like(rewards)
-    for places in sampled(mask, lengths):
-        following = [*(values[j] for j in places[1:]), torch.zeros(())][: len(places)]
+    final = torch.where(torch.arange(len(lengths)) % 2 == 0, values.sum(), 0.0)  # of every second sequence: it was cut
+    for places, end in zip(sampled(mask, lengths), final, strict=True):
+        following = [*(values[j] for j in places[1:]), end][: len(places)]
         deltas = [rewards[j] + gamma * v - values[j] for j, v in zip(places, following, strict=True)]
         for k, j in enumerate(places):
             expected[j] = sum((gamma * lam) ** n * delta for n, delta in enumerate(deltas[k:]))
-    found = gae(rewards, values, mask=mask, sequence_lengths=lengths, gamma=gamma, lam=lam, whitened=False)
+    scene = {"mask": mask, "sequence_lengths": lengths, "gamma": gamma, "lam": lam, "final_values": final}
+    found = gae(rewards, values, **scene, whitened=False)
     torch.testing.assert_close(found.advantages, expected)
     torch.testing.assert_close(found.returns, torch.where(mask, expected + values, 0))
-    white = gae(rewards, values, mask=mask, sequence_lengths=lengths, gamma=gamma, lam=lam)
+    white = gae(rewards, values, **scene)
     torch.testing.assert_close(white.advantages, whiten(expected, mask))
     assert torch.equal(white.returns, found.returns)
 
@@ -141,6 +143,8 @@ def test_moments_of_parts_add_up_to_those_of_the_whole(row: tuple[Tensor, Tensor
         ({"values": torch.zeros(3)}, r"values must have shape \[2\], got \[3\]"),
         ({"mask": torch.ones(3)}, r"mask must have shape \[2\], got \[3\]"),
         ({"rewards": torch.zeros(1, 2)}, r"rewards must be packed, of shape \[T\]"),
+        ({"final_values": torch.zeros(2)}, r"final_values must have shape \[1\], got \[2\]"),
+        ({"final_values": torch.tensor([math.nan])}, "final_values is not finite: nan at token 0"),
         ({"sequence_lengths": [1]}, "sequence_lengths add up to 1, but there are 2 tokens"),
     ],
 )

@@ -25,7 +25,7 @@ gradient near 0 into a step of full size. With this eps it is 1: parameters diff
 """
 LENGTHS = [9, 4, 13, 6, 3]
 ROWS = [(0, 1), (2,), (3, 4)]
-GAE = {"gamma": 0.95, "lam": 0.9, "adv_mean": "batch", "adv_std": "batch"}
+GAE = {"gamma": 0.95, "lam": 0.9, "bootstrap": True, "adv_mean": "batch", "adv_std": "batch"}
 MakeModel = Callable[..., nn.Module]
 MakeBatch = Callable[..., Batch]
 

@@ -133,6 +133,41 @@ def test_advantages_and_returns_are_those_of_the_definition(
     assert found.metrics["explained_variance"] == pytest.approx(explained, rel=1e-5)
 
 
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_a_cut_answer_is_continued_by_the_value_after_its_last_token(
+    solo: Group, make_model: MakeModel, rewarded: MakeBatch, bootstrap: bool
+) -> None:
+    """Values by transformers' own pass, GAE backwards in float64; a sample that was cut ends a row, another one is inside of one."""
+    cut = (1, 2, 3)
+    samples = [dataclasses.replace(s, truncated=i in cut) for i, s in enumerate(rewarded().samples)]
+    samples[3].loss_mask[-1] = False  # the answer ends before the sequence does
+    samples[3].advantages[-1] = 0
+    members = [[samples[i] for i in row] for row in [*ROWS, ()]]
+    rows = [micro_batch(row, solo.device) for row in members]
+    module = shard(with_head(to_critic(make_model())), solo)
+    settings = GAE | {"bootstrap": bootstrap, "adv_mean": "none", "adv_std": "none"}
+    found = estimate(module, rows, members, **settings, groups=GROUPS, group=solo)
+    plain = with_head(to_critic(make_model(attn="eager")))
+    for row, values, advantages in zip(members, found.values, found.advantages, strict=True):
+        start = 0
+        for sample in row:
+            ids = torch.from_numpy(sample.input_ids).long()[None]
+            after = (plain.model(input_ids=ids, use_cache=False)[0][0] @ plain.lm_head.weight.T)[:, 0].double().tolist()
+            own = slice(start, start + len(sample))
+            start += len(sample)
+            places = np.flatnonzero(sample.loss_mask)
+            running, expected = 0.0, np.zeros(len(sample))
+            following = after[places[-1]] if bootstrap and sample.truncated and len(places) else 0.0
+            for k in reversed(places):
+                reward = float(sample.advantages[k]) if k == places[-1] else 0.0
+                running = reward + 0.95 * following - after[k - 1] + 0.95 * 0.9 * running
+                expected[k], following = running, after[k - 1]
+            np.testing.assert_allclose(advantages[own].numpy(), expected, rtol=1e-4, atol=1e-4)
+            mask = torch.from_numpy(sample.loss_mask)
+            np.testing.assert_allclose(values[own][mask].numpy(), [after[k - 1] for k in places], rtol=1e-4, atol=1e-4)
+            assert not values[own][~mask].any()
+
+
 @pytest.mark.parametrize(("mean", "std"), list(itertools.product(("none", "group", "batch"), repeat=2)))
 def test_advantages_are_normalized_at_the_levels_that_are_asked_for(
     solo: Group, make_model: MakeModel, rewarded: MakeBatch, mean: str, std: str
@@ -146,7 +181,16 @@ def test_advantages_are_normalized_at_the_levels_that_are_asked_for(
 
     def estimated(adv_mean: str, adv_std: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         made = estimate(
-            module, rows, samples, gamma=0.95, lam=0.9, adv_mean=adv_mean, adv_std=adv_std, groups=GROUPS, group=solo
+            module,
+            rows,
+            samples,
+            gamma=0.95,
+            lam=0.9,
+            bootstrap=True,
+            adv_mean=adv_mean,
+            adv_std=adv_std,
+            groups=GROUPS,
+            group=solo,
         ).advantages
         return torch.cat([values[row.mask] for values, row in zip(made, rows, strict=True)]).double().numpy()
 

@@ -85,7 +85,11 @@ def test_verls_own_defaults_are_written_where_ours_differ() -> None:
 @pytest.mark.parametrize(
     ("changes", "advantage", "loss"),
     [
-        ({"algorithm.adv_estimator": "gae", "algorithm.lam": 0.95}, ("gae", {"gamma": 1.0, "lam": 0.95}), "ppo"),
+        (
+            {"algorithm.adv_estimator": "gae", "algorithm.lam": 0.95},
+            ("gae", {"gamma": 1.0, "lam": 0.95, "bootstrap": False}),
+            "ppo",
+        ),
         ({"algorithm.norm_adv_by_std_in_grpo": False}, ("grpo", {"std": "none"}), "ppo"),
         ({"algorithm.adv_estimator": "rloo"}, ("rloo", {}), "ppo"),
         ({"algorithm.adv_estimator": "reinforce_plus_plus"}, ("reinforce_pp", {"gamma": 1.0}), "ppo"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -253,6 +254,20 @@ def test_a_branching_rollout_gives_several_samples_with_one_advantage() -> None:
     )
     assert [(s.rollout, float(s.advantages[-1])) for s in batch.samples] == [(0, 0.5), (0, 0.5), (0, 0.5), (1, -0.5)]
     assert batch_metrics(batch, {})["reward/mean"] == 0.5
+
+
+def test_the_last_sequence_of_a_cut_rollout_is_marked() -> None:
+    cut = replace(rollout(1.0, sequences=3), finish_reason="length", truncated=True)
+    resumed = replace(rollout(1.0), truncated=True)  # an earlier reply was cut, the last one was not
+    groups = [FinishedGroup(0, "e", "t", 0, 1.0, (cut, rollout(0.0), resumed))]
+    batch = assemble(groups, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
+    assert [(s.rollout, s.truncated) for s in batch.samples] == [
+        (0, False),
+        (0, False),
+        (0, True),
+        (1, False),
+        (2, False),
+    ]
 
 
 def test_whitening_counts_loss_tokens_of_several_turns_and_sequences() -> None:

@@ -52,6 +52,13 @@ def test_round_trip(tmp_path: Path) -> None:
     assert (read.tokens, read.loss_tokens, read.max_version) == (15, 2 + 7 + 0, 3)
 
 
+def test_a_truncated_sample_is_marked(tmp_path: Path) -> None:
+    write_batch(tmp_path / "b", batch(sample(), sample(truncated=True)))
+    assert [s.truncated for s in read_batch(tmp_path / "b").samples] == [False, True]
+    entries = json.loads((tmp_path / "b" / "batch.json").read_text())["samples"]
+    assert ["truncated" in entry for entry in entries] == [False, True]  # as older releases wrote it
+
+
 def test_what_is_known_of_the_end_of_the_data_and_of_validation_goes_along(tmp_path: Path) -> None:
     write_batch(tmp_path / "plain", batch())
     plain = read_batch(tmp_path / "plain")

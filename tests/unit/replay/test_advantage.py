@@ -104,7 +104,7 @@ def test_a_batch_does_not_depend_on_what_finished_first() -> None:
 def test_every_estimator_has_words() -> None:
     assert {*ESTIMATORS, "gae"} == {*ADVANTAGES}
     options = {name for estimator in ADVANTAGES for name in complete_options("advantage", estimator, {})}
-    assert options - {*OFF} == {"mean", "std", "leave_one_out", "lam"}, "an option that no stage turns off"
+    assert options - {*OFF} == {"mean", "std", "leave_one_out", "lam", "bootstrap"}, "an option that no stage turns off"
 
 
 def test_the_arithmetic_has_the_numbers_put_in() -> None:

@@ -94,8 +94,9 @@ def gae(
     gamma: float = 1.0,
     lam: float = 1.0,
     whitened: bool = True,
+    final_values: Tensor | None = None,
 ) -> Estimate:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16); the value after a sequence's last token is 0.
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16).
 
     Args:
         rewards: `[T]`; those outside the mask are not looked at.
@@ -104,6 +105,8 @@ def gae(
         sequence_lengths: S positive lengths that add up to T.
         gamma, lam: γ and λ in [0, 1].
         whitened: over these tokens. For a part of a batch say False and call `whiten` with the moments of all parts.
+        final_values: `[S]`, the value after each sequence's last masked token: 0 if the episode ended there, the critic's value if a
+            limit of tokens cut the answer. Default: 0.
 
     Raises:
         ValueError: names the argument.
@@ -114,19 +117,24 @@ def gae(
     _same_shape("values", values, rewards)
     kept = mask.bool()
     _same_shape("mask", mask, rewards)
-    following = _next_masked(values, kept, checked_lengths(sequence_lengths, len(rewards)))
+    lengths = checked_lengths(sequence_lengths, len(rewards))
+    final = values.new_zeros(len(lengths)) if final_values is None else _finite("final_values", final_values)
+    if final.shape != (len(lengths),):
+        raise ValueError(f"final_values must have shape [{len(lengths)}], got {list(final.shape)}")
+    following = _next_masked(values, kept, lengths, final.to(values.dtype))
     deltas = torch.where(kept, rewards + gamma * following - values, 0)
     advantages = _backwards(deltas, mask, sequence_lengths, gamma * lam)
     returns = torch.where(kept, advantages + values, 0)
     return Estimate(whiten(advantages, mask) if whitened else advantages, returns)
 
 
-def _next_masked(values: Tensor, kept: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Value at the next masked token of the sequence, for each masked token; 0 after the last one; `[T]`."""
+def _next_masked(values: Tensor, kept: Tensor, lengths: Sequence[int], final: Tensor) -> Tensor:
+    """Value at the next masked token of the sequence, for each masked token; the sequence's `final` after the last one; `[T]`."""
     places, sequence = _masked(kept, lengths)
+    following = final[sequence]
+    following[:-1] = torch.where(sequence[1:] == sequence[:-1], values[places[1:]], following[:-1])
     result = torch.zeros_like(values)
-    same = sequence[1:] == sequence[:-1]
-    result[places[:-1]] = torch.where(same, values[places[1:]], 0)
+    result[places] = following
     return result
 
 

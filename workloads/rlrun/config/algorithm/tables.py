@@ -105,6 +105,10 @@ ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
         {
             "gamma": Option(1.0, "discount of the reward per token", low=0.0, high=1.0),
             "lam": Option(1.0, "λ: 1 is the return less the value, 0 the one-step difference", low=0.0, high=1.0),
+            "bootstrap": Option(
+                True,
+                "the value after the last token of an answer that a limit of tokens cut stands for its continuation; false: 0",
+            ),
             **_normalization("batch"),
         },
         needs="critic",

@@ -70,6 +70,7 @@ def _advantage(draft: Draft, estimator: str) -> None:
         causes.append("algorithm.gamma")
     if name == "gae":
         options["lam"] = draft.number("algorithm.lam")
+        options["bootstrap"] = False  # verl's value after the last token is 0, also where the answer was cut
         causes.append("algorithm.lam")
         draft.put("algorithm.critic.lr", draft.number("critic.optim.lr"), "critic.optim.lr")
         draft.put("algorithm.critic.valueClip", draft.number("critic.cliprange_value"), "critic.cliprange_value")

@@ -86,9 +86,16 @@ def assemble(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules:
     values = batch_advantages(outcomes, [rules[outcome.environment].advantage for outcome in outcomes])
     rollouts = [(group, number, rollout) for group in groups for number, rollout in enumerate(group.rollouts)]
     samples = [
-        _sample(sequence, group, number, advantages if outcome.masked is None else None)
+        _sample(
+            sequence,
+            group,
+            number,
+            advantages if outcome.masked is None else None,
+            # Of several sequences the last one holds the last answer.
+            truncated=rollout.finish_reason == "length" and place == len(rollout.sequences) - 1,
+        )
         for (group, number, rollout), outcome, per_token in zip(rollouts, outcomes, values, strict=True)
-        for sequence, advantages in _divided(rollout, per_token)
+        for place, (sequence, advantages) in enumerate(_divided(rollout, per_token))
     ]
     return Batch(step, attempt, tuple(samples), outcomes=tuple(outcomes))
 
@@ -118,7 +125,9 @@ def _divided(rollout: Rollout, per_token: Values) -> Iterator[tuple[Recorded, Va
         start += count
 
 
-def _sample(sequence: Recorded, group: FinishedGroup, number: int, advantages: Values | None) -> Sample:
+def _sample(
+    sequence: Recorded, group: FinishedGroup, number: int, advantages: Values | None, *, truncated: bool
+) -> Sample:
     """A training sample; without `advantages` none of its tokens is trained on."""
     mask = sequence.loss_mask if advantages is not None else np.zeros_like(sequence.loss_mask)
     on_tokens = np.zeros(len(mask), np.float32)
@@ -137,4 +146,5 @@ def _sample(sequence: Recorded, group: FinishedGroup, number: int, advantages: V
         rollout=number,
         dispatch_version=group.dispatch_version,
         reward=group.rollouts[number].reward,
+        truncated=truncated,
     )

@@ -71,6 +71,8 @@ class Sample:
     dispatch_version: int
     """Policy version that the engine held when the group was dispatched."""
     reward: float
+    truncated: bool = False
+    """True if a limit of tokens ended its last answer, so that its last loss token is not the end of the episode."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -208,7 +210,9 @@ def write_batch(path: Path, batch: Batch) -> None:
         "step": batch.step,
         "attempt": batch.attempt,
         "samples": [
-            {"length": len(s)} | {name: kind(getattr(s, name)) for name, kind in _SCALARS.items()}
+            {"length": len(s)}
+            | {name: kind(getattr(s, name)) for name, kind in _SCALARS.items()}
+            | ({"truncated": True} if s.truncated else {})  # left out otherwise: older releases read the batch too
             for s in batch.samples
         ],
     }

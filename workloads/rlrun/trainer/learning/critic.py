@@ -118,7 +118,22 @@ def row_values(critic: nn.Module, row: MicroBatch) -> Tensor:
 
     A row without a loss token sends its first position through, so that every rank runs the same collectives.
     """
-    part = row_part(critic, row.input_ids, row.position_ids, row.packed, row.predicted)
+    return _values_before(critic, row, row.predicted, len(row.input_ids))
+
+
+def row_values_and_ends(critic: nn.Module, row: MicroBatch, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """`row_values`, and the value after each of the positions `ends` `[N]` int64, `[N]` fp32, by the same pass.
+
+    Each of them is a sequence's last loss token, so that no loss token follows it.
+    """
+    tokens = len(row.input_ids)
+    found = _values_before(critic, row, torch.cat([row.predicted, ends + 1]), tokens + 1)
+    return torch.where(row.mask, found[:-1], 0), found[ends + 1]
+
+
+def _values_before(critic: nn.Module, row: MicroBatch, positions: Tensor, length: int) -> Tensor:
+    """The value of the text before each of the positions, `[length]` fp32; 0 elsewhere."""
+    part = row_part(critic, row.input_ids, row.position_ids, row.packed, positions)
     output = critic(
         input_ids=part.input_ids[None],
         position_ids=part.position_ids[None],
@@ -126,7 +141,7 @@ def row_values(critic: nn.Module, row: MicroBatch) -> Tensor:
         logits_to_keep=part.before,
         use_cache=False,
     )
-    return join(critic, part, output.logits[0, :, 0].float(), len(row.input_ids))
+    return join(critic, part, output.logits[0, :, 0].float(), length)
 
 
 def token_rewards(samples: Sequence[Sample], row: MicroBatch) -> Tensor:
@@ -141,6 +156,17 @@ def token_rewards(samples: Sequence[Sample], row: MicroBatch) -> Tensor:
     return rewards.to(row.mask.device)
 
 
+def last_tokens(samples: Sequence[Sample]) -> dict[int, int]:
+    """Positions in a row of the last loss token of each truncated sample, by the sample's place in the row."""
+    found, start = {}, 0
+    for place, sample in enumerate(samples):
+        trained = sample.loss_mask.nonzero()[0]
+        if sample.truncated and len(trained):
+            found[place] = start + int(trained[-1])
+        start += len(sample)
+    return found
+
+
 def estimate(
     critic: nn.Module,
     rows: Sequence[MicroBatch],
@@ -148,6 +174,7 @@ def estimate(
     *,
     gamma: float,
     lam: float,
+    bootstrap: bool,
     adv_mean: str,
     adv_std: str,
     groups: Sequence[int],
@@ -161,6 +188,7 @@ def estimate(
         rows: of this rank, of all updates of the step.
         samples: what each row holds.
         gamma, lam: of `rlrun.algorithms.gae`.
+        bootstrap: whether the value after the last loss token of a truncated sample stands for what would have followed.
         adv_mean, adv_std: levels at which the advantages are normalized over the loss tokens of all rows of all ranks.
         groups: the distinct numbers of all samples' groups in the step, on all ranks in the same order.
         group: the ranks.
@@ -170,9 +198,12 @@ def estimate(
         RoleError: the critic's values are not finite.
     """
     with torch.no_grad():
-        values = [row_values(critic, row) for row in rows]
+        found_values = [
+            _row_estimates(critic, row, members, bootstrap) for row, members in zip(rows, samples, strict=True)
+        ]
+    values, finals = [one for one, _ in found_values], [final for _, final in found_values]
     release(critic)
-    if not all_finite(values):
+    if not all_finite([*values, *finals]):
         raise RoleError(
             "algorithm.critic: the values are not finite; lower algorithm.critic.lr, and resume from a checkpoint before",
             exit_codes.FAILURE,
@@ -188,6 +219,7 @@ def estimate(
             gamma=gamma,
             lam=lam,
             whitened=False,
+            final_values=finals[index],
         )
         advantages.append(found.advantages)
         returns.append(found.returns)
@@ -204,6 +236,19 @@ def estimate(
         ids = [group_places(members, groups, row) for row, members in zip(rows, samples, strict=True)]
         advantages = normalize_tokens(advantages, masks, ids, len(groups), mean=adv_mean, std=adv_std, group=group)
     return Estimates(values, advantages, returns, metrics)
+
+
+def _row_estimates(
+    critic: nn.Module, row: MicroBatch, samples: Sequence[Sample], bootstrap: bool
+) -> tuple[Tensor, Tensor]:
+    """Values of a row `[T]`, and after each of its sequences `[S]`: 0 but for truncated samples."""
+    final = row.advantages.new_zeros(len(row.packed.lengths))
+    if not bootstrap or not (ends := last_tokens(samples)):
+        return row_values(critic, row), final
+    positions = torch.tensor(list(ends.values()), device=row.mask.device)
+    values, after = row_values_and_ends(critic, row, positions)
+    final[torch.tensor(list(ends), device=row.mask.device)] = after
+    return values, final
 
 
 def critic_step(
