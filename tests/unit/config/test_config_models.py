@@ -192,6 +192,14 @@ def test_parts_replace_those_of_the_preset() -> None:
         ({"preset": "decoupled_ppo", "proximal": "inference"}, "use recompute or log_linear"),
         ({"preset": "aipo", "proximal": "recompute"}, "proximal (recompute) is not used by loss aipo"),
         ({"preset": "masked_is", "proximal": "log_linear"}, "proximal (log_linear) is not used by loss masked_is"),
+        (
+            {"correction": {"action": "mask", "reduce": "sum"}},
+            "reduce (sum) changes nothing with level token; remove it or set",
+        ),
+        (
+            {"loss": {"name": "masked_is", "options": {"sequence_clip": 5.0}}},
+            "sequence_clip (5.0) changes nothing with ratio token; remove it or set ratio to sequence",
+        ),
         ({"correction": {"action": "none", "high": 3.0}}, "high (3.0) has no meaning for action none; remove it"),
         ({"aggregation_length": 5}, "aggregationLength (5) needs aggregation constant_length; remove it"),
         (

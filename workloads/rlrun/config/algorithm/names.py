@@ -98,9 +98,22 @@ def complete_options(kind: Kind, name: str, given: Options) -> Options:
     for low, high in algorithm.ordered:
         if options[low] > options[high]:
             raise ValueError(f"{kind} {name}: {low} ({options[low]}) must not exceed {high} ({options[high]})")
+    if problem := _unused_option(algorithm.options, options):
+        raise ValueError(f"{kind} {name}: {problem}")
     if options.get("global_std") and options.get("std", "none") != "none":
         raise ValueError(f"{kind} {name}: std and global_std both divide by a standard deviation, choose one")
     return options
+
+
+def _unused_option(table: Mapping[str, Option], options: Options) -> str | None:
+    """Problem of an option that changes nothing beside the others, or None."""
+    for name, spec in table.items():
+        if spec.only_with is None or options[name] == spec.default:
+            continue
+        other, value = spec.only_with
+        if options[other] != value:
+            return f"{name} ({options[name]}) changes nothing with {other} {options[other]}; remove it or set {other} to {value}"
+    return None
 
 
 def unknown_option(kind: Kind, name: str, option: str, known: Iterable[str]) -> ValueError:
@@ -203,6 +216,8 @@ def complete_correction(given: Options) -> Options:
             if option != "action" and value != CORRECTION_OPTIONS[option].default:
                 raise ValueError(f"correction: {option} ({value}) has no meaning for action none; remove it")
         return options
+    if problem := _unused_option(CORRECTION_OPTIONS, options):
+        raise ValueError(f"correction: {problem}")
     if options["measure"] == "k1" and "low" not in given:
         options = {**options, "low": -options["high"]}
     if options["low"] > options["high"]:

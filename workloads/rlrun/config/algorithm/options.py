@@ -28,6 +28,8 @@ class Option:
     choices: tuple[OptionValue, ...] = ()
     needs: Need | None = None
     """Needed where the value is not 0."""
+    only_with: tuple[str, OptionValue] | None = None
+    """Another option and the value without which this one changes nothing: only its default is accepted then."""
     nullable: bool = False
     """None is a value too: it switches off what the option bounds."""
 

@@ -194,7 +194,13 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
             "sequence_mask_high": Option(
                 100.0, "drop the sequence if any of its ratios is above this", low=0.0, low_excluded=True
             ),
-            "sequence_clip": Option(10.0, "cap of the sequence's ratio (ratio: sequence)", low=0.0, low_excluded=True),
+            "sequence_clip": Option(
+                10.0,
+                "cap of the sequence's ratio (ratio: sequence)",
+                low=0.0,
+                low_excluded=True,
+                only_with=("ratio", "sequence"),
+            ),
             "adv_tau": Option(1.0, "weight of the advantage", low=0.0),
             "teacher_tau": Option(0.0, "weight of ref - t", low=0.0, needs="reference"),
             "kl_tau": Option(0.0, "weight of -log ρ", low=0.0),
@@ -259,6 +265,7 @@ CORRECTION_OPTIONS: Mapping[str, Option] = {
         "mean",
         "of a sequence: mean (of the ratio: geometric mean), sum (of the ratio: product) or max over its tokens",
         choices=("mean", "sum", "max"),
+        only_with=("level", "sequence"),
     ),
     "weight": Option(
         "none",
