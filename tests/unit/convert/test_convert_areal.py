@@ -156,6 +156,11 @@ def test_losses(changes: dict[str, Any], loss: str, proximal: str) -> None:
     assert (algorithm.effective_loss.name, algorithm.effective_proximal) == (loss, proximal)
 
 
+def test_a_discount_without_a_critic_is_reported() -> None:
+    found = result({"actor.discount": 0.99, "actor.gae_lambda": 1.0})
+    assert [notice.partition(":")[0] for notice in found.notices] == ["actor.discount=0.99"]
+
+
 def test_kl_is_in_the_reward() -> None:
     found = result({"actor.kl_ctl": 0.05, "actor.kl_estimator": "k3"})
     terms = parse_manifest(found.text, "test")[0].spec.algorithm.regularizers

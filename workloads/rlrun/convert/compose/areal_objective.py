@@ -18,6 +18,7 @@ def put_objective(draft: Draft) -> None:
         _critic(draft)
     else:
         _advantage(draft)
+        _discounts(draft)
     _scale(draft, critic)
     draft.put("algorithm.aggregation", "token_mean", note="AReaL divides by all loss tokens of the batch")
     _kl(draft)
@@ -113,6 +114,14 @@ def _advantage(draft: Draft) -> None:
     options = {"mean": draft.get(mean) or "none", "std": draft.get(std) or "none"}
     written = [key for key in (mean, std) if key in draft.settings]
     draft.put("algorithm.advantage", {"name": "grpo", "options": options | more}, *written, *causes)
+
+
+def _discounts(draft: Draft) -> None:
+    """Report discounts per token, which advantages of whole answers do not have."""
+    for key in ("discount", "gae_lambda"):
+        if (number := draft.number(_A + key)) is not None and number != 1.0:
+            draft.dropped[_A + key] = "only with a critic: a group's advantage is the same for all tokens of an answer"
+            draft.notices.append(f"{_A}{key}={number}: {draft.dropped[_A + key]}")
 
 
 def _scale(draft: Draft, critic: bool) -> None:
