@@ -39,8 +39,7 @@ def policy_loss(
         advantages: `[T]`, or one per sequence `[S]`.
         mask: `[T]` bool (or 0 and 1), true on tokens to train on. The others change nothing, as long as they are finite.
         sequence_lengths: S positive lengths that add up to T.
-        proximal_logprobs: `[T]`, read by `ppo`, `gspo`, `cispo`, `sapo` (default `inference_logprobs`), `decoupled_ppo` and a
-            correction.
+        proximal_logprobs: `[T]`, read by clipped losses and `sapo` (default `inference_logprobs`), `decoupled_ppo` and a correction.
         reference_logprobs: `[T]`, read by `ref_kl`, `distill`, `masked_is` with a teacher_tau, a KL regulariser, and for the metric
             `reference_kl`.
         denominator: what the sum is divided by, normally `denominator_count` added up over all micro-batches and

@@ -224,18 +224,24 @@ def estimate(
         advantages.append(found.advantages)
         returns.append(found.returns)
     masks = [row.mask for row in rows]
-    of_returns = token_moments(returns, masks, group)
-    metrics = {
-        "explained_variance": explained_variance(
-            of_returns, token_moments([r - v for r, v in zip(returns, values, strict=True)], masks, group)
-        ),
-        "return_mean": float(of_returns.mean),
-        "value_mean": float(token_moments(values, masks, group).mean),
-    }
+    metrics = _value_metrics(values, returns, masks, group)
     if (adv_mean, adv_std) != ("none", "none"):
         ids = [group_places(members, groups, row) for row, members in zip(rows, samples, strict=True)]
         advantages = normalize_tokens(advantages, masks, ids, len(groups), mean=adv_mean, std=adv_std, group=group)
     return Estimates(values, advantages, returns, metrics)
+
+
+def _value_metrics(
+    values: Sequence[Tensor], returns: Sequence[Tensor], masks: Sequence[Tensor], group: Group
+) -> dict[str, float]:
+    """Explained variance and means over the loss tokens of all rows of all ranks."""
+    residuals = [r - v for r, v in zip(returns, values, strict=True)]
+    of_returns = token_moments(returns, masks, group)
+    return {
+        "explained_variance": explained_variance(of_returns, token_moments(residuals, masks, group)),
+        "return_mean": float(of_returns.mean),
+        "value_mean": float(token_moments(values, masks, group).mean),
+    }
 
 
 def _row_estimates(
