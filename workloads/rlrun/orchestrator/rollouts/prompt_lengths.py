@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from rlrun.environments.protocol import Task
 from rlrun.environments.registry import EnvironmentLoadError, load
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.unplayable import MAX_RATIO
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes

@@ -203,11 +203,7 @@ def estimate(
         ]
     values, finals = [one for one, _ in found_values], [final for _, final in found_values]
     release(critic)
-    if not all_finite([*values, *finals]):
-        raise RoleError(
-            "algorithm.critic: the values are not finite; lower algorithm.critic.lr, and resume from a checkpoint before",
-            exit_codes.FAILURE,
-        )
+    _check_finite([*values, *finals])
     advantages, returns = [], []
     for index, (row, members, value) in enumerate(zip(rows, samples, values, strict=True)):
         rewards = token_rewards(members, row)
@@ -229,6 +225,15 @@ def estimate(
         ids = [group_places(members, groups, row) for row, members in zip(rows, samples, strict=True)]
         advantages = normalize_tokens(advantages, masks, ids, len(groups), mean=adv_mean, std=adv_std, group=group)
     return Estimates(values, advantages, returns, metrics)
+
+
+def _check_finite(values: Sequence[Tensor]) -> None:
+    """Raise `RoleError` if a value is infinite or not a number."""
+    if not all_finite(values):
+        raise RoleError(
+            "algorithm.critic: the values are not finite; lower algorithm.critic.lr, and resume from a checkpoint before",
+            exit_codes.FAILURE,
+        )
 
 
 def _value_metrics(
