@@ -14,7 +14,7 @@ from rlrun.environments.bundled.dataset import messages_of, with_instruction
 from rlrun.environments.message_content import ContentError, check_prompt, content_text, unread_columns
 from rlrun.environments.protocol import Episode, Task
 from rlrun.environments.rewards.scorers import _question
-from rlrun.orchestrator.rollouts.chat_tokens import TemplateError, _with_text
+from rlrun.orchestrator.rollouts.chat_template import TemplateError, _with_text
 from rlrun.orchestrator.sft.conversation import conversation
 
 DATA = DataConfig(sources=(SourceConfig(path="rows.jsonl"),))
