@@ -17,6 +17,7 @@ from rlrun.orchestrator.rollouts.tokenizer import read_vocabulary_size
         ({"vocab_size": 512}, 512),
         ({"vocab_size": None, "text_config": {"vocab_size": 640}}, 640),
         ({"thinker_config": {"vocab_size": 640}}, 640),
+        ({"vocab_size": 32, "text_config": {"vocab_size": 640}}, 640),
         ({"vocab_size": "512"}, None),
         ({"vocab_size": 0}, None),
         ({"vocab_size": True}, None),

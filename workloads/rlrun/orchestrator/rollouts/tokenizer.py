@@ -87,7 +87,8 @@ def read_vocabulary_size(source: str | Path, *, revision: str | None = None) -> 
         return None
     texts = [document, *(document.get(name) for name in _TEXT_CONFIGS)] if isinstance(document, dict) else []
     sizes = [text.get("vocab_size") for text in texts if isinstance(text, dict)]
-    return next((size for size in sizes if type(size) is int and size > 0), None)
+    # The largest: a model of several modalities may name both, and no id that it has may be refused.
+    return max((size for size in sizes if type(size) is int and size > 0), default=None)
 
 
 def _is_generic(folder: Path) -> bool:
