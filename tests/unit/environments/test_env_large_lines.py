@@ -81,7 +81,7 @@ def test_pieces_give_the_result_of_json(
 
 @pytest.mark.full
 @pytest.mark.usefixtures("small_pieces")
-@settings(deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]), DAMAGE)
 def test_pieces_give_the_result_of_json_for_many_values(
     value: Any, ascii_only: bool, indent: int | None, damage: list[tuple[int, bytes]]
