@@ -82,7 +82,9 @@ async def test_evaluation_between_steps_is_greedy_while_training_samples(tmp_pat
 async def test_the_engine_gets_them_by_its_own_names(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     found: list[dict[str, Any]] = []
 
-    async def refuse(self: EngineClient, method: str, path: str, timeout: float, body: bytes) -> tuple[int, bytes]:
+    async def refuse(
+        self: EngineClient, method: str, path: str, timeout: float, body: bytes, limit: int
+    ) -> tuple[int, bytes]:
         if path == ENGINE_GENERATE_PACKED and not packed:
             return 404, b""
         head = Reader(body).head if packed else json.loads(body)
