@@ -70,6 +70,16 @@ async def test_what_shares_a_prefix_stays_until_its_replica_is_overloaded() -> N
     assert await pool.acquire(first, None, 1) is second
 
 
+async def test_a_replica_gets_no_request_during_a_hand_over() -> None:
+    """The first tokens would be computed by neither version."""
+    first, second = in_rotation(name="first"), in_rotation(name="second")
+    pool = EnginePool([first, second], Signal())
+    first.updating = True
+    assert [await pool.acquire(first, None, 1) for _ in range(3)] == [second] * 3
+    first.updating = False
+    assert await pool.acquire(first, None, 1) is first
+
+
 async def test_a_replica_gets_no_more_than_its_limit_and_episodes_that_go_on_come_first() -> None:
     replica = in_rotation()
     pool = EnginePool([replica], Signal(), max_concurrency=2)
