@@ -44,7 +44,7 @@ class Family:
         bos: first token of a prompt; None: none.
         end: token with which its replies end before a question.
         call_end: token with which its replies end after calls; None: `end`.
-        form: way in which it writes tools: "native", or the roles that describe them and hold results.
+        form: way in which it writes tools: "native", or what describes them (a role, or the template) and the role of results.
         keeps: whether its template writes earlier replies as they were sampled; others drop or add thoughts.
     """
 
@@ -108,13 +108,13 @@ FAMILIES: dict[str, Family] = {
     "cohere": _family(TRL, "cohere", _COHERE, (_COHERE,), "<BOS_TOKEN>", _COHERE, form="system user"),
     "cohere2": _family(TRL, "cohere2", _COHERE, (_COHERE,), "<BOS_TOKEN>", "<|END_RESPONSE|>", form="system user"),
     "command_a": _family(AXOLOTL, "command_a", _COHERE, (_COHERE,), "<BOS_TOKEN>", "<|END_RESPONSE|>", form="system user"),
-    "lfm2": _family(TRL, "lfm2", "<|im_end|>", ("<|im_end|>",), "<|startoftext|>", "<|im_end|>", form="system tool"),
+    "lfm2": _family(TRL, "lfm2", "<|im_end|>", ("<|im_end|>",), "<|startoftext|>", "<|im_end|>", form="template tool"),
     "lfm2_5": _family(TRL, "lfm2_2_5", "<|im_end|>", ("<|im_end|>",), "<|startoftext|>", "<|im_end|>"),
     "nemotron3_nano": _family(TRL, "nemotron_3_nano", "<|im_end|>", _QWEN, None, "<|im_end|>", keeps=False),
     "nemotron3_super": _family(TRL, "nemotron_3_super", "<|im_end|>", _QWEN, None, "<|im_end|>", keeps=False),
     "nemotron3_ultra": _family(TRL, "nemotron_3_ultra", "<|im_end|>", _QWEN, None, "<|im_end|>", keeps=False),
     "exaone4": _family(AXOLOTL, "exaone4", "[|endofturn|]", ("[|endofturn|]",), "[BOS]", "[|endofturn|]"),
-    "falcon_h1": _family(AXOLOTL, "falcon_h1", "<|im_end|>", ("<|im_end|>", "<|end_of_text|>"), None, "<|im_end|>", form="system tool"),
+    "falcon_h1": _family(AXOLOTL, "falcon_h1", "<|im_end|>", ("<|im_end|>", "<|end_of_text|>"), None, "<|im_end|>", form="template tool"),
     "jamba": _family(AXOLOTL, "jamba", "<|eom|>", ("<|eom|>",), "<|startoftext|>", "<|eom|>", keeps=False),
 }  # fmt: skip
 

@@ -39,13 +39,13 @@ class ToolForm:
     """A way to write a tool turn.
 
     Attributes:
-        native: the template gets tools, calls and results as messages; otherwise all of them become text.
+        native: the template gets tools, calls and results as messages; otherwise calls become text.
         arguments_as_text: arguments of a call are JSON text (DeepSeek V3); otherwise the value.
         no_content: a reply that is calls alone has the content None (DeepSeek R1); otherwise an empty text.
         named_results: a result has the name of its function (Mistral v2).
         short_ids: ids of calls are nine letters and digits (Mistral v3); others are replaced by such ones.
-        described_in: role of the first message, which describes the tools; only as text.
-        results_as: role of a message with results; only as text.
+        described_in: role of the first message, which describes the tools; None: the template describes them. Only if not native.
+        results_as: role of a message with results; only if not native.
     """
 
     native: bool = True
@@ -53,7 +53,7 @@ class ToolForm:
     no_content: bool = False
     named_results: bool = False
     short_ids: bool = False
-    described_in: str = "system"
+    described_in: str | None = "system"
     results_as: str = "tool"
 
 
@@ -64,8 +64,9 @@ _FORMS = (
     ),
     *(
         ToolForm(False, described_in=first, results_as=role)
+        for places in ((None,), ("system", "user"))
         for role in ("tool", "user")
-        for first in ("system", "user")
+        for first in places
     ),
 )
 """In the order in which they are tried."""
@@ -292,6 +293,8 @@ class ChatTemplate:
     ) -> str:
         if form.native:
             return self._render(natively(messages, form), tools, generation_prompt)
+        if form.described_in is None:
+            return self._render(without_tools(messages, (), results_as=form.results_as), tools, generation_prompt)
         plain = without_tools(messages, tools, described_in=form.described_in, results_as=form.results_as)
         return self._render(plain, (), generation_prompt)
 
