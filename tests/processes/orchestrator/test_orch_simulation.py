@@ -107,7 +107,8 @@ async def test_a_group_that_grows_too_old_is_cancelled_in_the_engine_and_played_
     trained = [group for groups in outcome.groups for group in groups]
     assert sorted(trained)[:5] == [0, 1, 2, 3, 4]
     assert 0 not in outcome.groups[0]
-    assert sum(line["groups/cancelled/age"] for line in lines(outcome.paths.metrics)) == 1
+    # Steps are 15 ms apart: on a busy machine another group may be too old before its request is sent.
+    assert sum(line["groups/cancelled/age"] for line in lines(outcome.paths.metrics)) >= 1
 
 
 async def test_a_group_of_a_single_turn_is_one_request_and_a_turn_of_many_is_one_per_rollout(
