@@ -197,25 +197,34 @@ async def test_what_breaks_the_protocol_is_reported_once_and_nothing_after_it_is
         assert end.received == []
 
 
-async def test_nothing_is_received_after_the_end_was_closed() -> None:
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Lines are decoded once it is set."""
+    event = threading.Event()
+
+    def decode(line: bytes) -> Any:
+        assert event.wait(60)
+        return json.loads(line)
+
+    monkeypatch.setattr(large_json, "decode", decode)
+    return event
+
+
+async def test_nothing_is_received_after_the_end_was_closed(gate: threading.Event) -> None:
     async with connected() as (end, writer):
         writer.write(encode(LARGE) + encode({"op": "failed"}))
         await wait_until_async(lambda: end.lines.busy)
         end.lines.close()
+        gate.set()
         await wait_until_async(lambda: end.lost)
         await asyncio.sleep(0.05)
         assert (end.received, end.lost, end.lines.busy) == ([], [None], False)
 
 
-async def test_a_process_that_sends_more_than_is_decoded_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_sends_more_than_is_decoded_waits(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
     monkeypatch.setattr(wire, "MAX_LINE_BYTES", 2 * len(encode(LARGE)))
-    gate = threading.Event()
-
-    def decode(line: bytes) -> Any:
-        assert gate.wait(60)
-        return json.loads(line)
-
-    monkeypatch.setattr(large_json, "decode", decode)
     async with connected() as (end, writer):
         writer.write(encode(LARGE) * 8)
         await wait_until_async(lambda: not end.lines._transport.is_reading())
