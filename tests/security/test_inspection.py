@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import re
 import resource
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from loguru import logger
@@ -21,50 +17,10 @@ from rlrun.environments.process.worker import MAX_FILES
 from rlrun.environments.rewards.sandbox import UnavailableError
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun_operator.render.containers import CREDENTIALS_FOLDER
+from tests.security.attempts import RESTRICTED, X86_64_ONLY, attempt, refused
 from tests.support.programs import run_program
-from tests.support.python_path import before
 
-FOLDER = Path(__file__).parent / "intruder"
-KEY = "the-runs-key"
-NOBODY = 65534
-RESTRICTED = "--no-new-privs"
-"""As in a pod without privilege escalation: there a filter keeps signals off, too."""
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the ways are x86-64's")
-
-
-def ordinary_user(*more: str) -> list[str]:
-    """The beginning of a command that runs as an ordinary user, who may read this checkout."""
-    if os.geteuid() != 0:
-        return ["setpriv", *more] if more else []
-    may_read = [
-        "--inh-caps=-all,+dac_read_search",
-        "--ambient-caps=-all,+dac_read_search",
-        "--bounding-set=-all,+dac_read_search",
-    ]
-    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *may_read, *more]
-
-
-def attempt(entry: str, deed: str, *more: str) -> Any:
-    variables = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RLRUN_")},
-        "PYTHONPATH": before(FOLDER),
-        "TMPDIR": "/tmp",
-        "HOME": "/tmp",
-        "RLRUN_API_KEY": KEY,
-        "RLRUN_ATTEMPT": "1",
-        "RLRUN_CONFIG": "/dev/null",
-        "RLRUN_POD_NAME": "a-0",
-        "RLRUN_POD_IP": "127.0.0.1",
-    }
-    command = [*ordinary_user(*more), sys.executable, str(FOLDER / "first_process.py"), entry, deed]
-    done = run_program(command, env=variables, cwd="/")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert KEY not in done.stdout
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def refused(found: dict[str, str]) -> set[str]:
-    return {way for way, outcome in found.items() if outcome == "refused"}
+pytestmark = X86_64_ONLY
 
 
 def test_the_ways_are_ways_where_nobody_refuses() -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlrun.config.algorithm.names import Kind, Option, Options, complete_options, entry, is_import_path, unknown_option
+
+SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
+"""Python's own variable, which the pods of a run set: the working directory is not on the import path."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,17 @@ def bind(
     return function, complete
 
 
+def add_code_folder() -> None:
+    """Append the working directory to the import path, for a user's own modules on one machine.
+
+    It comes last, so a file there hides no installed module. In a pod, where `PYTHONSAFEPATH` is set, a user's modules are installed in the
+    image or named by `PYTHONPATH`.
+    """
+    folder = str(Path.cwd())
+    if not os.environ.get(SAFE_PATH_VARIABLE) and folder not in sys.path:
+        sys.path.append(folder)
+
+
 @functools.cache
 def imported(kind: str, path: str) -> Callable[..., Any]:
     """The function at `package.module:function`.
@@ -59,6 +76,7 @@ def imported(kind: str, path: str) -> Callable[..., Any]:
     """
     module_name, function_name = path.split(":")
     try:
+        add_code_folder()
         module = importlib.import_module(module_name)
     except Exception as error:  # user code runs here, whatever it raises is the answer
         raise ValueError(

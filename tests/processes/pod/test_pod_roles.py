@@ -45,7 +45,8 @@ def pod(**changes: Any) -> PodSettings:
 def test_a_trainer_pod_is_its_part_of_the_group(tmp_path: Path) -> None:
     config = run_config(tmp_path, trainer={"replicas": 2, "processesPerReplica": 3})
     command = role_command("trainer", pod(), config, FILE)
-    options = dict(zip(command[3:-4:2], command[4:-4:2], strict=True))
+    ranks = command.index("--no-python")
+    options = dict(zip(command[4:ranks:2], command[5:ranks:2], strict=True))
     assert options == {
         "--nnodes": "2",
         "--node-rank": "1",
@@ -57,7 +58,7 @@ def test_a_trainer_pod_is_its_part_of_the_group(tmp_path: Path) -> None:
         "--master-addr": "x-trainer-0.x.team.svc",
         "--master-port": "29500",
     }
-    assert command[-4:] == ["-m", "rlrun.trainer", "--config", str(FILE)]
+    assert command[ranks + 1 :] == [sys.executable, "-P", "-u", "-m", "rlrun.trainer", "--config", str(FILE)]
 
 
 @pytest.mark.parametrize("role", ["trainer", "inference", "orchestrator"])
@@ -65,15 +66,15 @@ def test_the_stub_image_has_programs_of_its_own(tmp_path: Path, role: Any) -> No
     config = run_config(tmp_path, trainer={"replicas": 2})
     command = programs().role(role, pod(), config, FILE)
     package = "rlrun" if role == "orchestrator" else "tests.support.stub"
-    assert command == [sys.executable, "-m", f"{package}.{role}", "--config", str(FILE)]
-    assert find_spec(command[2]) is not None
-    assert command[2] == "rlrun.orchestrator" or Programs().role(role, pod(), config, FILE) != command
+    assert command == [sys.executable, "-P", "-m", f"{package}.{role}", "--config", str(FILE)]
+    assert find_spec(command[3]) is not None
+    assert command[3] == "rlrun.orchestrator" or Programs().role(role, pod(), config, FILE) != command
 
 
 def test_the_stub_image_makes_another_model() -> None:
     made, stub = Programs().model(FILE), programs().model(FILE)
-    assert (made[2], stub[2]) == ("rlrun.trainer.modeling.tiny_model", "tests.support.stub.model")
-    assert find_spec(stub[2]) is not None
+    assert (made[3], stub[3]) == ("rlrun.trainer.modeling.tiny_model", "tests.support.stub.model")
+    assert find_spec(stub[3]) is not None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 from rlrun.cli import common
 from rlrun.environments import Reply
 from rlrun.environments.process import host
+from rlrun.environments.process.containment.private_folder import make_private_folder
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import TaskRef
@@ -32,8 +36,34 @@ class _Echo:
         return Reply(str(messages[-1]["content"]), "stop")
 
 
+def _places() -> dict[str, str]:
+    """Folders that code of the orchestrator's user may write, and that other processes of the run read."""
+    run = Path(tempfile.mkdtemp(prefix="run-"))
+    (run / "run.json").write_text("{}")
+    modules = Path(os.environ["HF_HOME"]) / "modules"
+    modules.mkdir(parents=True)
+    return {
+        "run's folder": str(run),
+        "home of the orchestrator": os.environ["HOME"],
+        "folder for temporary files": tempfile.gettempdir(),
+        "working directory": str(Path.cwd()),
+        "folder of another environment": str(make_private_folder() / "home"),
+        "modules of the hub's cache": str(modules),
+    }
+
+
 async def _attempt(deed: str) -> int:
-    life = Life(Command("intruder:intruder", {}), Limits(start_seconds=60), Log(None))
+    sibling = await asyncio.create_subprocess_exec("sleep", "60")
+    try:
+        return await _play(deed, {"places": _places(), "sibling": sibling.pid})
+    finally:
+        with suppress(ProcessLookupError):
+            sibling.kill()
+        await sibling.wait()
+
+
+async def _play(deed: str, args: dict[str, Any]) -> int:
+    life = Life(Command("intruder:intruder", args), Limits(start_seconds=60), Log(None))
     await life.start()
     task = TaskRef("train", list(DEEDS).index(deed))
     played = await life.play(task, _Echo(), timeout_seconds=60, reward_seconds=60)

@@ -92,6 +92,84 @@ def opens_files() -> Any:
     return len(opened)
 
 
+ARGUMENTS: dict[str, Any] = {}
+
+
+def _outcome(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except OSError as error:
+        return "refused" if isinstance(error, PermissionError) else type(error).__name__
+    return "done"
+
+
+def _plant(folder: str) -> dict[str, str]:
+    """What comes of each change in a folder that other processes read."""
+    place = Path(folder)
+    existing = place / "run.json"
+    return {
+        "module": _outcome(lambda: (place / "trio.py").write_text("raise SystemExit(9)")),
+        "package": _outcome(lambda: (place / "pydantic").mkdir()),
+        "link": _outcome(lambda: (place / "link").symlink_to("/etc/passwd")),
+        **(
+            {
+                "change": _outcome(lambda: existing.write_text("[]")),
+                "truncate": _outcome(lambda: os.truncate(existing, 0)),
+                "rename": _outcome(lambda: existing.rename(place / "other.json")),
+                "move here": _outcome(lambda: _made(Path.home() / "mine").rename(place / "mine")),
+                "remove": _outcome((place / "other.json" if (place / "other.json").exists() else existing).unlink),
+            }
+            if existing.exists()
+            else {}
+        ),
+    }
+
+
+def _made(path: Path) -> Path:
+    path.write_text("{}")
+    return path
+
+
+def plants_files() -> Any:
+    return {name: _plant(folder) for name, folder in ARGUMENTS["places"].items()}
+
+
+def signals_a_sibling() -> Any:
+    """A helper of the orchestrator, such as a tracker's: it is started again whenever it ends."""
+    import signal
+
+    pid = ARGUMENTS["sibling"]
+    return {"check": _outcome(lambda: os.kill(pid, 0)), "kill": _outcome(lambda: os.kill(pid, signal.SIGKILL))}
+
+
+def uses_its_own_files() -> Any:
+    """What honest environments do."""
+    import multiprocessing
+    import subprocess
+    import sys
+    import tempfile
+
+    home = Path.home()
+    (home / ".cache" / "data").mkdir(parents=True)
+    (home / ".cache" / "data" / "a").write_text("1")
+    with tempfile.TemporaryDirectory() as folder:
+        (home / ".cache" / "data" / "a").rename(Path(folder, "b"))
+        (Path(folder) / "helper.py").write_text("WORD = 'helper'")
+        (Path(folder) / "program.py").write_text("import helper; print(helper.WORD)")
+        program = subprocess.run(
+            [sys.executable, str(Path(folder) / "program.py")], capture_output=True, text=True, check=True
+        )
+        moved = Path(folder, "b").read_text()
+    Path("relative").write_text("1")
+    multiprocessing.get_context("spawn").Semaphore().acquire()
+    cache = Path(os.environ["HF_HOME"], "hub")
+    (cache / "model").mkdir()
+    Path("/dev/null").write_text("gone")
+    child = subprocess.Popen(["sleep", "60"])
+    child.kill()
+    return {"program": program.stdout.strip(), "moved": moved, "folder": str(Path.cwd()), "signal": child.wait()}
+
+
 def needs_a_variable() -> Any:
     return os.environ["TEAM_TOKEN"]
 
@@ -102,6 +180,9 @@ DEEDS: dict[str, Callable[[], Any]] = {
         variables,
         needs_a_variable,
         opens_files,
+        plants_files,
+        signals_a_sibling,
+        uses_its_own_files,
         inspects_its_keeper,
         inspects_the_orchestrator,
         inspects_the_first_process,
@@ -128,7 +209,8 @@ class Intruder(SingleTurnEnvironment):
         return Score(1.0)
 
 
-def intruder(**_args: Any) -> Intruder:
+def intruder(**args: Any) -> Intruder:
+    ARGUMENTS.update(args)
     return Intruder()
 
 

@@ -27,14 +27,14 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
         return roles.role_command(role, pod, config, config_file)
     if role == "trainer":
         roles.check_membership(pod, config)
-    return roles.python_command(f"{PACKAGE}.{role}", config_file)
+    return roles.config_command(f"{PACKAGE}.{role}", config_file)
 
 
 def model_command(config_file: Path) -> list[str]:
     """The command line that makes the model folder."""
     from rlrun.pod.role import roles
 
-    return roles.python_command(f"{PACKAGE}.model", config_file)
+    return roles.config_command(f"{PACKAGE}.model", config_file)
 
 
 def programs() -> Programs:

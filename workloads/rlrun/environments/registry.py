@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rlrun.config.suggest import did_you_mean
+from rlrun.custom import add_code_folder
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
 from rlrun.environments.bounds import describe
 from rlrun.environments.bundled.arithmetic import Arithmetic, ArithmeticArgs
@@ -129,6 +130,7 @@ def check_args(id: str, model: type[ArgsT], args: Mapping[str, object]) -> ArgsT
 def _load_function(id: str, args: Mapping[str, object]) -> Environment:
     module_name, _, function_name = id.partition(":")
     try:
+        add_code_folder()
         module = importlib.import_module(module_name)
     except BaseException as error:
         raise EnvironmentLoadError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from rlrun.local.supervisor import last_lines
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import size
 from rlrun.runtime import exit_codes
+from rlrun.runtime.bootstrap import module_command
 
 _POLL_SECONDS = 0.1
 
@@ -50,7 +50,7 @@ def prepare_model(
     say("making the tiny model" + (f", warmed up on {tiny.warmup_environment}" if tiny.warmup_environment else ""))
     log = paths.logs(attempt, "trainer") / "model.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "rlrun.trainer.modeling.tiny_model", "--config", str(file)]
+    command = module_command("rlrun.trainer.modeling.tiny_model", ["--config", str(file)])
     with log.open("ab") as output:
         making = subprocess.Popen(
             command,

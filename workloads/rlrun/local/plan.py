@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rlrun.config.models.roles import TRAINING_TASKS, orchestrator_module
 from rlrun.config.models.run import RunConfig
 from rlrun.protocol.files.failures import ERROR_FILE, ROLE_ENVIRONMENT
 from rlrun.protocol.files.paths import Role, RunPaths
+from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 from rlrun.trainer.ranks.launch import torchrun_command
 
@@ -168,7 +168,7 @@ def processes(
     make = _maker(config, attempt, api_key, launch_id, on_cpu=on_cpu)
     trainer = torchrun_command(config.trainer, config_file=files[0], rendezvous_port=ports.rendezvous, attempt=attempt)
     module = orchestrator_module(config.trainer.task)
-    orchestrator = make("orchestrator", "orchestrator", [sys.executable, "-m", module, *_from(files[0])], ())
+    orchestrator = make("orchestrator", "orchestrator", module_command(module, _from(files[0])), ())
     if not trains:
         return [*_engines(config, files, inference_gpus, make), orchestrator]
     if config.trainer.shared_with is not None:  # all else is the host's
@@ -234,7 +234,7 @@ def _engines(config: RunConfig, files: Sequence[Path], gpus: Sequence[GpuId], ma
         make(
             "inference",
             f"inference-{i}" if len(files) > 1 else "inference",
-            [sys.executable, "-m", ENGINE_MODULE, *_from(file)],
+            module_command(ENGINE_MODULE, _from(file)),
             gpus[i * each : (i + 1) * each],
         )
         for i, file in enumerate(files)

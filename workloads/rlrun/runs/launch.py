@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,10 +19,11 @@ from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, LauncherR
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runs.acts import is_running
 from rlrun.runs.manifest import Manifest
+from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.printable import printable
 
 _LINES = 40
-PROGRAM = (sys.executable, "-m", "rlrun.cli.main")
+PROGRAM = tuple(module_command("rlrun.cli.main"))
 """The launcher; tests put another one in its place."""
 
 

@@ -1,4 +1,8 @@
-"""Start of a module of this package in another process, also by a Python that has other packages and not this one."""
+"""Command lines that start a module of this package, and the folder of the user's own modules.
+
+Each interpreter starts with `-P`. Without it, `-m` and `-c` put the working directory before the standard library: a file `queue.py` there
+replaces Python's module, and an environment that can write there runs code in the process that holds the run's key.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ importlib.import_module(module).main(rest)
 """
 
 
+SAFE_PATH = "-P"
+"""Option of Python (3.11 and newer): the working directory is not on the import path."""
 HOST_MODULE = "rlrun.environments.process.host"
 """The first process of an environment's own container."""
 SOCKETS_VARIABLE = "RLRUN_ENVIRONMENT_SOCKETS"
@@ -42,4 +48,15 @@ def python_command(module: str, arguments: Sequence[str], *, python: str | None 
         arguments: for its `main`.
         python: the interpreter; None: this one.
     """
-    return [python or sys.executable, "-c", START, str(Path(rlrun.__file__).parent), module, *arguments]
+    return [python or sys.executable, SAFE_PATH, "-c", START, str(Path(rlrun.__file__).parent), module, *arguments]
+
+
+def module_command(module: str, arguments: Sequence[str] = (), *, unbuffered: bool = False) -> list[str]:
+    """Return the command line that runs an installed module as `python -m` does, without the working directory on its import path.
+
+    Args:
+        module: name of the module.
+        arguments: command-line arguments of the module.
+        unbuffered: write output at once.
+    """
+    return [sys.executable, SAFE_PATH, *(["-u"] if unbuffered else []), "-m", module, *arguments]

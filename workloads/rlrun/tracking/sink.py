@@ -24,6 +24,7 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.run import RunConfig
 from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
+from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.ending import on_sigterm
 from rlrun.runtime.privacy import refuse_inspection
 from rlrun.tracking.enabled import enabled_trackers
@@ -250,7 +251,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     with suppress(OSError):
         os.nice(_NICE)
     trackers = enabled_trackers(config.tracking, environ)
-    command = [sys.executable, "-m", "rlrun.tracking.worker", "--config", str(options.config)]
+    command = module_command("rlrun.tracking.worker", ["--config", str(options.config)])
     sink = Sink(
         Path(config.trainer.output_dir),
         trackers,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlrun.config.models.run import RunConfig
+from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.bounded_log import cut_back
 from rlrun.tracking.backends.missing import problems
 from rlrun.tracking.enabled import enabled_trackers
@@ -57,7 +57,7 @@ class SinkProcess:
         module: str = "rlrun.tracking",
         log: Path | None = None,
     ) -> None:
-        self._command = [sys.executable, "-m", module, "--config", str(config)]
+        self._command = module_command(module, ["--config", str(config)])
         self._log, self._environ = log or log_file(root), dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._due = 0.0

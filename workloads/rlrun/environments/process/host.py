@@ -105,8 +105,8 @@ class _Guest(Worker):
         return {"op": "pong", "number": document["number"], "metrics": metrics}
 
     async def _load_apart(self, document: Document) -> None:
-        # All variables are those of the environment's own image.
-        command = Command(document["id"], document["args"], document["python"], variables=(EVERYTHING,))
+        # All variables and all files are those of the environment's own image.
+        command = Command(document["id"], document["args"], document["python"], variables=(EVERYTHING,), is_alone=True)
         self._life = life = Life(command, Limits(**document["limits"]), Log(None))
         try:
             ready = await life.start()

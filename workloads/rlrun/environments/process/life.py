@@ -12,9 +12,11 @@ import uuid
 from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rlrun.environments.process import worker
+from rlrun.environments.process.containment import enclosure, private_folder
 from rlrun.environments.process.containment.keeper import STACKS
 from rlrun.environments.process.containment.kill import (
     MARK_VARIABLE,
@@ -72,6 +74,7 @@ class Command:
         kind: what `id` names; a loss or advantage is an import path that is only checked, never called; a check is one that is called
             with `args` and raises what it refuses.
         variables: names of environment variables that it gets besides the usual ones, see `variables`.
+        is_alone: no other process of the container holds a secret, so that it may write all files of the container.
     """
 
     id: str
@@ -79,6 +82,7 @@ class Command:
     python: str | None = None
     kind: Literal["environment", "loss", "advantage", "check"] = "environment"
     variables: tuple[str, ...] = ()
+    is_alone: bool = False
 
     def passed(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Environment variables of this process that it gets."""
@@ -104,6 +108,8 @@ class Life(Talk):
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._mark = uuid.uuid4().hex
+        self._folder: Path | None = None
+        """Its private folder, if it writes nowhere else."""
         self._withheld: Set[str] = frozenset()
         """Names of environment variables that it did not get."""
         self._verdict: Death | None = None
@@ -162,14 +168,31 @@ class Life(Talk):
         self._watching = loop.create_task(self._watch())
         return ready
 
+    def _make_folder(self, environment: dict[str, str]) -> tuple[dict[str, str], list[Path]]:
+        """Give the process a private folder, if the machine can refuse it all others.
+
+        Returns:
+            Its environment variables, and the only folders that it writes; none: all.
+        """
+        if self.command.kind != "environment" or self.command.is_alone or not enclosure.is_available():
+            return environment, []
+        try:
+            self._folder = private_folder.make_private_folder()
+        except OSError as error:
+            raise StartError(f"cannot make its folder {error.filename}: {error.strerror}") from error
+        environment = private_folder.use_private_folder(environment, self._folder)
+        return environment, [self._folder, *private_folder.make_hub_caches(environment)]
+
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
         numbers = (descriptor, self._page.descriptor, os.getpid(), self.limits.memory_bytes)
         environment = self.command.passed(os.environ)
         self._withheld = os.environ.keys() - environment.keys()
+        environment, writable = self._make_folder(environment)
         reading, writing = os.pipe()
         try:
             process = subprocess.Popen(
-                python_command(worker.__name__, list(map(str, numbers)), python=self.command.python),
+                python_command(worker.__name__, [*map(str, (*numbers, *writable))], python=self.command.python),
+                cwd=private_folder.working_directory(self._folder) if self._folder is not None else None,
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -199,6 +222,8 @@ class Life(Talk):
         self._answered_ping = int(document["number"])
 
     def _explained(self, message: str) -> str:
+        if self._folder is not None and "Permission denied" in message:
+            return message + private_folder.REFUSED_HINT
         return message + withheld_hint(message, self._withheld)
 
     def _lost(self, error: WireError | None) -> None:
@@ -308,6 +333,7 @@ class Life(Talk):
         await asyncio.to_thread(kill_all, self.pid, self._mark, self._seen)
         code = self._process.wait()
         await asyncio.to_thread(self._reader.join, 1.0)
+        await asyncio.to_thread(self._remove_folder)
         await self._wire.settled()  # rollouts that it has answered are not lost with it
         rollout = self._page.read().rollout
         self._close()
@@ -328,6 +354,7 @@ class Life(Talk):
             kill_all(self.pid, self._mark, self._seen)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(5.0)
+        self._remove_folder()
         self._close()
 
     def _close(self) -> None:
@@ -338,6 +365,10 @@ class Life(Talk):
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            private_folder.remove_private_folder(self._folder)
 
 
 _STACK = ("Current thread", "Stack (most recent call first)")

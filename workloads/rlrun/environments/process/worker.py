@@ -343,13 +343,14 @@ def main(argv: Sequence[str]) -> NoReturn:
     """Serve one connection until it ends.
 
     Args:
-        argv: descriptor of the connection, that of the heartbeat's page, pid of the orchestrator, memory limit in bytes.
+        argv: descriptor of the connection, that of the heartbeat's page, pid of the orchestrator, memory limit in bytes, and the only
+            folders that the environment writes; none: all.
     """
-    descriptor, page_descriptor, parent, memory_bytes = map(int, argv)
+    descriptor, page_descriptor, parent, memory_bytes = map(int, argv[:4])
     os.set_inheritable(descriptor, False)
     keeper.fork(parent)
     _limit(memory_bytes)
-    enclosure.enclose()
+    enclosure.enclose(writable=argv[4:] or None)
     page = Page(page_descriptor)
     page.forget_descriptor()
     page.start()

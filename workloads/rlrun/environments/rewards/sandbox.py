@@ -29,6 +29,11 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 READ_FILE, REFER = 1 << 2, 1 << 13
 """Rights of Landlock: to read a file, and to move one into another folder."""
+WRITE_FILE, TRUNCATE = 1 << 1, 1 << 14
+CHANGE_FOLDERS = sum(1 << right for right in range(4, 13))
+"""Rights of Landlock: to remove files and folders, and to make every kind of them."""
+SCOPE_SIGNAL = 1 << 1
+"""Scope of Landlock, from version 6 (Linux 6.12): no signal to a process outside of the domain."""
 _READ = READ_FILE | 1 << 3  # READ_DIR
 _OF_FILES = 1 | 1 << 1 | READ_FILE | 1 << 14  # EXECUTE, WRITE_FILE, TRUNCATE: the rights that a single file can have
 _AUDIT_ARCH_X86_64, _X32_BIT = 0xC000003E, 0x40000000
@@ -111,18 +116,20 @@ def landlock_version(libc: ctypes.CDLL) -> int:
     return _checked(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "this kernel has no Landlock (Linux 5.13 or newer)")
 
 
-def restrict_files(libc: ctypes.CDLL, handled: int, allowed: list[tuple[str, int]]) -> None:
+def restrict_files(libc: ctypes.CDLL, handled: int, allowed: list[tuple[str, int]], *, scoped: int = 0) -> None:
     """Refuse this process and all that it starts some rights to files but where they are allowed.
 
     Args:
         libc: the C library.
         handled: the rights, as bits of Landlock.
         allowed: files, or folders with all that is in them, and the rights that stay; what does not exist is left out.
+        scoped: scopes, as bits of Landlock; kernels before version 6 know none.
 
     Raises:
         UnavailableError: the kernel refuses.
     """
-    ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, struct.pack("=Q", handled), 8, 0), "landlock_create_ruleset")
+    rules = struct.pack("=QQQ", handled, 0, scoped) if scoped else struct.pack("=Q", handled)
+    ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0), "landlock_create_ruleset")
     for path, rights in allowed:
         try:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,13 @@ from pathlib import Path
 from rlrun.config.models.checkpoint import ResumeConfig
 from rlrun.config.models.roles import orchestrator_module
 from rlrun.config.models.run import RunConfig
+from rlrun.custom import SAFE_PATH_VARIABLE
 from rlrun.pod.role.network import interface_of
 from rlrun.pod.settings import PodSettings
 from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, ROLE_ENVIRONMENT, RoleError
 from rlrun.protocol.files.paths import Role
 from rlrun.runtime import exit_codes
+from rlrun.runtime.bootstrap import module_command
 from rlrun.trainer.ranks.launch import Nodes, torchrun_command
 
 EVERYWHERE = "0.0.0.0"
@@ -76,17 +77,17 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
             nodes=Nodes(pod.nodes, pod.ordinal, pod.master_addr),
         )
     module = orchestrator_module(config.trainer.task) if role == "orchestrator" else "rlrun.inference"
-    return python_command(module, config_file)
+    return config_command(module, config_file)
 
 
 def model_command(config_file: Path) -> list[str]:
     """The command line that makes the tiny model."""
-    return python_command("rlrun.trainer.modeling.tiny_model", config_file)
+    return config_command("rlrun.trainer.modeling.tiny_model", config_file)
 
 
-def python_command(module: str, config_file: Path) -> list[str]:
+def config_command(module: str, config_file: Path) -> list[str]:
     """The command line of a module that reads the run's configuration."""
-    return [sys.executable, "-m", module, "--config", str(config_file)]
+    return module_command(module, ["--config", str(config_file)])
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,9 @@ def role_environment(role: Role, pod: PodSettings, env: Mapping[str, str], error
         # The image's user has no entry in /etc/passwd, which getpass.getuser() of torch and vLLM wants without these.
         "USER": "rlrun",
         "LOGNAME": "rlrun",
+        # No module comes from a folder that code in this container can write: neither the working directory nor the home's site-packages.
+        SAFE_PATH_VARIABLE: "1",
+        "PYTHONNOUSERSITE": "1",
     }
     interface = interface_of(pod.pod_ip) if role == "trainer" and pod.pod_ip else None
     if interface is not None:

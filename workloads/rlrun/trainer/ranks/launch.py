@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.config.models.roles import TrainerConfig
+from rlrun.runtime.bootstrap import module_command
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,13 @@ def torchrun_command(
     """
     here = nodes or Nodes()
     ranks = config.ranks_per_replica if nodes else config.world_size
-    command = [sys.executable, "-m", "rlrun.trainer.ranks.torchrun"]
+    command = module_command("rlrun.trainer.ranks.torchrun")
     command += ["--nnodes", str(here.count), "--node-rank", str(here.rank)]
     command += ["--nproc-per-node", str(ranks), "--max-restarts", "0"]
     command += ["--rdzv-backend", "static", "--rdzv-id", str(attempt)]
     # A little longer than the ranks take at most: they say themselves why they end.
     command += ["--shutdown-timeout", str(config.checkpoint.grace_period_seconds + 5)]
     command += ["--master-addr", here.master, "--master-port", str(rendezvous_port)]
-    command += ["-m", "rlrun.trainer", "--config", str(config_file)]
+    # torchrun's own `-m` puts the working directory first on the ranks' import path.
+    command += ["--no-python", *module_command("rlrun.trainer", ["--config", str(config_file)], unbuffered=True)]
     return command + (["--replay", str(replay)] if replay is not None else [])

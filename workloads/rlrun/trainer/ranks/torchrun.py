@@ -106,7 +106,13 @@ def main(argv: Sequence[str]) -> int:
 def _tell(error: RoleError, options: object) -> None:
     print(f"trainer: {error}", file=sys.stderr, flush=True)
     with suppress(RoleError):  # the ranks would not have begun
-        write_error(log_folder(getattr(options, "training_script_args", ())), "trainer", error)
+        write_error(log_folder(_rank_arguments(options)), "trainer", error)
+
+
+def _rank_arguments(options: object) -> list[str]:
+    """Return the arguments of each rank's program: all after the module's name in `python -P -m MODULE ARGUMENTS`."""
+    words = list(getattr(options, "training_script_args", ()))
+    return words[words.index("-m") + 2 :] if "-m" in words else words
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Landlock for an environment's process: no look into other processes, and no credentials of the pod.
+"""Landlock for an environment's process: no look into other processes, no credentials of the pod, no files but its own to write.
 
 A process with a Landlock domain can trace, and look into, only processes of that domain and those nested in it: its own, not those of other
-environments, of the trainer or of the user. It can read no file in the folders of credentials; all other files are as before. What it
-starts inherits both. Put on where the process has `no_new_privs`, as in a pod without privilege escalation, for it cannot be put on
-otherwise; from version 2 (Linux 5.19), since version 1 would refuse every move between folders. Mounting is refused, too.
+environments, of the trainer or of the user. It can read no file in the folders of credentials, and it writes only in its private folder, in
+the hub's caches and in `/dev`. From version 6 (Linux 6.12) it sends signals only to its own processes. What it starts inherits all of this.
+Put on where the process has `no_new_privs`, as in a pod without privilege escalation, for it cannot be put on otherwise; from version 2
+(Linux 5.19), since version 1 would refuse every move between folders. Mounting is refused, too.
 Sources: landlock(7); https://docs.kernel.org/userspace-api/landlock.html.
 """
 
@@ -16,13 +17,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlrun.environments.rewards.sandbox import READ_FILE, REFER, UnavailableError, landlock_version, restrict_files
+from rlrun.environments.rewards.sandbox import (
+    CHANGE_FOLDERS,
+    READ_FILE,
+    REFER,
+    SCOPE_SIGNAL,
+    TRUNCATE,
+    WRITE_FILE,
+    UnavailableError,
+    landlock_version,
+    restrict_files,
+)
 
 CREDENTIALS = ("/var/run/secrets/rlrun", "/var/run/secrets/kubernetes.io")
 """Folders of the orchestrator's pod with tokens of Kubernetes' API."""
 _PR_GET_NO_NEW_PRIVS = 39
 _WITH_MOVES = 2
 """First version that can allow moves between folders."""
+_WITH_TRUNCATE, _WITH_SCOPES = 3, 6
+"""First versions that can refuse to empty a file, and to send a signal out of the domain."""
+_WRITABLE = ("/dev", "/proc")
+"""Folders that programs write next to their own: terminals, `/dev/null`, shared memory, and files of their own processes, which
+debuggers write."""
 
 
 def missing() -> str | None:
@@ -36,17 +52,30 @@ def missing() -> str | None:
     return None if version >= _WITH_MOVES else f"Landlock {version} of this kernel is too old (Linux 5.19 or newer)"
 
 
-def enclose(closed: Sequence[str] = CREDENTIALS) -> bool:
-    """Enclose this process and all that it starts, where the machine can; whether it can.
+def is_available() -> bool:
+    """Return whether `enclose` has an effect: this process gave up privileges, and the kernel is new enough."""
+    return _gave_up_privileges() and missing() is None
+
+
+def enclose(closed: Sequence[str] = CREDENTIALS, writable: Sequence[str] | None = None) -> bool:
+    """Enclose this process and all that it starts, if `is_available`; return whether it is enclosed.
 
     Args:
         closed: folders whose files are not read.
+        writable: the only folders, next to `/dev`, in which files are made, changed and removed; default: all.
     """
-    if missing() is not None or not _gave_up_privileges():
+    if not is_available():
         return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = landlock_version(libc)
+    handled = READ_FILE | REFER
     rules = [("/", REFER), *((path, READ_FILE) for path in _all_but([Path(path) for path in closed]))]
+    if writable is not None:
+        changes = WRITE_FILE | CHANGE_FOLDERS | (TRUNCATE if version >= _WITH_TRUNCATE else 0)
+        handled |= changes
+        rules += [(path, changes) for path in (*_WRITABLE, *writable)]
     try:
-        restrict_files(ctypes.CDLL(None, use_errno=True), READ_FILE | REFER, rules)
+        restrict_files(libc, handled, rules, scoped=SCOPE_SIGNAL if version >= _WITH_SCOPES else 0)
     except UnavailableError:  # no more than 16 domains can be nested
         return False
     return True

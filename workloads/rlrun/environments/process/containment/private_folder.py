@@ -1,0 +1,87 @@
+"""Private folder of an environment's process: its home, its temporary files and, in a pod, its working directory.
+
+An environment without an image of its own runs as the orchestrator's user, next to processes that hold secrets. If it could write their
+home folder, their working directory or the run's folder, it could give them modules to import (`trio.py`), settings that send a key
+elsewhere (`.netrc`, a tracker's settings), or another configuration. So it writes only here and in the hub's caches of data, and no other
+process reads what is here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+HOME, TEMPORARY, WORK = "home", "tmp", "work"
+REFUSED_HINT = (
+    " (an environment without an image of its own writes only in its home folder and TMPDIR: use Python's tempfile, "
+    "or give the environment a container with environments[].image)"
+)
+"""Advice on an error that says that permission is denied."""
+_XDG = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
+_HUB_CACHES = {
+    "hub": ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"),
+    "datasets": ("HF_DATASETS_CACHE",),
+    "assets": ("HF_ASSETS_CACHE",),
+    "xet": ("HF_XET_CACHE",),
+}
+"""Folders of data in `HF_HOME`, and the variables that replace each. Its `modules` are code and its `token` is a secret."""
+
+
+def make_private_folder() -> Path:
+    """Make an empty private folder.
+
+    Raises:
+        OSError: the folder for temporary files cannot be written.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rlrun-environment-"))
+    for name in (HOME, TEMPORARY, WORK):
+        (folder / name).mkdir()
+    return folder
+
+
+def remove_private_folder(folder: Path) -> None:
+    """Remove a private folder with everything in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def use_private_folder(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the environment variables with home and temporary files in a private folder."""
+    kept = {name: value for name, value in variables.items() if name not in _XDG}
+    temporary = str(folder / TEMPORARY)
+    return {**kept, "HOME": str(folder / HOME), "TMPDIR": temporary, "TMP": temporary, "TEMP": temporary}
+
+
+def working_directory(folder: Path) -> Path | None:
+    """Return where the process starts: `work` of its private folder, or None to stay in this one.
+
+    The images of a run start in `/`, where a relative path means nothing. Elsewhere relative paths of the manifest start from this
+    directory.
+    """
+    return folder / WORK if Path.cwd() == Path("/") else None
+
+
+def make_hub_caches(variables: Mapping[str, str]) -> list[Path]:
+    """Make the hub's folders of data, which environments share, and return them.
+
+    Args:
+        variables: environment variables of the process; without `HF_HOME` and the like the caches lie in its private home.
+    """
+    home = variables.get("HF_HOME")
+    named = [_first_set(variables, names) for names in (*_HUB_CACHES.values(), ("TORCH_HOME",), ("NLTK_DATA",))]
+    places = [place for place in named if place]
+    if home:
+        places += [f"{home}/{name}" for name, names in _HUB_CACHES.items() if not _first_set(variables, names)]
+    found = []
+    for place in map(Path, places):
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError:  # a volume that is mounted for reading only
+            continue
+        found.append(place)
+    return found
+
+
+def _first_set(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((variables[name] for name in names if variables.get(name)), None)
