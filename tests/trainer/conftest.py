@@ -27,9 +27,9 @@ from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, Train
 from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.orchestrator.progress.metrics_file import read_lines
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART
+from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import channel as protocol
 from tests.support.programs import wait_for, wait_for_exit
@@ -284,7 +284,7 @@ class Run:
         return self.metrics()
 
     def metrics(self) -> list[dict[str, float]]:
-        return read_lines(self.paths.metrics)
+        return read_metrics(self.paths.metrics)[0]
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlrun.inspect.folder.small_files import json_lines
 from rlrun.orchestrator.checkpoint.state import is_lost, newest_complete
 from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
-from rlrun.orchestrator.progress.metrics_file import read_lines
 from rlrun.orchestrator.staleness import too_old
 from rlrun.protocol.files.attempts import Attempt, read_attempt
 from rlrun.protocol.files.batch import Batch, Sample, read_batch
@@ -98,7 +98,7 @@ class KilledRun:
 
     def requests(self) -> list[dict[str, Any]]:
         """What the engine was asked for, in order."""
-        return read_lines(self.run.paths.root / FAULTS_FOLDER / REQUESTS_FILE)
+        return json_lines((self.run.paths.root / FAULTS_FOLDER / REQUESTS_FILE).read_text())
 
     def trained(self) -> dict[int, dict[int, str]]:
         """Step -> group -> task, in order of groups, as it was trained at last."""

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.orchestrator.progress.metrics_file import read_lines
 from rlrun.pod.role.process import descendants
+from rlrun.protocol.files.metrics_line import read_metrics
 from tests.listening import listening
 from tests.support.programs import finish, wait_for
 from tests.support.python_path import before
@@ -115,7 +115,7 @@ class LocalRun:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl that are whole: the run may be writing the last one."""
-        return read_lines(self.folder / "metrics.jsonl")
+        return read_metrics(self.folder / "metrics.jsonl")[0]
 
     def steps(self) -> list[dict[str, Any]]:
         """The lines of trained steps."""

@@ -29,6 +29,7 @@ from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.sft.conversation import conversation
 from rlrun.orchestrator.types import Rollout
 from rlrun.protocol.files.failures import RoleError
+from tests.support.damage import damages
 
 SOLVED = {"reverse-text": 1.0}
 POLICY = Policy(10, "whole", Path("w"), "uid attempt 1")
@@ -93,6 +94,20 @@ def test_a_torn_line_is_asked_again_and_spoils_nothing(tmp_path: Path) -> None:
         assert torn.missing(QUESTIONS) == QUESTIONS[1:]
         torn.add((QUESTIONS[1], answer(0.5, 1)))
         assert AnswerFile(file.path).missing(QUESTIONS) == QUESTIONS[2:]
+
+
+def test_damaged_lines_are_asked_again_and_spoil_nothing(tmp_path: Path) -> None:
+    written = part(tmp_path / "f.jsonl", [answer(1.0), answer(0.5, 1)]).file.path.read_bytes()
+    for name, damaged in damages(written, every=7):
+        path = tmp_path / "damaged.jsonl"
+        path.write_bytes(damaged)
+        file = AnswerFile(path)
+        file.add((QUESTIONS[3], answer(0.0, 1)))
+        known = AnswerFile(path)
+        assert QUESTIONS[3] not in known.missing(QUESTIONS), name
+        assert known.answers(QUESTIONS), name
+        intact = [line for line in written.splitlines(keepends=True) if line in damaged.splitlines(keepends=True)]
+        assert len(known.missing(QUESTIONS[:2])) <= 2 - len(intact), name
 
 
 def test_all_that_an_answer_depends_on_names_its_file(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.main import Outside, run
 from rlrun.orchestrator.progress.lease import Wishes
-from rlrun.orchestrator.progress.metrics_file import read_lines
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import endpoints
 from rlrun.runtime import exit_codes
@@ -161,7 +161,7 @@ async def test_engines_that_are_to_go_end_their_requests_and_no_rollout_is_lost(
     trainer = await orchestrate(config, cluster, world, wishes=wishes, endless=True)
     groups = [group for batch in trainer.batches for group in {sample.group for sample in batch.samples}]
     assert len(groups) == len(set(groups)) == 4 * len(trainer.batches)
-    lines = read_lines(RunPaths(Path(config.output_dir)).metrics)
+    lines = read_metrics(RunPaths(Path(config.output_dir)).metrics)[0]
     assert lines[-1]["engines/moved_requests"] == 0
     assert {key: value for line in lines for key, value in line.items() if key.startswith("groups/") and value} == {}
 

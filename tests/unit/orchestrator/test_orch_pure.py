@@ -21,7 +21,7 @@ from rlrun.orchestrator.batches.assemble import assemble, choose, choose_first, 
 from rlrun.orchestrator.batches.filters import Rules
 from rlrun.orchestrator.evaluation.evaluator import Answer, due, evaluation_metrics
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerError
-from rlrun.orchestrator.progress.metrics_file import MetricsFile, read_lines, spans
+from rlrun.orchestrator.progress.metrics_file import MetricsFile, spans
 from rlrun.orchestrator.progress.step_metrics import OwnMetrics, batch_metrics, counter_metrics, group_metrics
 from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
@@ -30,7 +30,8 @@ from rlrun.orchestrator.tasks.permutation import permuted, share_out
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.metrics_line import FURTHEST
+from rlrun.protocol.files.metrics_line import FURTHEST, read_metrics
+from tests.support.damage import damages
 
 
 def rollout(reward: float, tokens: int = 3, version: int = 0, sequences: int = 1) -> Rollout:
@@ -414,7 +415,7 @@ def wait_for_writer() -> None:
 
 def steps_in(path: Path) -> list[int]:
     wait_for_writer()
-    return [line["step"] for line in read_lines(path)]
+    return [line["step"] for line in read_metrics(path)[0]]
 
 
 def test_lines_wait_for_their_evaluation_and_stay_in_order(tmp_path: Path) -> None:
@@ -432,6 +433,24 @@ def test_lines_wait_for_their_evaluation_and_stay_in_order(tmp_path: Path) -> No
     assert file.pending() == []
 
 
+def test_damaged_lines_are_kept_apart_and_end_no_attempt(tmp_path: Path) -> None:
+    originals = [{"step": step, "attempt": 1, "loss": 0.5} for step in (1, 2, 3)]
+    content = "".join(json.dumps(line) + "\n" for line in originals).encode()
+    for number, (name, damaged) in enumerate(damages(content, every=3)):
+        path = tmp_path / str(number) / "metrics.jsonl"
+        path.parent.mkdir()
+        path.write_bytes(damaged)
+        _, unread = read_metrics(path)
+        metrics_file(path, 3)
+        wait_for_writer()
+        intact = [line for line in originals if json.dumps(line).encode() + b"\n" in damaged.splitlines(keepends=True)]
+        left = read_metrics(path)
+        assert [line for line in intact if line not in left[0]] == [], name
+        assert left[1] == [], name
+        kept = path.with_name("metrics.damaged.a0002.jsonl")
+        assert (kept.read_bytes().splitlines() if kept.exists() else []) == b"\n".join(unread).splitlines(), name
+
+
 def test_what_is_trained_again_is_marked_and_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     counts = {"batch/tokens": 100.0, "batch/samples": 4.0}
@@ -444,13 +463,13 @@ def test_what_is_trained_again_is_marked_and_counted_once(tmp_path: Path) -> Non
         if step % 2 == 0:
             file.add(step, "evaluation", {})
     wait_for_writer()
-    assert [line.get(FURTHEST) for line in read_lines(path)] == [None, None, None, 5, 5, None]
+    assert [line.get(FURTHEST) for line in read_metrics(path)[0]] == [None, None, None, 5, 5, None]
     assert (file.tokens, file.samples) == (600, 24)
     file = metrics_file(path, 4)
     file.add(5, "batch", counts)
     file.add(5, "trained", {})
     assert steps_in(path)[-1] == 5
-    assert read_lines(path)[-1][FURTHEST] == 6, "also what the last but one has reached"
+    assert read_metrics(path)[0][-1][FURTHEST] == 6, "also what the last but one has reached"
 
 
 def test_lines_of_lost_steps_are_removed_and_kept_ones_come_back(tmp_path: Path) -> None:
@@ -465,7 +484,7 @@ def test_lines_of_lost_steps_are_removed_and_kept_ones_come_back(tmp_path: Path)
     assert waiting.wants_base
     waiting.add(4, "evaluation", {"eval/e/reward/mean": 1.0})
     wait_for_writer()
-    assert read_lines(path)[-1]["loss"] == 1.0
+    assert read_metrics(path)[0][-1]["loss"] == 1.0
 
 
 def test_an_attempt_that_lives_on_writes_no_line_once_another_has_begun(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rlrun.protocol.files.batch import Batch, Sample, read_batch, write_batch
 from rlrun.protocol.files.durable import create_json, new_folder, write_bytes, write_json
 from rlrun.protocol.files.volume_faults import RefusedError, Volume
 
@@ -27,11 +30,21 @@ class Faults:
         self.calls, self.first, self.last, self.armed = 0, 0, 0, False
         for name in CALLS:
             patch.setattr(os, name, self._wrap(getattr(os, name), number))
+        real = io.open
+
+        def opened(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:  # pathlib's
+            writes = bool(set(mode) & set("wax"))
+            return (self._wrap(real, number) if writes else real)(file, mode, *arguments, **options)
+
+        patch.setattr(io, "open", opened)
 
     def _wrap(self, real: Callable[..., Any], number: int) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if self.armed:
                 self.calls += 1
+                made = {"mkdir": arguments[:1], "link": arguments[1:2]}.get(real.__name__, ())
+                if any(os.path.lexists(path) for path in made):  # the kernel finds this before it asks the volume
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(made[0]))
                 if self.first <= self.calls <= self.last:
                     raise OSError(number, os.strerror(number))
             return real(*arguments, **options)
@@ -60,10 +73,31 @@ def read_folder(path: Path) -> Seen:
     return dict(first)
 
 
+def batch_of(step: int) -> Batch:
+    columns = {
+        "input_ids": np.array([1, 2], np.int32),
+        "loss_mask": np.array([False, True]),
+        "logprobs": np.array([0, -0.1], np.float32),
+        "versions": np.array([-1, 0], np.int32),
+        "advantages": np.array([0, 1], np.float32),
+    }
+    about = {"temperature": 1.0, "environment": "e", "task_id": "t", "group": 0, "rollout": 0, "dispatch_version": 0}
+    return Batch(step, 1, (Sample(**columns, **about, reward=1.0),))  # type: ignore[arg-type]
+
+
+def write_samples(path: Path, document: dict[str, Any]) -> None:
+    write_batch(path, batch_of(document["step"]))
+
+
+def read_samples(path: Path) -> Seen:
+    return (OLD if read_batch(path).step == OLD["step"] else NEW) if path.exists() else None
+
+
 WRITERS: dict[str, tuple[Callable[[Path, Any], None], Callable[[Path], Seen], bool]] = {
     "write_json": (write_json, read_file, True),
     "create_json": (create_json, read_file, False),
     "new_folder": (write_folder, read_folder, True),
+    "write_batch": (write_samples, read_samples, True),
 }
 
 
@@ -105,6 +139,37 @@ def test_after_any_failing_call_a_reader_sees_something_whole_and_the_next_try_s
         else:
             raise AssertionError("not every call was reached")
     assert failures >= 4, "the faults hit nothing"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_volume_that_refuses_several_tries_from_any_call_on_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, number: int
+) -> None:
+    """A try leaves what it cannot remove, and the next one finds it: that is the volume's refusal, too."""
+    write, read, replaces = WRITERS[writer]
+    with monkeypatch.context() as patch:
+        faults = Faults(patch, number)
+        volume = Volume(tmp_path)
+        for call in range(1, 100):
+            path = tmp_path / str(call) / "thing"
+            faults.armed = False
+            if replaces:
+                write(path, OLD)
+            waited: list[float] = []
+
+            def wait(seconds: float, waited: list[float] = waited) -> None:
+                waited.append(seconds)
+                faults.armed = len(waited) < 3
+
+            faults.arm(call, 10**9)
+            volume.insist("write the thing", lambda path=path: write(path, NEW), wait=wait)  # type: ignore[misc]
+            assert read(path) == NEW, f"call {call}"
+            if not waited:
+                break
+        else:
+            raise AssertionError("not every call was reached")
+    assert call >= 4, "the faults hit nothing"
 
 
 def test_a_refused_write_is_told_until_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Required, Self
 
+from loguru import logger
+
 from rlrun.config.models.rollout import CompleteSampling, EnvironmentConfig
 from rlrun.environments.protocol import Message, Split, Tool
 from rlrun.evaluate.policies import Policy
@@ -106,11 +108,12 @@ class AnswerFile:
         return cls(own, sorted(file for file in place.glob(f"{glob.escape(name)}.a*.jsonl") if file != own))
 
     def _take(self, whole: bytes) -> None:
-        """Add whole lines; an answer is worth more than a failure, whichever came later."""
-        for line in whole.splitlines():
-            if not line.strip():
-                continue
-            document = json.loads(line)
+        """Add whole lines; an answer is worth more than a failure, whichever came later. A damaged line counts as not asked."""
+        lines = [line for line in whole.split(b"\n") if line.strip()]
+        documents = [document for line in lines if (document := _parse(line)) is not None]
+        if damaged := len(lines) - len(documents):
+            logger.warning(f"{self.path.parent}: {damaged} damaged line(s) left out; their questions are asked again")
+        for document in documents:
             key = document["task"], document["sample"]
             if "error" not in document or key not in self._lines:
                 self._lines[key] = document
@@ -159,6 +162,16 @@ class AnswerFile:
     def first_error(self) -> str | None:
         """Reason of the first failed answer, if there is one."""
         return next((str(line["error"]) for line in self._lines.values() if "error" in line), None)
+
+
+def _parse(line: bytes) -> _Kept | None:
+    """Return an answer as it was kept; None: its line is damaged."""
+    try:
+        document = json.loads(line)
+        _line(document)
+        return document if all(isinstance(document[name], int) for name in ("task", "sample")) else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def _file_name(text: str) -> str:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import plotext
 from rich.console import Console
 from rich.table import Table
 
-from rlrun.protocol.files.metrics_line import MetricsLine
+from rlrun.protocol.files.metrics_line import MetricsLine, read_metrics
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, RunPaths
 
 _ROWS = 10
-
-
-def read_metrics(path: Path) -> list[MetricsLine]:
-    """All lines of a run's `metrics.jsonl`."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
 def evaluations(lines: list[MetricsLine]) -> list[tuple[int, float]]:
@@ -39,7 +31,7 @@ def mean(values: list[float]) -> float:
 
 def print_summary(console: Console, root: Path, *, elapsed_seconds: float, command: str) -> None:
     """Print table, plot and places of a run that is complete."""
-    lines = read_metrics(RunPaths(root).metrics)
+    lines, _ = read_metrics(RunPaths(root).metrics)
     steps = [line for line in lines if line["step"] > 0]
     if steps and "reward/mean" not in steps[0]:
         _print_losses(console, lines)

@@ -20,6 +20,7 @@ from rlrun.protocol.files.attempts import Attempt, next_attempt, read_attempt
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, ManifestError, read_manifest, verify
 from rlrun.protocol.files.durable import new_folder
 from rlrun.protocol.files.forked import ForkedFrom, fork_document
+from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.replay.find import Recorded, ReplayError, read_run
 from rlrun.runtime import exit_codes
@@ -231,9 +232,4 @@ def _lineage(run: Recorded, checkpoint: Artifact, uid: str) -> Attempt:
 
 def _lines(path: Path, through: int) -> Iterator[str]:
     """Whole lines of `metrics.jsonl` up to a step."""
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            if int(json.loads(line)["step"]) <= through:
-                yield line + "\n"
-        except (ValueError, KeyError, TypeError):
-            continue
+    yield from (json.dumps(line) + "\n" for line in read_metrics(path)[0] if line["step"] <= through)

@@ -17,7 +17,7 @@ import rlrun
 from rlrun.config.models.roles import micro_batch_tokens
 from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.orchestrator.progress.metrics_file import read_lines
+from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from tests.support.programs import wait_for
 
@@ -131,7 +131,7 @@ class StubRun:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl` that are whole: another process may be writing the last one."""
-        return read_lines(self.paths.metrics)
+        return read_metrics(self.paths.metrics)[0]
 
     def trained(self, attempt: int) -> list[int]:
         """Steps that the trainer's log tells of."""

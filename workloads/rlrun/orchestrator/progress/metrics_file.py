@@ -23,19 +23,11 @@ from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.forked import read_fork
-from rlrun.protocol.files.metrics_line import FURTHEST, MetricsLine
+from rlrun.protocol.files.metrics_line import FURTHEST, MetricsLine, read_metrics
 from rlrun.protocol.files.paths import RunPaths
 
 _TAIL_BYTES = 1024 * 1024
 """Upper bound on the length of a line."""
-
-
-def read_lines(path: Path) -> list[MetricsLine]:
-    """All whole lines of a JSONL file; a torn last line, of a writer that was killed, is left out."""
-    if not path.exists():
-        return []
-    whole, _, _ = path.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
 
 class MetricsFile:
@@ -61,7 +53,9 @@ class MetricsFile:
         writer: BestEffortWriter,
     ) -> None:
         self._path, self._attempt, self._evaluated, self._writer = path, attempt, evaluated, writer
-        found = read_lines(path)
+        found, damaged = read_metrics(path)
+        if damaged:
+            self._keep_damaged(damaged)
         self._furthest = max((line.get(FURTHEST, line["step"]) for line in found), default=0)
         """Highest step that the run has trained before this attempt, as far as the file says."""
         lines = [line for line in found if line["step"] <= base_step]
@@ -93,6 +87,12 @@ class MetricsFile:
             self._lines.setdefault(base_step, {})
             self._parts.setdefault(base_step, {"batch", "trained"})
         self._flush()
+
+    def _keep_damaged(self, lines: Sequence[bytes]) -> None:
+        kept = self._path.with_name(f"metrics.damaged.a{self._attempt:04d}.jsonl")
+        content = b"".join(line + b"\n" for line in lines)
+        self._writer.write(kept.name, lambda: write_bytes(kept, content), keep=True)
+        logger.warning(f"{self._path}: {len(lines)} damaged line(s) left out; {kept.name} keeps them")
 
     def add(self, step: int, part: Literal["batch", "trained", "evaluation"], values: Mapping[str, float]) -> None:
         """Add one part of a step's line; an evaluation that was given up adds an empty one."""

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlrun.diagnostics.fault_points import reach
@@ -62,7 +62,8 @@ def write_bytes(path: Path, content: bytes, *, before_rename: str | None = None)
             reach(before_rename)
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the volume may refuse this, too; the first error explains more
+            temporary.unlink(missing_ok=True)
         raise
     fsync_path(path.parent)
 
@@ -75,23 +76,45 @@ def write_json(path: Path, document: object, *, before_rename: str | None = None
 def create_json(path: Path, document: object, *, before_link: str | None = None) -> None:
     """Write `document` to a path that must not exist yet; `before_link` is a fault point as in `write_bytes`.
 
+    A try that failed after its name appeared, because the volume refused the last flush, is completed by the next one.
+
     Raises:
-        FileExistsError: another writer was first; two writers never both succeed.
+        FileExistsError: another writer was first; two writers with different documents never both succeed.
     """
     make_folder(path.parent)
+    content = json.dumps(document, indent=1, sort_keys=True)
     # A random name, not the process id: in containers two writers of one volume often have the same one.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TMP_SUFFIX}")
     try:
         with temporary.open("x") as file:
-            json.dump(document, file, indent=1, sort_keys=True)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         if before_link is not None:
             reach(before_link)
-        os.link(temporary, path)  # as exclusive as O_EXCL, and never seen half-written
+        _link_own(temporary, path, content)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # see `write_bytes`
+            temporary.unlink(missing_ok=True)
     fsync_path(path.parent)
+
+
+def _link_own(temporary: Path, path: Path, content: str) -> None:
+    try:
+        os.link(temporary, path)  # as exclusive as O_EXCL, and never seen half-written
+    except FileExistsError:
+        if path.read_text() != content:
+            raise
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with everything in it, if it exists.
+
+    Raises:
+        OSError: the volume refuses. An ignored refusal shows later, as a `FileExistsError` that does not name the volume.
+    """
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path)
 
 
 @contextmanager
@@ -103,7 +126,7 @@ def new_folder(path: Path, *, before_rename: str | None = None) -> Iterator[Path
     """
     make_folder(path.parent)
     temporary = path.with_name(path.name + TMP_SUFFIX)
-    shutil.rmtree(temporary, ignore_errors=True)
+    remove_folder(temporary)  # of a try that the volume refused
     temporary.mkdir()
     try:
         yield temporary
@@ -119,7 +142,7 @@ def new_folder(path: Path, *, before_rename: str | None = None) -> Iterator[Path
 def put_in_place(temporary: Path, path: Path) -> None:
     """Make the durable folder `temporary` become `path`, in place of an older one. At no moment is `path` a part of a folder."""
     older = path.with_name(f"{path.name}.old{TMP_SUFFIX}")
-    shutil.rmtree(older, ignore_errors=True)
+    remove_folder(older)
     if path.exists():
         path.rename(older)
     temporary.rename(path)

@@ -65,12 +65,12 @@ def pauses() -> Iterator[float]:
 def trouble_of(error: BaseException, folder: Path) -> Trouble | None:
     """Trouble of the volume of `folder` behind an error; None when the volume is not to blame.
 
-    Some libraries report a failed write without a number; on a volume without space that is the cause.
+    Some libraries report a failed write without a number, and a half-written folder that cannot be removed is in the way of the next try
+    with another number. On a volume that takes no writes that is the cause.
     """
     number = refusal_number(error)
     if number is None:
-        full = trouble_at(folder, least=FULL_BYTES)
-        return full if full is not None and full.reason == "StorageFull" else None
+        return trouble_at(folder, least=FULL_BYTES)
     if number == errno.EROFS:
         return Trouble("StorageReadOnly", "the volume is read-only")
     if number == errno.EDQUOT:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import queue
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Protocol
 from rlrun.protocol.files.batch import Batch, BatchError, read_batch
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths, artifacts_in_steps
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
@@ -94,18 +94,10 @@ class ReplayFeed:
 
 
 def cut_metrics(paths: RunPaths, base_step: int) -> None:
-    """In a replay the trainer owns `metrics.jsonl`: drop the steps that are trained again, and a line that a kill cut off."""
+    """In a replay the trainer owns `metrics.jsonl`: drop the steps that are trained again, and lines that cannot be read."""
     if paths.metrics.is_file():
-        kept = [line for line in paths.metrics.read_bytes().splitlines() if _step_of(line) <= base_step]
-        write_bytes(paths.metrics, b"".join(line + b"\n" for line in kept))
-
-
-def _step_of(line: bytes) -> float:
-    """The step of a line of metrics; infinity for a line that cannot be read, so that it is dropped."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError):  # JSON of Python has Infinity
-        return math.inf
+        kept = [line for line in read_metrics(paths.metrics)[0] if line["step"] <= base_step]
+        write_bytes(paths.metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
 def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> Batch:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from rlrun.config.models.model import DType, ModelConfig
 from rlrun.diagnostics.fault_points import reach
-from rlrun.protocol.files.durable import fsync_path, fsync_tree, make_folder, put_in_place
+from rlrun.protocol.files.durable import fsync_path, fsync_tree, make_folder, put_in_place, remove_folder
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
 from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.modeling import lora
@@ -229,7 +229,7 @@ def new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
     try:
         with together.part():
             if group.leads:
-                shutil.rmtree(unfinished, ignore_errors=True)
+                remove_folder(unfinished)  # of a try that the volume refused
                 make_folder(unfinished.parent)
                 unfinished.mkdir()
         together.agree()
