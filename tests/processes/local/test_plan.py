@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from rlrun.local import preflight
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.launcher import new_record, started_ticks, write_record
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from tests.support.programs import run_program
 
@@ -139,6 +142,25 @@ def test_a_folder_that_holds_something_is_only_used_to_resume(tmp_path: Path) ->
         check_folder(tmp_path, resume=True)
     check_folder(tmp_path / "new", resume=False)
     assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_a_folder_is_not_taken_from_a_launcher_that_runs(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.run_json.write_text("{}")
+    with subprocess.Popen(["sleep", "60"]) as launcher:
+        record = replace(
+            new_record("run", 2, "rlrun local"), pid=launcher.pid, started_ticks=started_ticks(launcher.pid)
+        )
+        write_record(paths.launcher, record)
+        with pytest.raises(
+            PreflightError, match=rf"process {launcher.pid} .* runs attempt 2 .*kill -INT {launcher.pid}"
+        ):
+            check_folder(tmp_path, resume=True)
+        check_folder(tmp_path, resume=True, take_over=True)
+        launcher.kill()
+    check_folder(tmp_path, resume=True)
+    with pytest.raises(PreflightError, match="it needs --resume"):
+        check_folder(tmp_path / "new", resume=False, take_over=True)
 
 
 def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:

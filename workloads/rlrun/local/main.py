@@ -73,6 +73,9 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--resume", action="store_true", help="go on with the run in the folder, from its last complete checkpoint"
     )
     p.add_argument(
+        "--take-over", action="store_true", help="with --resume: take the folder from a launcher that still runs"
+    )
+    p.add_argument(
         "--replay", metavar="DIR", help="train on recorded batches (rollouts/ of another run) instead of new ones"
     )
     p.add_argument(

@@ -8,6 +8,7 @@ import re
 import secrets
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from rlrun.config.models.tracking import TrackingConfig
 from rlrun.local.inputs import check_model_folder
 from rlrun.local.plan import Ports
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST
+from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, read_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_writable
 from rlrun.runtime import exit_codes, extras
@@ -115,17 +116,31 @@ def check_ports(ports: Ports) -> None:
                 ) from None
 
 
-def check_folder(root: Path, *, resume: bool, engines: bool = False) -> None:
+def check_folder(root: Path, *, resume: bool, engines: bool = False, take_over: bool = False) -> None:
     """Refuse a folder that holds something, unless the run in it is to be resumed, or `engines` were started for it.
 
+    Args:
+        root: folder of the run.
+        resume: continue the run in it.
+        engines: engines were started for it before.
+        take_over: continue the run although another launcher runs it; that one ends when the next attempt begins.
+
     Raises:
-        PreflightError: the folder is not empty, or holds no run to resume.
+        PreflightError: the folder is not empty, holds no run to resume, or another launcher runs it.
         RoleError: it cannot be written, or its volume is full.
     """
     paths = RunPaths(root)
     if resume and not paths.run_json.is_file():
         raise PreflightError(
             f"--resume: {root} holds no run (there is no {paths.run_json.name}); leave --resume out to start one"
+        )
+    if take_over and not resume:
+        raise PreflightError("--take-over continues a run that another launcher runs; it needs --resume")
+    record = read_record(paths.launcher)
+    if resume and not take_over and record is not None and record.pid != os.getpid() and record.alive(time.time()):
+        raise PreflightError(
+            f"--resume: process {record.pid} on {record.host} runs attempt {record.attempt} in {root}: end it with "
+            f"`kill -INT {record.pid}`, or add --take-over"
         )
     before = {LAUNCH_MANIFEST, LAUNCH_LOG} | ({paths.identity.name, paths.model.name, "logs"} if engines else set())
     if not resume and root.is_dir() and any(path.name not in before for path in root.iterdir()):

@@ -83,7 +83,8 @@ def check_replay(call: Call) -> None:
 
 def check_recorded(call: Call, config: RunConfig) -> None:
     """Refuse a folder that is not free, and to go on with another run than the one in it."""
-    check_folder(call.paths.root, resume=call.options.resume, engines=bool(call.options.engine_url))
+    options = call.options
+    check_folder(call.paths.root, resume=options.resume, engines=bool(options.engine_url), take_over=options.take_over)
     before = recorded_run(call.paths) if call.options.resume else None
     if before is not None:
         check_same_run(before, config.trainer, remedy="choose another --output-dir to start a new run")
