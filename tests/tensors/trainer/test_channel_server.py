@@ -18,6 +18,7 @@ from rlrun.protocol.messages.api_key import guest_key, guest_proof, key_digest
 from rlrun.protocol.messages.endpoints import TRAINER_READY
 from rlrun.protocol.messages.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
 from rlrun.runtime import exit_codes
+from rlrun.trainer.channel import run_channel
 from rlrun.trainer.channel.run_channel import Channel
 
 KEY = "secret"
@@ -92,6 +93,27 @@ async def test_a_late_reader_gets_every_event(channel: Channel, client: aiohttp.
     assert found[1].metrics == {"loss": 0.5}
     assert [event.seq for event in await events(client, 1)] == [2]
     assert await events(client, 2) == []
+
+
+async def test_read_events_leave_memory_and_unread_ones_stay(
+    channel: Channel, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_channel, "KEPT_EVENTS", 4)
+    seen = 0
+    for step in range(40):
+        channel.emit("trained", step)
+        if step % 5 == 4:
+            found = await events(client, seen)
+            assert [event.seq for event in found] == list(range(seen + 1, step + 2))
+            seen = found[-1].seq
+    assert len(channel._events) <= 13
+    for step in range(40, 60):
+        channel.emit("trained", step)
+    assert [event.seq for event in await events(client, seen)] == list(range(41, 61))
+    async with client.get(f"{protocol.EVENTS}?after=0") as response:
+        assert response.status == 409
+    async with client.get(protocol.STATE) as response:
+        assert (await response.json())["last_event"] == 60
 
 
 async def test_a_long_poll_ends_with_the_event(channel: Channel, client: aiohttp.ClientSession) -> None:

@@ -8,8 +8,9 @@
     POST /rlrun/trainer/shutdown                   all is done; rank 0 ends the group with exit code 0
     POST /rlrun/trainer/stop                       the orchestrator is asked to stop: the group saves the last finished step, and ends too
 
-News travel this way; the files are the truth after a restart. Events are numbered from 1 within an attempt and kept in memory, so that an
-orchestrator that comes late reads all of them. A run in another run's trainer has the same routes below `shared.channel_of(run)`.
+News travel this way; the files are the truth after a restart. Events are numbered from 1 within an attempt and kept in memory until the
+orchestrator, which lives as long as the attempt, has asked for later ones. A run in another run's trainer has the same routes below
+`shared.channel_of(run)`.
 """
 
 from __future__ import annotations

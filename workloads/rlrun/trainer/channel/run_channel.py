@@ -39,6 +39,8 @@ MAX_WAIT_SECONDS = 60.0
 """Longest long poll; a client that asks for more gets this."""
 MAX_ASKING = 1024
 """Most engines that may ask for a version at the same time: they wait for each other, each in a thread."""
+KEPT_EVENTS = 1000
+"""Events that stay in memory after the orchestrator has asked for later ones; 10,000 steps of events have 33 MB."""
 _GONE_SECONDS = 2.0
 """An orchestrator that has no request open, and has made none for so long, has ended."""
 
@@ -67,6 +69,8 @@ class Channel:
         self._server, self._run, self._attempt, self._batch_path = server, run, attempt, batch_path
         self._lock = threading.Lock()
         self._events: list[Event] = []
+        self._dropped = 0
+        """Number of events before the first of `_events`."""
         self._base = self._step = 0
         self._phase: Phase = "starting"
         self._phase_since = time.time()
@@ -165,7 +169,7 @@ class Channel:
                 self._step = step
             elif kind == "checkpoint_saved":
                 self._saved.add(step)
-            seq = len(self._events) + 1
+            seq = self._dropped + len(self._events) + 1
             self._events.append(Event(seq=seq, kind=kind, step=step, path=str(path) if path else None, metrics=finite))
         self._server.loop.call_soon_threadsafe(self._wake)
 
@@ -208,7 +212,7 @@ class Channel:
                 step=self._step,
                 phase=self._phase,
                 phase_since=self._phase_since,
-                last_event=len(self._events),
+                last_event=self._dropped + len(self._events),
                 part=self._part,
                 storage=None if trouble is None else StorageTrouble(**asdict(trouble)),
             )
@@ -236,8 +240,9 @@ class Channel:
         deadline = clock() + wait
         while True:
             happened = self._happened  # taken before looking, so that an event in between wakes this one
-            with self._lock:
-                events = self._events[after:]
+            events = self._events_after(after)
+            if events is None:
+                return refuse(409, f"events up to {self._dropped} are gone: the orchestrator has asked for later ones")
             left = deadline - clock()
             if events or left <= 0:
                 self.last_contact = time.monotonic()
@@ -246,6 +251,17 @@ class Channel:
                 await asyncio.wait_for(happened.wait(), left)
             except TimeoutError:
                 continue
+
+    def _events_after(self, after: int) -> list[Event] | None:
+        """Return the events after a number, and drop those that its request shows to be read; None: they are dropped already."""
+        with self._lock:
+            if after < self._dropped:
+                return None
+            old = min(after - self._dropped, len(self._events)) - KEPT_EVENTS
+            if old >= KEPT_EVENTS:  # in one go, so that an event costs the same in a long run
+                del self._events[:old]
+                self._dropped += old
+            return self._events[after - self._dropped :]
 
     async def _post_batch(self, request: web.Request) -> web.Response:
         batch = BatchReady.model_validate_json(await request.read())
