@@ -92,6 +92,69 @@ def test_a_stream_that_is_not_whole_leaves_nothing(
     assert not (tmp_path.parent / "out").exists()
 
 
+ENTRIES: dict[str, list[tuple[str, bytes, str]]] = {
+    "a link that leads out, and a file through it": [
+        (f"{NEWEST}/out", tarfile.SYMTYPE, "../../.."),
+        (f"{NEWEST}/out/victim", tarfile.REGTYPE, ""),
+    ],
+    "a second name of a file outside": [(f"{NEWEST}/x", tarfile.LNKTYPE, "../../victim")],
+    "a second name through a link": [
+        (f"{NEWEST}/out", tarfile.SYMTYPE, "../../.."),
+        (f"{NEWEST}/x", tarfile.LNKTYPE, f"{NEWEST}/out/victim"),
+        (f"{NEWEST}/x", tarfile.REGTYPE, ""),
+    ],
+    "an absolute path": [("/tmp/victim", tarfile.REGTYPE, "")],
+    "a path that leads out": [(f"{NEWEST}/../../../victim", tarfile.REGTYPE, "")],
+    "a file in the place of a folder": [(f"{NEWEST}/a", tarfile.REGTYPE, ""), (f"{NEWEST}/a/b", tarfile.REGTYPE, "")],
+    "a name twice": [(f"{NEWEST}/a", tarfile.REGTYPE, ""), (f"{NEWEST}/a", tarfile.REGTYPE, "")],
+}
+
+
+def linked(entries: list[tuple[str, bytes, str]]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, kind, link in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, link
+            entry.size = 1 if kind == tarfile.REGTYPE else 0
+            archive.addfile(entry, io.BytesIO(b"!"))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("entries", ENTRIES.values(), ids=list(ENTRIES))
+def test_nothing_is_written_outside_of_the_target(
+    cluster: Recorded, tmp_path: Path, entries: list[tuple[str, bytes, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("the user's own")
+    cluster.streams[NEWEST] = linked(entries)
+    code = main(["pull", "a", "model"])
+    assert victim.read_text() == "the user's own"
+    assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
+    assert victim.stat().st_nlink == 1
+    refused = code == exit_codes.FAILURE and "did not come whole" in capsys.readouterr().err
+    assert refused != (tmp_path / "a-model").exists()
+
+
+def test_second_names_are_kept_and_links_are_named(
+    cluster: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.streams[NEWEST] = linked(
+        [
+            (f"{NEWEST}/a", tarfile.REGTYPE, ""),
+            (f"{NEWEST}/b", tarfile.LNKTYPE, f"{NEWEST}/a"),
+            (f"{NEWEST}/link", tarfile.SYMTYPE, "a"),
+            (f"{NEWEST}/pipe", tarfile.FIFOTYPE, ""),
+        ]
+    )
+    assert main(["pull", "a", "model"]) == 0
+    assert sorted(path.name for path in (tmp_path / "a-model").iterdir()) == ["a", "b"]
+    assert (tmp_path / "a-model" / "b").read_text() == "!"
+    told = capsys.readouterr()
+    assert "2 files" in told.out
+    assert f"2 links and devices are left out: {NEWEST}/link, {NEWEST}/pipe" in told.err
+
+
 def test_a_whole_folder_is_copied(cluster: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.streams["tar -C /data/a -cf - -- ."] = packed("./run.json", "./attempts/0001.json")
     assert main(["pull", "a", "run", "--to", "here"]) == 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
@@ -51,22 +54,88 @@ def _newest(folder: PurePosixPath, prefix: str, mark: str, step: int | None, nam
     return folder / found
 
 
-def unpack(stream: IO[bytes], part: PurePosixPath, target: Path) -> int:
-    """Unpack a tar stream of one part to a new path; the number of its files. Nothing is written outside of `target`.
+@dataclass
+class Unpacked:
+    """Result of unpacking a stream."""
+
+    files: int = 0
+    left_out: list[str] = field(default_factory=list)
+    """Symbolic links, pipes and devices: what they lead to is not in the stream."""
+
+
+def unpack(stream: IO[bytes], part: PurePosixPath, target: Path) -> Unpacked:
+    """Unpack a tar stream of one part to a new path: plain files and folders.
+
+    Nothing is written outside of `target`: names are checked by their parts, each folder is opened below the one above it without following
+    links, and no link is made. `tarfile`'s own filter let a chain of links lead out before Python 3.11.13, 3.12.11 and 3.13.4.
 
     Raises:
-        tarfile.TarError: the stream is broken, or has a path or a link that leads out.
+        tarfile.TarError: the stream is broken, or has a path that leads out or a name twice.
     """
     temporary = target.with_name(target.name + TMP_SUFFIX)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    count = 0
+    unpacked = Unpacked()
+    root = os.open(temporary, _FOLDER)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for entry in archive:
-                archive.extract(entry, temporary, filter="data")
-                count += entry.isfile()
+                _unpack_entry(archive, entry, root, unpacked)
         (temporary / part).rename(target)
     finally:
+        os.close(root)
         shutil.rmtree(temporary, ignore_errors=True)
-    return count
+    return unpacked
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, root: int, unpacked: Unpacked) -> None:
+    parts = _parts(entry.name)
+    if entry.isdir():
+        with _folder(root, parts):
+            return
+    content = archive.extractfile(entry) if entry.isreg() else None
+    if not parts or (content is None and not entry.islnk()):
+        unpacked.left_out.append(entry.name)
+        return
+    with _folder(root, parts[:-1]) as folder:
+        try:
+            if content is None:  # a second name of a file that is there already
+                *above, name = _parts(entry.linkname)
+                with _folder(root, above) as other:
+                    os.link(name, parts[-1], src_dir_fd=other, dst_dir_fd=folder, follow_symlinks=False)
+            else:
+                with os.fdopen(os.open(parts[-1], _NEW_FILE, 0o644, dir_fd=folder), "wb") as file:
+                    shutil.copyfileobj(content, file)
+        except (FileExistsError, FileNotFoundError) as error:
+            raise tarfile.TarError(f"{entry.name}: {error.strerror}") from None
+    unpacked.files += 1
+
+
+def _parts(name: str) -> list[str]:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise tarfile.TarError(f"{name!r} leads out of its folder")
+    return list(path.parts)
+
+
+@contextmanager
+def _folder(root: int, parts: Sequence[str]) -> Iterator[int]:
+    """Open a folder below another one, and make what is missing of it."""
+    folder = os.dup(root)
+    try:
+        for name in parts:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+            try:
+                below = os.open(name, _FOLDER, dir_fd=folder)
+            except OSError as error:
+                raise tarfile.TarError(f"{'/'.join(parts)}: {error.strerror}") from None
+            os.close(folder)
+            folder = below
+        yield folder
+    finally:
+        os.close(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tarfile
 import time
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from rlrun.inspect.pull import PARTS, place_of, unpack
 from rlrun.inspect.source import FolderRun, NotFoundError, read
 from rlrun.inspect.volume import Volume
 from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import printable
+
+_SHOWN = 5
 
 
 def pull_parser() -> Parser:
@@ -45,9 +49,12 @@ def run_pull(argv: Sequence[str]) -> int:
     place = place_of(options.part, options.step, volume.names)
     try:
         with volume.packed(place) as stream:
-            count = unpack(stream, place, target)
+            unpacked = unpack(stream, place, target)
     except (tarfile.TarError, FileNotFoundError) as error:
         raise ClusterError(f"{place} did not come whole: {error}", exit_codes.FAILURE) from None
     what = "the folder" if options.part == "run" else place
-    print(f"{target}: {what} of {run.name}, {count} files")
+    print(f"{target}: {what} of {run.name}, {unpacked.files} files")
+    if unpacked.left_out:
+        shown = ", ".join(printable(name) for name in unpacked.left_out[:_SHOWN])
+        print(f"{len(unpacked.left_out)} links and devices are left out: {shown}", file=sys.stderr)
     return exit_codes.OK
