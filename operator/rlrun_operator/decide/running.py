@@ -294,6 +294,8 @@ def _checkpoints(case: Case, heard: progress.Report | None) -> dict[str, Say]:
         return {}
     if (refused := volumes.checkpoints(heard)) is not None:
         return {kind: refused}
+    if (lost := _lost_checkpoints(case, case.spec, heard)) is not None:
+        return {kind: lost}
     newest = heard.checkpoint_step
     if heard.step - (newest or 0) > OVERDUE_INTERVALS * spec.interval:
         what = f"the newest complete checkpoint is of step {newest}" if newest else "no checkpoint is complete"
@@ -302,6 +304,29 @@ def _checkpoints(case: Case, heard: progress.Report | None) -> dict[str, Say]:
     if newest is None:
         return {kind: Say("Unknown", reasons.NO_CHECKPOINT_YET, f"the first one is due at step {spec.interval}")}
     return {kind: Say("True", reasons.CHECKPOINTS_COMPLETE, f"one every {spec.interval} steps")}
+
+
+def _lost_checkpoints(case: Case, spec: RLRunSpec, heard: progress.Report) -> Say | None:
+    """CheckpointHealthy of an attempt that could not use the newest complete checkpoint, until it has completed one of its own."""
+    resumed, known = heard.resumed_from_step or 0, case.past.checkpoint
+    if (heard.checkpoint_step or 0) > resumed:
+        return None
+    told = find(case.past.conditions, reasons.CHECKPOINT_HEALTHY)
+    if known.resumed_from_step is not None:  # told when its first report came
+        return (
+            None
+            if told is None or told.reason != reasons.CHECKPOINTS_LOST
+            else Say(told.status, told.reason, told.message)
+        )
+    newest = known.latest_complete_step or 0
+    if newest <= resumed or spec.checkpoint.resume.policy == "Step":
+        return None
+    begin = f"step {resumed}" if resumed else "the model"
+    message = (
+        f"attempt {case.past.attempt} started from {begin}, although the checkpoint of step {newest} was complete: it is damaged "
+        "or missing; the log of the trainer's first pod names its file; suspend the run to restore it from a copy"
+    )
+    return Say("False", reasons.CHECKPOINTS_LOST, message)
 
 
 def _until_silent(case: Case, heard: progress.Report | None) -> float | None:

@@ -171,6 +171,8 @@ def checkpointed(past: RLRunStatus, report: Report | None, now: float) -> Checkp
         resumed = report.resumed_from_step or 0
         lost = min(lost + max(0, past.progress.step - resumed), COUNT_MAX)
     newest, when = old.latest_complete_step, old.latest_complete_time
+    if newest is not None and old.resumed_from_step is None and resumed < newest:  # damaged or missing
+        newest = when = None
     if report.checkpoint_step is not None and report.checkpoint_step != newest:
         newest, when = report.checkpoint_step, rfc3339(now)
     return CheckpointStatus(

@@ -113,6 +113,7 @@ ANSWERING = "Answering"
 HEARTBEAT_LOST = "HeartbeatLost"
 NO_PROGRESS = "NoProgress"
 NO_CHECKPOINT_YET = "NoCheckpointYet"
+CHECKPOINTS_LOST = "CheckpointsLost"
 CHECKPOINTS_COMPLETE = "CheckpointsComplete"
 CHECKPOINTS_OVERDUE = "CheckpointsOverdue"
 CHECKPOINTS_OFF = "CheckpointsOff"
@@ -203,6 +204,7 @@ CONDITION_REASONS = {
     HEARTBEAT_LOST: "The orchestrator has not renewed its Lease, or never has; reported only, the run goes on.",
     NO_PROGRESS: "No step is done within `spec.progress`; the message says what the run waits for, maybe an orchestrator that hangs.",
     NO_CHECKPOINT_YET: "No checkpoint is complete yet.",
+    CHECKPOINTS_LOST: "The attempt started from an earlier step than that of the newest complete checkpoint, which is damaged or missing.",
     CHECKPOINTS_COMPLETE: "Checkpoints are completed as the interval says.",
     CHECKPOINTS_OVERDUE: "The newest complete checkpoint is older than three intervals.",
     CHECKPOINTS_OFF: "`checkpoint.enabled` is false: an interrupted run starts again from the model.",
@@ -284,6 +286,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         MOUNT_FAILED,
         NODE_NOT_READY,
         CHECKPOINTS_OVERDUE,
+        CHECKPOINTS_LOST,
         BUDGET_NEARLY_SPENT,
         BUDGET_SPENT,
         DRIFTED,

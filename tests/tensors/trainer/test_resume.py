@@ -20,7 +20,7 @@ from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, TRAINER_
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.trainer.checkpoints.resume import begin_attempt, choose_base, choose_origin, superfluous
+from rlrun.trainer.checkpoints.resume import Base, begin_attempt, choose_base, choose_origin, superfluous
 
 LATEST = ResumeConfig()
 
@@ -81,6 +81,21 @@ def test_a_damaged_one_is_passed_over_and_the_reason_told(paths: RunPaths, damag
     assert chosen(paths, log=log) == Artifact(2, 1, paths.checkpoint(2, 1))
     assert len(log) == 1
     assert "step 4" in log[0]
+
+
+def test_a_resume_that_was_asked_for_does_not_start_from_the_model_over_damaged_checkpoints(paths: RunPaths) -> None:
+    def resume(required: bool) -> Base | None:
+        return choose_base(paths, LATEST, with_orchestrator=True, required=required, log=lambda line: None)
+
+    assert resume(required=True) is None, "no checkpoint was complete yet"
+    for step in (2, 4):
+        (add(paths, step) / "trainer" / "data").unlink()
+    with pytest.raises(
+        RoleError, match=r"\(of steps 2, 4\) can be used.*data is missing.*another --output-dir"
+    ) as caught:
+        resume(required=True)
+    assert caught.value.code == exit_codes.DATA
+    assert resume(required=False) is None
 
 
 def test_a_replay_needs_no_orchestrator_part(paths: RunPaths) -> None:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -41,7 +42,7 @@ from rlrun.local.shared import running_engines
 from rlrun.local.shared.gpus import gpu_ids
 from rlrun.local.supervisor import Supervisor
 from rlrun.mirror.starter import mirror_beside
-from rlrun.protocol.files.attempts import next_number
+from rlrun.protocol.files.attempts import RESUME_REQUIRED_VARIABLE, next_number
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
@@ -197,6 +198,9 @@ def _run(call: Call, held: ExitStack) -> int:
         configs, files, attempt=attempt, api_key=place.api_key, launch_id=launch_id, ports=place.ports,
         trainer_gpus=place.gpus.trainer, inference_gpus=place.gpus.inference,
     )  # fmt: skip
+    if call.options.resume:
+        required = {RESUME_REQUIRED_VARIABLE: "1"}
+        specs = [replace(spec, environment={**spec.environment, **required}) for spec in specs]
     if call.options.engine_url:
         specs = [spec for spec in specs if spec.role != "inference"]
     call.say(

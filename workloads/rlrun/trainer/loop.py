@@ -11,6 +11,7 @@ Several runs may share the model: they take turns step by step, those alone whos
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.protocol.files.attempts import Attempt, read_attempt
+from rlrun.protocol.files.attempts import RESUME_REQUIRED_VARIABLE, Attempt, read_attempt
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.runtime import exit_codes
@@ -132,6 +133,7 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
                 world_size=group.world_size,
                 config_hash=config_hash,
                 with_orchestrator=replay is None,
+                required=RESUME_REQUIRED_VARIABLE in os.environ,
                 log=logger.warning,
                 check=check.verify,
             ),

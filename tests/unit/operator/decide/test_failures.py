@@ -353,6 +353,30 @@ def test_an_attempt_that_was_never_put_on_record_and_completes_tells_where_it_be
     assert kube.status["checkpoint"] == {"resumedFromStep": 20, "stepsLostTotal": 7}
 
 
+def test_an_attempt_that_cannot_use_the_newest_checkpoint_reports_it_until_it_has_one() -> None:
+    kube = Kube(SPEC).start(step=27)
+    kube.report(61, checkpoint_step=60)
+    kube.tick()
+    kube.exit("trainer", 137)
+    kube.tick()
+    kube.tick(700)
+    kube.report(0, resumed=None, checkpoint_step=None)
+    kube.tick()
+    for step in (1, 19):
+        kube.report(step, checkpoint_step=None)
+        kube.tick()
+        condition = kube.condition("CheckpointHealthy")
+        assert (condition["status"], condition["reason"]) == ("False", "CheckpointsLost")
+        assert (
+            "attempt 2 started from the model, although the checkpoint of step 60 was complete" in condition["message"]
+        )
+        assert "latestCompleteStep" not in kube.status["checkpoint"]
+    assert kube.told.count(("Warning", "CheckpointsLost")) == 1
+    kube.report(21, checkpoint_step=20)
+    kube.tick()
+    assert kube.condition("CheckpointHealthy")["reason"] == "CheckpointsComplete"
+
+
 def test_steps_lost_are_counted_once_per_restart() -> None:
     kube = Kube(SPEC).start(step=27)
     for attempt, (reached, resumed, lost) in enumerate([(27, 20, 7), (44, 40, 11), (40, None, 51)], start=2):

@@ -78,6 +78,8 @@ class Attempt:
 
 
 _ADAPTER = TypeAdapter(Attempt)
+RESUME_REQUIRED_VARIABLE = "RLRUN_RESUME_REQUIRED"
+"""Environment variable of the trainer, set by a launcher that was asked to resume: damaged checkpoints are an error, not a new start."""
 
 
 def first_attempt(

@@ -49,6 +49,7 @@ def choose_base(
     resume: ResumeConfig,
     *,
     with_orchestrator: bool,
+    required: bool = False,
     log: Callable[[str], None] = print,
     check: Verify = verify,
 ) -> Base | None:
@@ -58,11 +59,12 @@ def choose_base(
         paths: of the run.
         resume: the policy.
         with_orchestrator: whether a checkpoint needs the orchestrator's part (in a replay there is none).
+        required: do not start from the model if there are complete checkpoints and all are damaged.
         log: gets every checkpoint that is passed over, and why.
         check: reads the files.
 
     Raises:
-        RoleError: the policy forbids what was found, or asks for a step that is not there.
+        RoleError: the policy forbids what was found, or asks for a step that is not there; or all checkpoints are damaged.
     """
     attempts = paths.attempts_on_disk()
     if resume.policy == "Never" and attempts:
@@ -96,6 +98,13 @@ def choose_base(
         if problem is None:
             return Base(candidate, lineage)
         log(f"not resuming from step {candidate.step}: {problem}; trying the one before")
+    if candidates and required:
+        steps = ", ".join(str(c.step) for c in candidates)
+        raise RoleError(
+            f"none of the complete checkpoints (of steps {steps}) can be used, so nothing is resumed; that of step "
+            f"{candidates[0].step}: {problem}; restore its files from a copy, or start a new run in another --output-dir",
+            exit_codes.DATA,
+        )
     return None
 
 
@@ -161,6 +170,7 @@ def begin(
     world_size: int,
     config_hash: str,
     with_orchestrator: bool,
+    required: bool = False,
     log: Callable[[str], None],
     check: Verify = verify,
 ) -> Attempt:
@@ -171,7 +181,7 @@ def begin(
     """
     resume = config.checkpoint.resume
     with storage_errors(paths.attempts, "write the attempt's file"):
-        base = choose_base(paths, resume, with_orchestrator=with_orchestrator, log=log, check=check)
+        base = choose_base(paths, resume, with_orchestrator=with_orchestrator, required=required, log=log, check=check)
         origin = choose_origin(paths, resume, log=log, check=check) if base is None else None
         return begin_attempt(
             paths,
