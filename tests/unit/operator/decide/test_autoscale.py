@@ -144,9 +144,26 @@ def test_full_caches_and_queues_keep_engines_that_have_idle_times() -> None:
     assert choose(8, idle.model_copy(update={"waiting": idle.requests}), RULES) == Choice(8)
 
 
+@pytest.mark.parametrize(("waited", "engines"), [(0.025, 4), (0.03, 8)])
+def test_number_falls_only_while_the_trainer_waits_for_half_of_the_target(waited: float, engines: int) -> None:
+    assert choose(8, measured(8, 2.0).model_copy(update={"waited": waited}), RULES).engines == engines
+
+
+@pytest.mark.parametrize(("idle", "engines"), [(0.15, 20), (0.2, 19)])
+def test_fewer_engines_have_work_for_85_percent_of_their_time(idle: float, engines: int) -> None:
+    assert choose(
+        20, measured(20, 20 * (1 - idle)).model_copy(update={"idle": idle, "waited": 0.0}), RULES
+    ).engines == (engines)
+
+
 def test_engines_that_find_no_node_are_given_up_once_fewer_do() -> None:
     assert choose(6, measured(4, 12.0), RULES) == Choice(6)
     assert choose(6, measured(4, 1.5), RULES).engines == 2
+
+
+@pytest.mark.parametrize("work", [1.0, 4.0, 40.0])
+def test_number_stays_while_engines_are_drained(work: float) -> None:
+    assert choose(4, measured(8, work), RULES) == Choice(4)
 
 
 def test_the_reason_has_the_numbers() -> None:

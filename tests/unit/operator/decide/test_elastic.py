@@ -115,6 +115,12 @@ def test_an_engine_goes_once_it_is_drained_and_it_is_that_one() -> None:
     assert not [p for p in kube.pods("inference") if DELETION_COST in (p["metadata"].get("annotations") or {})]
 
 
+def test_orchestrator_receives_the_window_of_its_measurements() -> None:
+    kube = begun({"inference": {"autoscale": AUTOSCALE | {"stabilizationSeconds": 77}}})
+    says(kube, 2, load(2))
+    assert float(kube.objects[LEASE]["metadata"]["annotations"][keys.ENGINES_WINDOW]) == 77
+
+
 def test_a_failed_engine_needs_no_drain() -> None:
     kube = begun({"inference": {"autoscale": {"min": 1, "max": 4}}})
     says(kube, 2, load(1, waited=0.6))

@@ -283,7 +283,7 @@ def test_what_a_cordoned_or_full_node_has_is_no_room() -> None:
 
 
 def test_where_nobody_knows_what_is_free_it_is_tried_less_and_less_often() -> None:
-    kube, _ = shrunk(2)
+    kube, room = shrunk(2)
     waits = []
     for step in (60, 80):
         before = kube.now
@@ -300,6 +300,13 @@ def test_where_nobody_knows_what_is_free_it_is_tried_less_and_less_often() -> No
     assert 1900 < waits[1] < 2300
     assert kube.status["trainer"]["growths"] == 2
     assert kube.status["restartsCountedTowardsMax"] == 0
+    room.pods = 4
+    while size(kube)[0] == 2:
+        trains(kube, 101, 30, 100)
+        kube.tick(600)
+    kube.tick(5)
+    trains(kube, 121, 100, 120)
+    assert "growths" not in kube.status["trainer"], "a growth that found nodes starts the count again"
 
 
 @pytest.mark.parametrize(

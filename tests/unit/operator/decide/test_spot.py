@@ -97,6 +97,17 @@ def test_lost_nodes_are_an_event_and_nothing_else() -> None:
     assert numbers(kube) == (2, 2), "they are not replaced by ordinary ones"
 
 
+def test_one_missing_spot_engine_is_reported() -> None:
+    kube = begun()
+    lose_nodes(kube)
+    found = on_spot(kube)[0]
+    kube.place = lambda pod: None if pod["metadata"]["name"] in set(on_spot(kube)) - {found} else "spot-1"
+    kube.tick()
+    assert kube.condition("InferenceAvailable")["message"].endswith(
+        "; 1 of 2 spot engines find no node with capacity=spot: the run goes on without, slower"
+    )
+
+
 def test_nodes_that_return_bring_the_engines_back() -> None:
     kube = begun()
     lose_nodes(kube)

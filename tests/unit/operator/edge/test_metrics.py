@@ -120,6 +120,15 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
     assert 'run="a"' not in scrape(metrics)
 
 
+def test_run_that_waits_has_its_position_and_the_time_since_which_it_waits() -> None:
+    store = Store()
+    queue = {"since": "2026-01-01T00:00:00Z", "position": 2, "waiting": 3}
+    store.put(make("RLRun", "a", 1, status={"phase": "Queued", "queue": queue}), 0.0)
+    text = scrape(Metrics(store))
+    assert 'rlrun_queue_position{namespace="ns",run="a"} 2.0' in text
+    assert 'rlrun_queue_since_timestamp_seconds{namespace="ns",run="a"} 1.7672256e+09' in text
+
+
 def test_roles_that_nobody_has_make_no_series() -> None:
     """Anybody may label a pod, and each value would be a series of its own."""
     store = Store()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.reconcile.admissions import OUT, Admissions
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
+from rlrun_operator.reconcile.admissions import FREE, OUT, Admissions, rules_of
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, SettingsError, from_environment
 from rlrun_operator.state import Admission, Decision
@@ -103,6 +104,23 @@ def foreign(on: str, gpus: int) -> dict[str, Any]:
     }
 
 
+def pod(run: dict[str, Any], role: str, on: str, *, gpus: int) -> dict[str, Any]:
+    container = {"resources": {"limits": {GPU: str(gpus)}}}
+    name = run["metadata"]["name"]
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{name}-{role}-0",
+            "namespace": "team-a",
+            "uid": f"uid-{name}-{role}-0",
+            "resourceVersion": "1",
+            "labels": {RUN_LABEL: name, ROLE_LABEL: role},
+        },
+        "spec": {"nodeName": on, "containers": [container]},
+        "status": {"phase": "Running"},
+    }
+
+
 def admitted(since: float = EPOCH) -> dict[str, Any]:
     condition = {
         "type": "Admitted",
@@ -153,6 +171,26 @@ async def test_what_is_on_record_survives_the_operator() -> None:
     assert not (await cluster.ask(other)).admitted, "the first run's pods are not made yet, and have their room"
 
 
+async def test_run_that_began_before_the_queue_keeps_its_room() -> None:
+    cluster = Cluster(8)
+    old = cluster.run("old", phase="Running", attempt=1, launchedAttempt=1)
+    assert not (await cluster.ask(cluster.run("new"))).admitted, "no pod of the older run exists between two attempts"
+    assert (await cluster.ask(old)).admitted
+
+
+async def test_preempted_run_keeps_its_first_arrival() -> None:
+    """docs/queueing.md: the run goes on by itself in its turn."""
+    cluster = Cluster(8)
+    holder = cluster.run("holder", **admitted())
+    arrived = {"queue": {"since": rfc3339(EPOCH - 3600.0)}, "attempt": 1, "launchedAttempt": 1}
+    preempted = {"type": "Admitted", "status": "False", "reason": "Preempted", "message": ""}
+    old = cluster.run("old", phase="Queued", conditions=[preempted | {"lastTransitionTime": rfc3339(EPOCH)}], **arrived)
+    cluster.steps(60.0)
+    new = cluster.run("new")
+    assert not (await cluster.ask(holder)).stops
+    assert [(await cluster.ask(run)).position for run in (old, new)] == [1, 2]
+
+
 async def test_a_run_of_a_higher_priority_takes_the_room_of_a_lower_one_which_is_woken() -> None:
     cluster = Cluster(8)
     low = cluster.run("low", **admitted())
@@ -170,6 +208,13 @@ async def test_a_priority_class_gives_its_priority() -> None:
     cluster.run("low", **admitted())
     await cluster.ask(cluster.run("high", spec={"trainer": {"priorityClassName": "urgent"}}))
     assert (await cluster.ask(cluster.store.runs()[0])).stops  # type: ignore[arg-type]
+
+
+async def test_priority_of_the_specification_wins_over_the_priority_class() -> None:
+    cluster = Cluster(8, priority_classes={"urgent": 10})
+    low = cluster.run("low", spec={"priority": 5}, **admitted())
+    await cluster.ask(cluster.run("high", spec={"priority": 1, "trainer": {"priorityClassName": "urgent"}}))
+    assert not (await cluster.ask(low)).stops
 
 
 async def test_the_value_of_a_priority_class_is_read_where_the_settings_have_none() -> None:
@@ -237,6 +282,25 @@ async def test_who_asks_for_no_room_is_not_in_the_queue(spec: dict[str, Any], st
     assert (await cluster.ask(cluster.run("b"))).admitted
 
 
+@pytest.mark.parametrize(("min_available", "keeps"), [(1, True), (2, False)])
+async def test_run_is_released_without_min_available_engines(min_available: int, keeps: bool) -> None:
+    cluster = Cluster(16)
+    engines = {"replicas": 2, "gpusPerReplica": 8, "tensorParallel": 8, "minAvailable": min_available}
+    run = cluster.run("a", spec={"inference": engines}, **admitted())
+    for role, on in (("trainer", "node-0"), ("inference", "node-1"), ("orchestrator", "node-0")):
+        cluster.store.put(pod(run, role, on, gpus=0 if role == "orchestrator" else 8), cluster.time)
+    assert (await cluster.ask(run)).admitted
+    cluster.steps(3600.0)
+    assert (await cluster.ask(run)).admitted == keeps
+
+
+async def test_guest_begins_without_room_of_its_own() -> None:
+    cluster = Cluster(8)
+    cluster.run("host", **admitted())
+    guest = cluster.run("guest", spec={"trainer": {"sharedWith": "host"}})
+    assert await cluster.ask(guest) is FREE
+
+
 async def test_a_run_that_is_younger_than_the_plan_waits_for_the_next_one() -> None:
     cluster = Cluster(16)
     assert (await cluster.ask(cluster.run("a"))).admitted
@@ -281,6 +345,19 @@ class Answers:
 def test_settings_that_are_wrong_name_the_value_and_where_to_correct_it() -> None:
     with pytest.raises(SettingsError, match=r"RLRUN_QUEUE weights.team-a \(-1\).*correct queue in the chart's values"):
         from_environment({"RLRUN_QUEUE": '{"enabled": true, "weights": {"team-a": -1}}'})
+
+
+def test_every_setting_of_the_own_queue_reaches_its_rules() -> None:
+    """One that is missing would keep its default without a word."""
+    given = {
+        "weights": {"team-a": 4.0},
+        "preemption": "Never",
+        "pass_seconds": 1.0,
+        "reserve_seconds": 2.0,
+        "start_seconds": 3.0,
+    }
+    rules = rules_of(QueueSettings(**given))
+    assert {name: getattr(rules, name) for name in given} == given
 
 
 async def test_a_plan_serves_a_burst_of_passes() -> None:

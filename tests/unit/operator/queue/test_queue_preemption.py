@@ -56,6 +56,14 @@ def test_namespace_keeps_its_share() -> None:
     assert stopped(plan(holds("a", "node-1", 4), holds("c", "node-1", 2), waits, rooms=NODE)) == {"c"}
 
 
+def test_namespace_does_not_preempt_beyond_its_own_share() -> None:
+    held = [*(holds(f"a-{i}", "node-1", 2) for i in range(3)), holds("b-0", "node-1", 2, namespace="team-b")]
+    waits = run("b-1", pods(1, 2), namespace="team-b")
+    assert len(stopped(plan(*held, waits, rooms=NODE))) == 1, "half of the node belongs to team-b"
+    third = run("c", pods(1, 8), namespace="team-c", priority=-1)
+    assert stopped(plan(*held, waits, third, rooms=NODE)) == set(), "a third of the node belongs to team-b"
+
+
 @pytest.mark.parametrize(("gpus", "victims"), [(2, 1), (4, 0)])
 def test_shares_of_a_preemption_follow_the_weights(gpus: int, victims: int) -> None:
     rules = replace(RULES, weights={"team-a": 3.0})
