@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
@@ -124,6 +126,22 @@ def test_slices_give_the_whole(
         assert torch.equal(tensor, value), name
     tied = expected.lm_head.weight is expected.get_input_embeddings().weight
     assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
+
+
+def test_rank_reads_only_its_slice(solo: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two ranks, on one."""
+    part = DTensor.from_local(torch.zeros(2, 3), init_device_mesh("cpu", (1,)), [Shard(0)])
+    monkeypatch.setattr(load_weights, "compute_local_shape_and_global_offset", lambda *_: ((2, 3), (2, 0)))
+    stored, found = torch.arange(12.0).reshape(4, 3), []
+
+    class Stored:
+        def read(self, where: tuple[slice, ...]) -> torch.Tensor:
+            found.append(where)
+            return stored[where]
+
+    load_weights._fill(part, Stored())  # type: ignore[arg-type]
+    assert found == [(slice(2, 4), slice(0, 3))]
+    assert torch.equal(part.to_local(), stored[2:])
 
 
 def test_files_without_the_models_prefix_are_read_by_slices(

@@ -452,3 +452,17 @@ def test_a_guest_leaves_the_verdict_on_their_trainer_to_its_host() -> None:
         guest.now = host.now
         guest.tick()
     assert (last_failure(guest)["reason"], last_failure(guest)["podName"]) == ("NoProgress", "host-trainer-0")
+
+
+def test_guest_waits_longer_than_its_host_so_that_the_host_decides_first() -> None:
+    host = Kube({"trainer": {"lora": {"rank": 4, "slots": 2}, "guests": ["*"]}}, name="host", uid="uid-h")
+    host.start()
+    guest = guest_of(host)
+    guest.start()
+    found = {}
+    for seconds in range(20, 260, 20):
+        guest.now += 20
+        guest.report(3, **WAITS)
+        guest.do(guest.decide())
+        found[seconds] = progressing(guest)[0]
+    assert (found[200], found[240]) == ("True", "False"), "deadlineSeconds is 100, the margin 120"

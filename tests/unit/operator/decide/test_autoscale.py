@@ -156,6 +156,11 @@ def test_fewer_engines_have_work_for_85_percent_of_their_time(idle: float, engin
     ).engines == (engines)
 
 
+@pytest.mark.parametrize(("steps", "engines"), [(1, 4), (2, 2)])
+def test_number_changes_after_two_steps_at_least(steps: int, engines: int) -> None:
+    assert choose(4, measured(4, 1.0).model_copy(update={"steps": steps}), RULES).engines == engines
+
+
 def test_engines_that_find_no_node_are_given_up_once_fewer_do() -> None:
     assert choose(6, measured(4, 12.0), RULES) == Choice(6)
     assert choose(6, measured(4, 1.5), RULES).engines == 2

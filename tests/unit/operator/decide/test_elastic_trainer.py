@@ -262,6 +262,15 @@ def test_it_grows_at_a_checkpoint_when_nodes_have_room_and_loses_no_step() -> No
     assert "grownFrom" not in kube.status["trainer"]
 
 
+def test_it_does_not_grow_at_the_checkpoint_that_its_attempt_started_from() -> None:
+    kube, room = shrunk(2)
+    kube.nodes = [node(f"node-{i}") for i in range(1, 5)]
+    room.pods = 4
+    kube.tick(1000)
+    trains(kube, 31, 30, 30)
+    assert (size(kube), kube.status["trainer"]["waitingOn"]) == ((2, 2, "2"), "the next complete checkpoint")
+
+
 def test_a_time_far_in_the_future_is_not_believed_as_the_clock_was_set() -> None:
     kube, room = shrunk(2)
     room.pods = 4

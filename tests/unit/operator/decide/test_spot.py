@@ -206,6 +206,18 @@ def test_it_can_be_added_and_removed_while_the_run_trains() -> None:
     assert len(kube.pods("inference")) == 4
 
 
+def test_spot_engines_stay_until_they_are_drained_after_spot_was_removed() -> None:
+    kube = begun()
+    kube.report(5, engines_drained="")
+    kube.edit(inference={"replicas": 4})
+    kube.tick()
+    assert numbers(kube) == (4, 2), "the orchestrator still uses them"
+    with_addresses(kube)
+    kube.report(6, engines_drained=",".join(pod["status"]["podIP"] for pod in kube.pods("inference")[-2:]))
+    kube.tick()
+    assert EXTRA in kube.objects
+
+
 def test_other_nodes_renew_the_spot_engines_alone() -> None:
     kube = begun()
     before = {pod["metadata"]["uid"] for pod in kube.pods("inference")[:2]}
@@ -219,6 +231,21 @@ def test_other_nodes_renew_the_spot_engines_alone() -> None:
     assert kube.objects[EXTRA]["spec"]["template"]["spec"]["nodeSelector"] == {"capacity": "cheap"}
     assert (kube.status["attempt"], spot_of(kube)["ready"], spot_of(kube)["lost"]) == (1, 2, 0)
     assert numbers(kube) == (2, 2)
+
+
+def test_other_nodes_wait_for_the_next_attempt_if_more_than_spot_was_edited() -> None:
+    kube = begun()
+    before = kube.objects[EXTRA]["spec"]["template"]
+    other = ENGINES | {"spot": SPOT | {"nodeSelector": {"capacity": "cheap"}}}
+    kube.edit(model={"path": "/models/b"}, inference=other)
+    kube.tick()
+    kube.tick()
+    assert (kube.objects[EXTRA]["spec"]["template"], kube.status["attempt"]) == (before, 1)
+    kube.exit("trainer", 1)
+    kube.tick()
+    kube.tick(5)
+    assert kube.objects[EXTRA]["spec"]["template"]["spec"]["nodeSelector"] == {"capacity": "cheap"}
+    assert kube.status["attempt"] == 2
 
 
 def test_a_deleted_deployment_is_made_again() -> None:

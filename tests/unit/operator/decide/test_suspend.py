@@ -284,3 +284,18 @@ def test_the_engines_are_deleted_by_their_identity() -> None:
     kube.controllers()
     uid = kube.objects[DEPLOYMENT]["metadata"]["uid"]
     assert kube.decide().delete == (Delete(DEPLOYMENT, uid),)
+
+
+def test_run_that_is_being_suspended_does_not_fail_at_its_deadline() -> None:
+    kube = Kube({"activeDeadlineSeconds": 100}).start()
+    kube.now += 90
+    kube.edit(suspend=True)
+    kube.lingering = set(LINGERING)
+    kube.tick()
+    kube.now += 20
+    kube.tick()
+    assert kube.status["phase"] == "Suspending"
+    kube.lingering = set()
+    kube.tick()
+    kube.tick(5)
+    assert kube.status["phase"] == "Suspended"

@@ -121,6 +121,7 @@ def test_nothing_is_called_a_problem_in_the_first_two_seconds() -> None:
             [node("a"), node("b", gpus=4)],
             ["1 node qualifies, but not enough of that is free", "3 Insufficient nvidia.com/gpu"],
         ),
+        ([node("a") | {"spec": {"unschedulable": True}}], ["the cluster has no node that takes pods"]),
         ([], ["the cluster has no node"]),
     ],
 )

@@ -135,6 +135,26 @@ async def test_a_frozen_process_does_not_write_when_it_thaws() -> None:
             candidate.leader.check()
 
 
+async def test_leader_counts_from_the_moment_before_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server may note a renewal any time after it was sent: others count from there."""
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        first = Candidate(client, "first", clock)
+        renew = first.leader._lock.acquire_or_renew
+
+        async def slow() -> bool:
+            holds = await renew()
+            clock[0] += 4.0
+            return holds
+
+        monkeypatch.setattr(first.leader._lock, "acquire_or_renew", slow)
+        await first.step()
+        clock[0] = RENEW_SECONDS - 0.1
+        assert first.leader.is_leading()
+        clock[0] = RENEW_SECONDS
+        assert not first.leader.is_leading()
+
+
 async def test_an_operator_that_does_not_lead_reads_and_cannot_write() -> None:
     """Preconditions keep it from writing over what it has not seen, but not from making a child again."""
     api = FakeApi()

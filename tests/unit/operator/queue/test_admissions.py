@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
+from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, RUN_LABEL, RUN_UID_ANNOTATION
 from rlrun_operator.reconcile.admissions import FREE, OUT, Admissions, rules_of
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, SettingsError, from_environment
@@ -114,7 +114,9 @@ def pod(run: dict[str, Any], role: str, on: str, *, gpus: int) -> dict[str, Any]
             "namespace": "team-a",
             "uid": f"uid-{name}-{role}-0",
             "resourceVersion": "1",
-            "labels": {RUN_LABEL: name, ROLE_LABEL: role},
+            "creationTimestamp": run["metadata"]["creationTimestamp"],
+            "annotations": {RUN_UID_ANNOTATION: run["metadata"]["uid"]},
+            "labels": {RUN_LABEL: name, ROLE_LABEL: role, ATTEMPT_LABEL: "1"},
         },
         "spec": {"nodeName": on, "containers": [container]},
         "status": {"phase": "Running"},
@@ -255,6 +257,15 @@ async def test_with_neither_one_run_at_a_time_begins() -> None:
     cluster = Cluster(0)
     assert (await cluster.ask(cluster.run("a"))).admitted
     assert (await cluster.ask(cluster.run("b"))).reason == "WaitingForTurn"
+
+
+async def test_deleted_run_holds_its_room_until_its_pods_are_gone() -> None:
+    cluster = Cluster(0, capacity={GPU: 8})
+    run = cluster.run("a", **admitted())
+    cluster.store.put(pod(run, "trainer", "node-0", gpus=8), cluster.time)
+    run["metadata"] |= {"deletionTimestamp": rfc3339(cluster.time), "resourceVersion": str(int(cluster.time) + 100)}
+    cluster.store.put(run, cluster.time)
+    assert not (await cluster.ask(cluster.run("b"))).admitted
 
 
 FAILED = {

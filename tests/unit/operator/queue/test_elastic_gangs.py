@@ -82,6 +82,8 @@ def test_more_room_is_told_only_while_nobody_waits_for_it_and_to_one_run_alone()
     assert verdicts(small, on=2)["a"].room == 2
     larger = replace(run("b"), gang=(PodSet("trainer", 8, {GPU: 8.0}),), sizes=())
     assert verdicts(small, larger, on=9)["a"].room == 2
+    leaves = replace(run("b", stage="leaving"), gang=(), sizes=())
+    assert verdicts(small, leaves, on=9)["a"].room == 2, "a run that was preempted waits again once it has left"
     other = replace(
         run("b", stage="holding", trainers=2), pods=tuple(HeldPod("trainer", f"node-{i}", {GPU: 8.0}) for i in (2, 3))
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.queue.admit import admit
-from rlrun_operator.queue.model import Capacity, Plan, QueueRules, QueueState
+from rlrun_operator.queue.model import Capacity, HeldPod, Plan, QueueRules, QueueState
 from tests.unit.operator.queue.test_queue_core import GPU, NOW, RULES, holds, plan, pods, room, run
 
 NODE = (room("node-1"),)
@@ -76,6 +76,20 @@ def test_no_run_is_preempted_that_is_not_needed() -> None:
     large = holds("large", "node-1", 4, started=1.0)
     waits = run("high", pods(1, 4), priority=5)
     assert stopped(plan(*small, large, waits, rooms=(room("node-1", others=2),))) == {"large"}
+
+
+def test_victims_of_one_namespace_are_counted_together() -> None:
+    """One of two runs that have to go is above the share of team-a, which is 5 of 8 devices."""
+    rules = replace(RULES, weights={"team-a": 5.0, "team-b": 2.0})
+    held = [*(holds(f"a-{i}", "node-1", 1) for i in range(6)), holds("c", "node-1", 2, namespace="team-c", priority=1)]
+    assert stopped(plan(*held, run("b", pods(1, 2), namespace="team-b"), rooms=NODE, rules=rules)) == set()
+
+
+def test_no_run_is_preempted_if_others_leave_enough_room() -> None:
+    leaves = run("a", pods(1, 4), stage="leaving", pods=(HeldPod("trainer", "node-1", {GPU: 4}, ending=True),))
+    waits = run("high", pods(1, 4), priority=5)
+    assert stopped(plan(leaves, holds("low", "node-1", 4), waits, rooms=NODE)) == set()
+    assert stopped(plan(holds("a", "node-1", 4), holds("low", "node-1", 4), waits, rooms=NODE)), "the same without"
 
 
 def test_run_of_a_lower_priority_is_preempted_first() -> None:
