@@ -55,14 +55,14 @@ def test_a_download_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_any_source_the_message_names_the_ways() -> None:
     with pytest.raises(
-        ClusterError, match=r"kube is neither in RLRUN_KUBE_BIN nor .*no Go is on PATH: install Go 1\.24"
+        ClusterError, match=r"kube is neither in RLRUN_KUBE_BIN nor .*no Go is on PATH: install Go 1\.26"
     ):
         find("kube", progress=SILENT)
 
 
 def test_a_go_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "go_version", lambda: "1.19.8")
-    with pytest.raises(ClusterError, match=r"Go 1\.19\.8 is on PATH: install Go 1\.24 or later"):
+    with pytest.raises(ClusterError, match=r"Go 1\.19\.8 is on PATH: install Go 1\.26 or later"):
         find("pause", progress=SILENT)
 
 
