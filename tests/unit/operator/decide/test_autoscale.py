@@ -161,6 +161,11 @@ def test_number_changes_after_two_steps_at_least(steps: int, engines: int) -> No
     assert choose(4, measured(4, 1.0).model_copy(update={"steps": steps}), RULES).engines == engines
 
 
+@pytest.mark.parametrize(("engines", "wanted"), [(1, 2), (3, 6)])
+def test_number_at_most_doubles_at_once(engines: int, wanted: int) -> None:
+    assert choose(engines, measured(engines, 60.0), RULES).engines == wanted
+
+
 def test_engines_that_find_no_node_are_given_up_once_fewer_do() -> None:
     assert choose(6, measured(4, 12.0), RULES) == Choice(6)
     assert choose(6, measured(4, 1.5), RULES).engines == 2

@@ -463,3 +463,17 @@ def test_a_labelled_copy_of_a_pod_is_no_member_of_the_group(role: str, other: bo
         kube.settle()
     assert kube.status["attempt"] == 2, "the next attempt does not wait for the copy"
     assert Ref("Pod", name) in kube.objects
+
+
+def test_pods_of_a_deleted_statefulset_are_waited_for_although_none_is_seen() -> None:
+    """Its controller may have made one a moment before."""
+    kube = Kube().start()
+    kube.delete(Ref("StatefulSet", "run-trainer"))
+    while kube.condition("Restarting")["status"] != "True":
+        kube.do(kube.decide())
+    for pod in (*kube.pods("trainer"), *kube.pods("orchestrator")):
+        kube.objects.pop(Ref("Pod", pod["metadata"]["name"]))
+    decision = kube.decide()
+    assert (decision.apply, decision.wake_in) == ((), 3.0)
+    kube.now += 3
+    assert kube.decide().apply
