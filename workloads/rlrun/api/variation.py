@@ -23,6 +23,8 @@ from rlrun.config.loading.schema import find_field, snake, spelled
 
 _ALIASES = {"ckpt": "checkpoint"}
 _SPEC = ("spec",)
+_OF_COMMANDS = frozenset({"--dry-run", "--resume", "--output-dir"})
+"""Options of commands that PRIME-RL has among its fields: a command has them itself, or refuses them."""
 
 
 def take_variation(
@@ -66,8 +68,9 @@ def is_field(word: str) -> bool:
 
 
 def _is_field(word: str, others: Translator) -> bool:
-    name = word.partition("=")[0].removeprefix("--")
-    if not word.startswith("--") or not name:
+    option = word.partition("=")[0]
+    name = option.removeprefix("--")
+    if not word.startswith("--") or not name or option in _OF_COMMANDS:
         return False
     first = snake(name.partition(".")[0])
     positive = first.removeprefix("no_")

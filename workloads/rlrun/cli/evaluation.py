@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.common import arguments, piped, report
+from rlrun.cli.general_options import call_with_own_options
 from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.option_values import parse_value
 from rlrun.config.loading.parser import Parser, number, own_options, whole, wholes
@@ -111,6 +112,7 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--inference-gpu-ids", type=_gpus, metavar="0,1", help="GPUs of the engines that are started here")
     p.add_argument("--share-gpus", action="store_true", help="use GPUs that other runs of this machine use, too")
+    p.add_argument("--dry-run", action="store_true", help="print what would be sampled, and start nothing")
     drawn = p.add_argument_group("how tokens are drawn (default: as the manifest has it)")
     for name in EvaluationSamplingConfig.model_fields:
         kind, metavar = _KINDS[name]
@@ -153,12 +155,12 @@ def _option(name: str) -> str:
 
 def eval_main(argv: Sequence[str] | None = None) -> int:
     """Run `eval`; returns the exit code."""
-    return piped(lambda: run_eval(arguments(argv)))
+    return piped(lambda: call_with_own_options("eval", arguments(argv), run_eval, shown="eval"))
 
 
 def synthesize_main(argv: Sequence[str] | None = None) -> int:
     """Run `synthesize`; returns the exit code."""
-    return piped(lambda: run_synthesize(arguments(argv)))
+    return piped(lambda: call_with_own_options("synthesize", arguments(argv), run_synthesize, shown="synthesize"))
 
 
 def run_eval(argv: Sequence[str]) -> int:
@@ -181,9 +183,11 @@ def run_eval(argv: Sequence[str]) -> int:
     options = p.parse_args(rest)
     options.varied = varied
 
-    from rlrun.evaluate.main import evaluate
+    from rlrun.evaluate.main import evaluate, preview
 
     request = _request(options, work=options.output, steps=options.steps, newest=False, split="eval")
+    if options.dry_run:
+        return preview("eval", request)
     return evaluate(request, command=shlex.join(["rlrun", "eval", *argv]))
 
 
@@ -211,12 +215,14 @@ def run_synthesize(argv: Sequence[str]) -> int:
     if options.base and options.step is not None:
         p.error("--base and --step are two policies; choose one")
 
-    from rlrun.evaluate.main import synthesize
+    from rlrun.evaluate.main import preview, synthesize
 
     output: Path = options.output.absolute()
     work = output.with_name(f"{output.name}.parts")
     steps = None if options.step is None else [options.step]
     request = _request(options, work=work, steps=steps, newest=True, split=options.split)
+    if options.dry_run:
+        return preview("synthesize", request)
     return synthesize(request, output, min_reward=options.min_reward, command=_synthesize_command(argv))
 
 
@@ -233,7 +239,6 @@ def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
     for action in parser._actions:
         if action.dest == "manifest":
             action.nargs = "?"
-    parser.add_argument("--dry-run", action="store_true", help="print what would be asked, and end")
     try:
         served = read_served(argv, parser)
     except ConfigError as error:

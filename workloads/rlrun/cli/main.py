@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rlrun.cli.common import arguments, piped
+from rlrun.cli.general_options import call_with_own_options
 from rlrun.config.suggest import did_you_mean
 from rlrun.diagnostics import heap
 from rlrun.runtime import exit_codes
@@ -120,7 +121,7 @@ def _run(words: Sequence[str]) -> int:
 def call(name: str, words: Sequence[str]) -> int:
     """Run one subcommand; returns the exit code."""
     try:
-        return COMMANDS[name].run(words)
+        return call_with_own_options(name, words, COMMANDS[name].run, shown=f"rlrun {name}")
     except SystemExit as ended:  # --help and wrong options end argparse this way
         return ended.code if isinstance(ended.code, int) else exit_codes.OK
     except KeyboardInterrupt:

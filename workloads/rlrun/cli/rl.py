@@ -16,6 +16,7 @@ from pathlib import Path
 from rlrun.api.resolve import resolve
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, notices, piped, report
+from rlrun.cli.general_options import call_with_own_options
 from rlrun.cli.sources.fake_data import fake_data
 from rlrun.cli.sources.run_config import RlConfig
 from rlrun.cli.sources.run_layers import Given, read_layer
@@ -33,7 +34,7 @@ from rlrun.tracking.options import full_names
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rl`; returns the exit code."""
-    return piped(lambda: run(arguments(argv)))
+    return piped(lambda: call_with_own_options("rl", arguments(argv), run, shown="rl"))
 
 
 def run(argv: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from rlrun.api.resolve import resolve
 from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
+from rlrun.cli.general_options import call_with_own_options
 from rlrun.cli.rl import start
 from rlrun.cli.sources.run_config import SftConfig
 from rlrun.config.loading.files import read_text
@@ -24,7 +25,7 @@ _MANIFESTS = (".yaml", ".yml", ".json")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `sft`; returns the exit code."""
-    return piped(lambda: run(arguments(argv)))
+    return piped(lambda: call_with_own_options("sft", arguments(argv), run, shown="sft"))
 
 
 def run(words: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from rich.console import Console
 
+from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.api.variation import Variation
@@ -38,9 +39,12 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import model_folder
 from rlrun.runtime import exit_codes
+from rlrun.runtime.json_types import Json
 
 API_KEY_VARIABLE = "RLRUN_API_KEY"
 ALL_TASKS = 1_000_000
+_BASE = Policy(None, "base", None, "")
+"""The base model before it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,21 +106,12 @@ def prepare(request: Request, console: Console) -> Job:
     """
     manifest = _manifest(request)
     name, spec = manifest.metadata.name, manifest.spec
-    work = (request.work or Path("evaluations") / name).absolute()
-    run = RunPaths((request.run_dir or Path("runs") / name).absolute())
-    if request.run_dir is not None and not run.run_json.is_file():
-        raise RoleError(f"--run-dir: {run.root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
+    work, run = _folders(request, name)
     environments = chosen_environments(spec, request.environment_ids)
     evaluation = asked_evaluation(spec, request, environments)
-    folder = request.weights_dir.absolute() if request.weights_dir is not None else None
-    available = policies.of_run(run.root) if folder is None else policies.in_folder(folder)
-    where = str(folder or run.root)
-    if request.newest and request.steps is None and not request.base:
-        wanted: Sequence[int] | None = [policies.newest(available, where).step or 0]
-    else:
-        wanted = request.steps
-    # Found out before a model is made: nothing but the base model's identity is missing.
-    policies.choose(available, Policy(None, "base", None, ""), steps=wanted, with_base=request.base, where=where)
+    available, wanted, where = _available(request, run)
+    # Found out before a model is made: only the identity of the base model is missing.
+    policies.choose(available, _BASE, steps=wanted, with_base=request.base, where=where)
     api_key = _api_key() if request.engine_urls else ""
     work.mkdir(parents=True, exist_ok=True)
     model, made = _model(spec, name, run, work, console)
@@ -143,9 +138,63 @@ def prepare(request: Request, console: Console) -> Job:
         api_key=api_key,
         gpu_ids=request.gpu_ids,
         share_gpus=request.share_gpus,
-        engine_weights=folder or run.weights,
+        engine_weights=request.weights_dir.absolute() if request.weights_dir is not None else run.weights,
         export=exporter(model, model.source(run.model), spec.trainer.lora),
     )
+
+
+def describe(request: Request) -> Json:
+    """Policies, environments and sampling of a request, without a look at the model or at code; writes nothing.
+
+    Raises:
+        ConfigError: the manifest is wrong.
+        RoleError: as for `prepare`.
+    """
+    manifest = read_manifest(request.manifest, request.variation)
+    name, spec = manifest.metadata.name, manifest.spec
+    work, run = _folders(request, name)
+    environments = chosen_environments(spec, request.environment_ids)
+    evaluation = asked_evaluation(spec, request, environments)
+    available, wanted, where = _available(request, run)
+    chosen = policies.choose(available, _BASE, steps=wanted, with_base=request.base, where=where)
+    shown = {"mode": "json", "by_alias": True}
+    return {
+        "name": name,
+        "output": str(work),
+        "model": spec.model.model_dump(**shown, exclude_none=True),
+        "policies": [
+            {"name": one.name, "kind": one.kind, "path": None if one.path is None else str(one.path)} for one in chosen
+        ],
+        "split": request.split,
+        "environments": [one.model_dump(**shown, exclude_unset=True) for one in environments],
+        "numTasks": evaluation.num_tasks if evaluation.num_tasks < ALL_TASKS else "all",
+        "samplesPerTask": evaluation.samples_per_task,
+        "sampling": (evaluation.sampling or EvaluationSamplingConfig()).model_dump(**shown, exclude_unset=True),
+        "seqLen": spec.seq_len,
+    }
+
+
+def _folders(request: Request, name: str) -> tuple[Path, RunPaths]:
+    """Folder for the answers, and the run's folder.
+
+    Raises:
+        RoleError: the run's folder is named and is not one.
+    """
+    work = (request.work or Path("evaluations") / name).absolute()
+    run = RunPaths((request.run_dir or Path("runs") / name).absolute())
+    if request.run_dir is not None and not run.run_json.is_file():
+        raise RoleError(f"--run-dir: {run.root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
+    return work, run
+
+
+def _available(request: Request, run: RunPaths) -> tuple[dict[int, Policy], Sequence[int] | None, str]:
+    """Policies by step, the requested steps (None: all), and the name of the place in messages."""
+    folder = request.weights_dir.absolute() if request.weights_dir is not None else None
+    available = policies.of_run(run.root) if folder is None else policies.in_folder(folder)
+    where = str(folder or run.root)
+    if request.newest and request.steps is None and not request.base:
+        return available, [policies.newest(available, where).step or 0], where
+    return available, request.steps, where
 
 
 def _manifest(request: Request) -> RLRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import sys
@@ -18,7 +19,7 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.evaluate import dataset, report
 from rlrun.evaluate.answers import ANSWERS
 from rlrun.evaluate.farewell import short, stopped
-from rlrun.evaluate.job import Request, prepare
+from rlrun.evaluate.job import Request, describe, prepare
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Part, run, until_signalled
 from rlrun.evaluate.served.job import ServedJob, ServedRequest, prepare_served
@@ -61,6 +62,24 @@ def evaluate(request: Request | ServedRequest, *, command: str) -> int:
         return code
 
     return _command("eval", request, finish, command)
+
+
+def preview(name: str, request: Request) -> int:
+    """Print what a command would sample; returns the exit code.
+
+    Args:
+        name: the command.
+        request: its options.
+    """
+    try:
+        print(json.dumps(describe(request), indent=2, ensure_ascii=False))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    except RoleError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.code
+    return exit_codes.OK
 
 
 def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: float | None, command: str) -> int:

@@ -17,7 +17,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from rlrun.api.manifest import manifest_text
+from rlrun.api.manifest import manifest_text, parse_manifest
+from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation, field_options, take_variation
 from rlrun.config.loading.files import read_text
@@ -45,6 +46,7 @@ from rlrun.mirror.starter import mirror_beside
 from rlrun.protocol.files.attempts import RESUME_REQUIRED_VARIABLE, next_number
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import keep_config
 from rlrun.runtime import exit_codes, extras
@@ -63,6 +65,7 @@ def parser() -> Parser:
         "--wandb, --wandb.project NAME, --tensorboard and their like turn trackers on.",
     )
     p.add_argument("manifest", help="an RLRun manifest")
+    p.add_argument("--dry-run", action="store_true", help="print the configuration of all roles, and start nothing")
     add_options(p)
     return p
 
@@ -115,6 +118,8 @@ def _main(argv: Sequence[str]) -> int:
     rest, varied = take_variation(full_names(argv), own_options(p := parser()))
     p.also = field_options()
     options = p.parse_args(rest)
+    if options.dry_run:
+        return _print_config(options, varied)
     console = Console(stderr=False)
     try:
         check_packages((*extras.TRAINING, *extras.SAMPLING))
@@ -137,6 +142,23 @@ def _main(argv: Sequence[str]) -> int:
         console=console,
         command=shlex.join(["rlrun", "local", options.manifest, *varied]),
     )
+
+
+def _print_config(options: argparse.Namespace, varied: Sequence[str]) -> int:
+    """Print the configuration that the run would have; returns the exit code."""
+    try:
+        manifest, layer = parse_manifest(
+            read_text(Path(options.manifest)), options.manifest, Variation(varied, os.environ)
+        )
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    for notice in layer.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    name = manifest.metadata.name
+    root = Path(options.output_dir or Path("runs") / name).absolute()
+    print(resolve(manifest.spec, name=name, uid=UNCLAIMED, output_dir=str(root)).model_dump_json(indent=2))
+    return exit_codes.OK
 
 
 def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console: Console, command: str) -> int:

@@ -183,6 +183,9 @@ def _say(text: str, options: argparse.Namespace) -> None:
 
 def _stop(run: FolderRun, options: argparse.Namespace) -> None:
     pid = acts.ask_to_stop(run, dry_run=options.dry_run)
+    if options.dry_run:
+        print(f"would ask process {pid} to save and stop", file=sys.stderr)
+        return
     print(
         f"asked process {pid} to save and stop; `rlrun status {argument(run, options)}` shows when it has",
         file=sys.stderr,
