@@ -79,7 +79,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     demo.began(1, 0)
     demo.began(2, 60, max_steps=400)
     demo.lives(step=120, max_steps=400, eta_seconds=600.0)
-    other = trained_long(folder / "other", steps=80, lr=2e-5)
+    other = trained_long(folder / "other", steps=80, optimizer={"lr": 2e-5})
     other.write(
         "logs/attempt_0001/trainer/error.json",
         {"exit_code": 65, "message": "data/train.jsonl, line 7: no field `prompt`"},

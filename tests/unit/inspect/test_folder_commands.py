@@ -345,7 +345,7 @@ def test_runs_are_compared(folder: Folder, tmp_path: Path, capsys: pytest.Captur
     assert main(["compare", "runs/a", "runs/b"]) == 0
     text = capsys.readouterr().out
     assert [line.split() for line in text.splitlines()][1] == ["1–1", "0.1", "0.1"]
-    assert "max_steps" in text
+    assert "maxSteps" in text
     assert "uid" not in text
     assert main(["compare", "runs/a"]) == exit_codes.USAGE
 

@@ -198,7 +198,7 @@ def test_runs_beside_each_other(run: Folder, asked: Client) -> None:
     other = made(run.root.parent / "other", steps=20, max_steps=40)
     found = asked.json("/api/compare", run=[run.id, other.id])
     assert (found["labels"], found["steps"]) == (["demo", "other"], 10)
-    assert {"field": "max_steps", "values": ["20", "40"]} in found["differences"]
+    assert {"field": "maxSteps", "values": ["20", "40"]} in found["differences"]
     assert next(one for one in found["lastTenth"] if one["metric"] == "reward/mean")["means"] == pytest.approx(
         [0.095, 0.095]
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from rlrun.inspect.run_fields import RunFields
 from rlrun.inspect.screen import columns, cut, number
 from rlrun.runtime.printable import printable
 
@@ -32,7 +33,7 @@ class Curve:
     label: str
     lines: Lines
     """Its metrics."""
-    config: Mapping[str, object]
+    fields: RunFields
     argument: str = ""
     """Words that name it on a command line, if other ones than its label."""
 
@@ -88,14 +89,27 @@ def curves_table(curves: Sequence[Curve]) -> str:
 
 
 def differences(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
-    """Fields whose values differ, with the value of each run; what only says where a run is is left out."""
-    every = [flat(curve.config) for curve in curves]
+    """Fields of the manifest whose values differ, with the value of each run; a dash: not set, and without a default."""
+    every = [flat(_set_fields(curve.fields.values)) for curve in curves]
+    scopes = [curve.fields.known for curve in curves if curve.fields.known is not None]
     found = []
     for name in sorted({name for one in every for name in one}):
         values = [one.get(name, "–") for one in every]
-        if len(set(values)) > 1:
+        if len(set(values)) > 1 and all(_is_within(name, scope) for scope in scopes):
             found.append((name, values))
     return found
+
+
+def _is_within(name: str, scope: Collection[str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:count]) in scope for count in range(1, len(parts) + 1))
+
+
+def _set_fields(value: object) -> object:
+    """A document without its null fields."""
+    if isinstance(value, Mapping):
+        return {key: _set_fields(one) for key, one in value.items() if one is not None}
+    return [_set_fields(one) for one in value] if isinstance(value, list) else value
 
 
 def flat(value: object, path: str = "") -> dict[str, str]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from rlrun.config.suggest import unknown_name
 from rlrun.inspect import rollouts
 from rlrun.inspect.compare import Curve
-from rlrun.inspect.folder.small_files import json_lines, read_config
+from rlrun.inspect.folder.small_files import json_lines, read_json
 from rlrun.inspect.kubectl import RUNS, Api, ask_json
+from rlrun.inspect.report import redact
+from rlrun.inspect.run_fields import RunFields, fields_of_folder, fields_of_spec, sections_by_hand
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
 from rlrun.inspect.volume import NoFileError, Volume, traced_steps
 from rlrun.inspect.why import not_there
@@ -63,10 +66,18 @@ def curve(run: Run, api: Api, label: str) -> Curve:
     lines = metrics(run, api)
     if isinstance(run, FolderRun):
         paths = RunPaths(run.root)
-        return Curve(label, lines, read_config(paths, paths.attempts_on_disk()))
+        config = read_json(paths.run_json) or sections_by_hand(paths, paths.attempts_on_disk())
+        return Curve(label, lines, _without_secrets(fields_of_folder(paths, config)))
     found = ask_json(api, ["get", RUNS, run.name])
     namespace = (found.get("metadata") or {}).get("namespace")
-    return Curve(label, lines, found.get("spec") or {}, f"{run.name} -n {namespace}" if namespace else run.name)
+    fields = _without_secrets(fields_of_spec(found.get("spec") or {}))
+    return Curve(label, lines, fields, f"{run.name} -n {namespace}" if namespace else run.name)
+
+
+def _without_secrets(fields: RunFields) -> RunFields:
+    document = redact.document(fields.values, redact.known_secrets(os.environ))
+    assert isinstance(document, dict)
+    return replace(fields, values=document)
 
 
 def trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = None) -> Trace:

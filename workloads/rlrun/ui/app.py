@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 import yaml
@@ -10,6 +11,7 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from rlrun.inspect.run_fields import RunFields, fields_of_folder, fields_of_spec
 from rlrun.ui import overview, rollout_views
 from rlrun.ui.confine import OutsideError
 from rlrun.ui.live import Feed
@@ -152,14 +154,20 @@ def _add_runs(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/compare")
     def compare(runs: Seen, run: Annotated[list[str], Query(min_length=2, max_length=8)]) -> run_answers.Comparison:
         found = [runs.get(one) for one in run]
-        return redactor.model(overview.comparison(found, [redactor.document(_config(one)) for one in found]))
+        return redactor.model(overview.comparison(found, [_fields(one, redactor) for one in found]))
 
 
-def _config(run: Run) -> dict[str, object]:
-    """Configuration of one role, which has the fields of all."""
-    document: Mapping[str, object] = run.manifest()
-    found = document.get("trainer", document)
-    return dict(found) if isinstance(found, Mapping) else {}
+def _fields(run: Run, redactor: Redactor) -> RunFields:
+    """Fields of a run's manifest, without secrets."""
+    document = run.manifest()
+    spec = document.get("spec")
+    if isinstance(spec, dict):
+        found = fields_of_spec(spec)
+    else:
+        files = run.files()
+        roles = document if "trainer" in document or "orchestrator" in document else {"trainer": document}
+        found = fields_of_folder(files.paths, roles, files.fence.open)
+    return replace(found, values=redactor.document(dict(found.values)))
 
 
 def _add_curves(app: FastAPI) -> None:

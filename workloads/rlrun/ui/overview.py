@@ -12,6 +12,7 @@ from rlrun.inspect.cost.account import Spent, of_steps, sums
 from rlrun.inspect.curves import Line
 from rlrun.inspect.past import configurations as past
 from rlrun.inspect.report.redact import REMOVED, is_secret
+from rlrun.inspect.run_fields import RunFields
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.why import explain
 from rlrun.protocol.files.forked import ForkedFrom
@@ -254,18 +255,18 @@ def _forked(fork: ForkedFrom) -> list[run_answers.Change]:
     return found
 
 
-def comparison(runs: Sequence[Run], configs: Sequence[dict[str, object]]) -> run_answers.Comparison:
+def comparison(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answers.Comparison:
     """Runs beside each other.
 
     Args:
         runs: at least two.
-        configs: the configuration of each, without secrets.
+        fields: fields of each manifest, without secrets.
     """
     found = [steps_of(run) for run in runs]
     indexes, labels = [index for index, _ in found], [run.label for run in runs]
     named = [
-        compare.Curve(label, [dict.fromkeys(index.names)], config)
-        for label, index, config in zip(labels, indexes, configs, strict=True)
+        compare.Curve(label, [dict.fromkeys(index.names)], one)
+        for label, index, one in zip(labels, indexes, fields, strict=True)
     ]
     metrics = compare.metrics(named)
     common = min((index.bounds or (0, 0))[1] for index in indexes)
