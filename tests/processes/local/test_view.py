@@ -127,3 +127,14 @@ def test_the_panel_shows_step_elapsed_and_what_it_waits_for(tmp_path: Path) -> N
     assert any("0.625" in line for line in lines)
     assert any("v0 0.500" in line for line in lines)
     assert any("waiting for: roles starting since 3s" in line for line in lines)
+
+
+def test_the_panel_has_a_dash_for_a_version_that_no_engine_has(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    view = View(
+        console, name="demo", max_steps=10, metrics=tmp_path / "m", url="http://127.0.0.1:1", api_key="k", plain=True
+    )
+    console.print(view._panel({"policy_version": None, "in_flight": None}, "the roles to start"))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "None" not in text
+    assert ["held-out", "–", "version", "–", "in", "flight", "–"] in [line.split() for line in text.splitlines()]

@@ -12,7 +12,6 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.base import Config
 from rlrun.config.loading.schema import Shape, fields, find_field, spelled
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
-from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.runtime.json_types import Json
 
 ROLES = ("trainer", "inference", "orchestrator")
@@ -34,7 +33,7 @@ def fields_of_spec(spec: Mapping[str, Any]) -> Json | None:
         read = RLRunSpec.model_validate(dict(spec))
     except ValidationError:
         return None
-    config = resolve(read, name="compared", uid=UNCLAIMED, output_dir="runs/compared")
+    config = resolve(read, name="compared", uid="compared", output_dir="runs/compared")
     left_out = {role: set(_VARIABLES) for role in ROLES}
     written = read.model_dump(mode="json", by_alias=True, exclude=left_out)
     return _laid_over(written, fields_of_config(config.model_dump(mode="json", by_alias=False)))

@@ -139,7 +139,7 @@ async def _run(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Part]:
         for number, (policy, own) in enumerate(missing.items()):
             if own:
                 await asking.ask(policy, number, own, staging, answered=lambda _: watcher.answered())
-                watcher.tell(f"{policy.name}: answered by {', '.join(part.environment for part in own)}")
+                watcher.tell(f"{policy.name} answered the tasks of {', '.join(part.environment for part in own)}")
     return parts
 
 

@@ -15,6 +15,8 @@ _EVENTS = 5
 _OF_THE_FAILURE = ("RoleFailed", "BackOff", "PermanentFailure", "MaxRestartsExceeded", "FailedByRule")
 """Reasons that only say that an attempt has ended."""
 _PLACES = re.compile(r"\b(NAME|WHERE|NAMESPACE|HOST|GO_ON|POD|NODE|ROLE|N|attempt_N)\b")
+_ROLLOUTS = "rollouts for step"
+"""Phase of an orchestrator whose engines and environments have not produced a batch."""
 STALE_SECONDS = 60.0
 """An orchestrator renews its Lease every 20 s; after so long without it, numbers are old."""
 
@@ -140,6 +142,8 @@ def _waits(run: Snapshot, now: float, explained: bool) -> Iterator[Finding]:
     who = f"the next step waits for the {run.wait.role}" if run.wait.role else "the next step waits"
     if run.wait.phase:
         who += f" ({run.wait.phase})"
+    if (run.wait.phase or "").startswith(_ROLLOUTS):
+        who = f"the next step waits for {run.wait.phase}"
     long = waited is not None and waited > 300
     look = (
         f"`rlrun logs {run.argument} --role {run.wait.role or 'orchestrator'}` shows what it does."

@@ -247,7 +247,7 @@ class View:
         table, bar = Table.grid(padding=(0, 2)), Table.grid()
         table.add_row(
             *("answers", f"{done}/{total}", "ETA", duration(progress.get("eta_seconds"))),
-            *("elapsed", duration(time.monotonic() - self._began), "in flight", str(progress.get("in_flight", "–"))),
+            *("elapsed", duration(time.monotonic() - self._began), "in flight", _shown(progress.get("in_flight"))),
         )
         bar.add_row(ProgressBar(total=max(1, total), completed=done, width=72))
         lines = [Text(line) for line in self._results]
@@ -286,9 +286,9 @@ class View:
             "held-out",
             " → ".join([*evaluations[:1], *evaluations[1:][-1:]]) or "–",
             "version",
-            str(progress.get("policy_version", "–")),
+            _shown(progress.get("policy_version")),
             "in flight",
-            str(progress.get("in_flight", "–")),
+            _shown(progress.get("in_flight")),
         )
         bar = Table.grid()  # a bar of its own would not end its line
         bar.add_row(ProgressBar(total=total, completed=step, width=72))
@@ -305,3 +305,7 @@ class View:
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else f"{value:{form}}"
+
+
+def _shown(value: object) -> str:
+    return "–" if value is None else str(value)

@@ -18,7 +18,7 @@ from rlrun.orchestrator.progress.exposition import Measures, engine_loads
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.orchestrator.progress.server import Progress, StepClock, told
 from rlrun.orchestrator.progress.step_metrics import discarded
-from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
+from rlrun.orchestrator.trainer.waiting import Since, Waiting, is_idle, of_trainer
 from rlrun.protocol.files.volume_faults import Trouble
 
 
@@ -127,16 +127,21 @@ class Standing:
     def _waiting(self) -> Waiting:
         state, say, made = self._trainer.state, self._since.waiting, self._groups.made
         if self._sync.newest is None:
+            if state is not None and is_idle(state):
+                return say("orchestrator", "the first weights of the trainer")
             return say("trainer", "starting") if state is None else of_trainer(state, self._step, time.time())
-        if self._sync.resting and state is not None:
+        if self._sync.resting and state is not None and not is_idle(state):
             return of_trainer(state, made, time.time())
         if self._pool.version is None and not self._config.replay:
             return say("inference", f"weights of version {self._sync.newest}", self._pool.problems())
-        if self._step < made and state is not None:
+        if state is not None and not is_idle(state) and self._step < made:
             return of_trainer(state, self._step + 1, time.time())
+        if max(self._step, state.step if state is not None else made) < made:
+            return say("orchestrator", f"the batch of step {made}")
         if self._evaluations.pending:
             answers = f"{self._evaluations.answered} answers so far"
-            return say("orchestrator", f"evaluation of version {self._pool.version}", answers)
+            version = self._pool.version  # None: the engines of recorded batches have no version yet
+            return say("orchestrator", "evaluation" if version is None else f"evaluation of version {version}", answers)
         if made >= self._config.max_steps:
             return say("trainer", "last checkpoint")
         return say("orchestrator", f"rollouts for step {made + 1}", self._rollouts())

@@ -28,7 +28,7 @@ from rlrun.orchestrator.progress.server import Progress, StepClock, told
 from rlrun.orchestrator.sft.samples import Position, Reader, summary
 from rlrun.orchestrator.sft.state import Snapshot, write_snapshot
 from rlrun.orchestrator.trainer.client import TrainerClient, TrainerGoneError
-from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
+from rlrun.orchestrator.trainer.waiting import Since, Waiting, is_idle, of_trainer
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.batch import Batch, BatchError, Sample, Validation, write_batch
 from rlrun.protocol.files.failures import RoleError
@@ -282,7 +282,7 @@ class DataPipeline:
 
     def _waiting(self) -> Waiting:
         state = self.trainer.state
-        if self._trained < self._made and state is not None:
+        if self._trained < self._made and state is not None and not is_idle(state):
             return of_trainer(state, self._trained + 1, time.time())
         if self._last_step is not None:
             return self._since.waiting("trainer", "last checkpoint")

@@ -58,6 +58,11 @@ def of_trainer(state: TrainerState, step: int, now: float) -> Waiting:
     return Waiting("trainer", _words(state.phase, step), state.phase_since, ", ".join(told))
 
 
+def is_idle(state: TrainerState) -> bool:
+    """True if the trainer has no work: other parts of the run produce the next batch."""
+    return state.phase == "waiting_for_batch"
+
+
 def _apart(ranks: Sequence[RankState], state: TrainerState) -> list[str]:
     """Ranks that are elsewhere than rank 0: they hold the group up, or are ahead and wait for it."""
     here = (_place(state.phase), state.part)
