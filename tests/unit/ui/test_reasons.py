@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,30 @@ def test_the_arithmetic_and_the_commands(run: Folder, static: StaticFiles) -> No
     assert lines[4] == "    rloo: 1 - mean of the 3 others 0 -> 1"
     assert lines[5] == "  advantage 1 in the batch; estimated again: equal"
     assert found["why"] is None
-    assert found["commands"][0] == f"rlrun replay {run.root} --step 3 --sample 1/0"
+    replay = f"rlrun replay {run.root} --step 3"
+    assert commands(found) == [f"{replay} --sample 1/0 --no-compute"], "the batches of steps 1 and 2 are gone"
+
+
+def commands(found: dict[str, Any]) -> list[str]:
+    return [one["command"] for one in found["commands"]]
+
+
+def test_only_commands_that_can_succeed_are_offered(run: Folder, static: StaticFiles) -> None:
+    replay = f"rlrun replay {run.root} --step 3"
+    saved = run.paths.checkpoints / "step_00000002.a0001"
+    document = {"format_version": 1, "step": 2, "attempt": 1, "created_at": 1.7e9, "files": []}
+    run.write(str(saved.relative_to(run.root) / "manifest.json"), document)
+    fork = f"rlrun fork {run.root}"
+    assert commands(reasons(run, static)) == [f"{replay} --sample 1/0", replay, f"{fork} --manifest run.yaml"]
+    run.write("manifest.yaml", "{}")
+    assert commands(reasons(run, static))[-1] == fork
+    (run.paths.batch(3, 1) / "batch.json").unlink()
+    shutil.rmtree(run.paths.batch(3, 1))
+    found = reasons(run, static)
+    assert commands(found) == [fork]
+    assert "not on the volume any more" in found["why"]
+    shutil.rmtree(saved)
+    assert commands(reasons(run, static)) == []
 
 
 def test_no_function_of_a_run_is_called(run: Folder, static: StaticFiles) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
+from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.ui.live import Feed
 from rlrun.ui.secrets import Redactor
 from rlrun.ui.static_files import StaticFiles
@@ -17,7 +18,7 @@ from rlrun.ui.team.callers import Caller, Rights, SignedOutError
 from rlrun.ui.team.cluster_runs import ClusterRuns, TeamRuns, Volumes
 from rlrun.ui.team.gate import Gate
 from rlrun.ui.team.server import Settings, make_team_app
-from tests.support.made_runs import SECRET, Client, Folder, Reply, made
+from tests.support.made_runs import SECRET, Client, Folder, Reply, made, sample
 from tests.support.team_cluster import ANN, BOB, ENDLESS, TeamCluster, place, query, rlrun, routes, two_teams
 
 RUNS = ["team-a.demo", "team-b.demo"]
@@ -128,10 +129,14 @@ def test_a_run_whose_claim_is_elsewhere_says_how_it_is_read(teams: TeamCluster, 
     assert b"ui.claims" in asked.get("/api/runs/team-a.demo/curves", headers=bearer(ANN), metric="loss").body
 
 
-def test_commands_of_a_rollout_name_a_folder_that_its_reader_can_have(asked: Client) -> None:
+def test_commands_of_a_rollout_name_a_folder_that_its_reader_can_have(asked: Client, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "a" / "demo")
+    folder.paths.rollouts.mkdir()
+    write_batch(folder.paths.batch(3, 1), Batch(3, 1, (sample(0, 0, [1, 2, 3, 4]),)))
     found = asked.get("/api/runs/team-a.demo/rollouts/0/reasons", headers=bearer(ANN), step=3).json
     assert found["fetch"] == "rlrun pull demo run -n team-a --to demo"
-    assert all("/" not in command.split("--sample")[0] for command in found["commands"])
+    assert found["commands"]
+    assert all("/" not in one["command"].split("--sample")[0] for one in found["commands"])
 
 
 def test_a_fork_names_no_run_that_its_reader_may_not_see(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:

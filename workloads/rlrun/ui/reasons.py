@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime.extras import explain
 from rlrun.ui.models import rollout_answers
 from rlrun.ui.registry import OpenRun
@@ -27,9 +29,7 @@ def reasons(
         OutsideError: a file is a link that leads out.
     """
     attempt, group, rollout = place
-    folder = shlex.quote(fetch[1])
-    replayed = f"rlrun replay {folder} --step {step}"
-    commands = [f"{replayed} --sample {group}/{rollout}", replayed, f"rlrun fork {folder}"]
+    sample = f"{group}/{rollout}"
     refused, samples = readable_batch(run, step, attempt), list[tuple[int, list[str]]]()
     try:
         samples = [] if refused is not None else _explained(run, step, attempt, group, rollout)
@@ -39,9 +39,36 @@ def reasons(
     except ValueError as error:
         refused = clean(str(error))
     if len(samples) > 1:  # GROUP/ROLLOUT names all of them
-        commands[0] = f"{replayed} --sample {samples[0][0]}"
+        sample = str(samples[0][0])
     shown = [[clean(line) for line in lines] for _, lines in samples]
-    return rollout_answers.Reasons(samples=shown, fetch=fetch[0] or None, commands=commands, why=refused)
+    commands = next_commands(run.paths, shlex.quote(fetch[1]), step, sample)
+    return rollout_answers.Reasons(
+        samples=shown, fetch=fetch[0] or None if commands else None, commands=commands, why=refused
+    )
+
+
+def next_commands(paths: RunPaths, folder: str, step: int, sample: str) -> list[rollout_answers.NextCommand]:
+    """Commands on a step that can succeed with the batches and checkpoints of the run.
+
+    Args:
+        paths: of the run.
+        folder: words that name the run's folder on a command line.
+        step: the step.
+        sample: words that name a rollout of it.
+    """
+    batches = {batch.step for batch in paths.batches_on_disk()}
+    saved = [checkpoint.step for checkpoint in complete_checkpoints(paths)]
+    replay, found = f"rlrun replay {folder} --step {step}", list[tuple[str, str]]()
+    start = max((one for one in (0, *saved) if one < step), default=None)
+    if start is not None and batches.issuperset(range(start + 1, step + 1)):
+        found.append(("With its loss, token by token", f"{replay} --sample {sample}"))
+        found.append(("The step again", replay))
+    elif step in batches:
+        found.append(("The same in a terminal", f"{replay} --sample {sample} --no-compute"))
+    if saved:
+        manifest = "" if paths.manifest.is_file() else " --manifest run.yaml"
+        found.append(("A new run from a checkpoint", f"rlrun fork {folder}{manifest}"))
+    return [rollout_answers.NextCommand(about=about, command=command) for about, command in found]
 
 
 def _explained(run: OpenRun, step: int, attempt: int, group: int, rollout: int) -> list[tuple[int, list[str]]]:

@@ -106,6 +106,13 @@ class Tokens(Answer):
     why: str | None
 
 
+class NextCommand(Answer):
+    """Command that goes further, and what it does."""
+
+    about: str
+    command: str
+
+
 class Reasons(Answer):
     """Why a rollout is worth what it is; `why` says why nothing is told."""
 
@@ -113,8 +120,8 @@ class Reasons(Answer):
     """Lines on each of its sequences."""
     fetch: str | None
     """Command that brings the run's folder to where the others read it; None: it is there."""
-    commands: list[str]
-    """Commands that compute the loss of it, the step again, and a fork."""
+    commands: list[NextCommand]
+    """Commands that can succeed with the files of the run."""
     why: str | None
 
 

@@ -306,10 +306,15 @@ export interface Tokens {
   why: string | null;
 }
 
+export interface NextCommand {
+  about: string;
+  command: string;
+}
+
 export interface Reasons {
   samples: string[][];
   fetch: string | null;
-  commands: string[];
+  commands: NextCommand[];
   why: string | null;
 }
 

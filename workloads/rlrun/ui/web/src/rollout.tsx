@@ -120,12 +120,11 @@ function ReasonsSection({ id, at, step }: { id: string; at: number; step: string
                 On your machine, first: <code>{found.fetch}</code>
               </p>
             ) : null}
-            <p class="hint">
-              With its loss, token by token: <code>{found.commands[0]}</code>
-            </p>
-            <p class="hint">
-              The step again: <code>{found.commands[1]}</code>. A new run from a checkpoint: <code>{found.commands[2]}</code>
-            </p>
+            {found.commands.map((next) => (
+              <p key={next.command} class="hint">
+                {next.about}: <code>{next.command}</code>
+              </p>
+            ))}
           </>
         )}
       </Answered>
