@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime import extras
+from rlrun.runtime.install_command import install_extras
 from tests.support.programs import run_program
 
+PATH = "/usr/bin:/bin"
 ROOT = Path(__file__).parents[3]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 MODULES = {
@@ -73,10 +75,15 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tupl
     values = {"run": ROOT / "examples/quickstart.yaml", "tmp": folder}
     cases = [("all", command) for command in COMMANDS] + ALONE
     given = [(MODULES[extra], command.format(**values).split()) for extra, command in cases]
-    variables = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": ":".join(sys.path)}
+    variables = {"PATH": PATH, "HOME": str(folder), "PYTHONPATH": ":".join(sys.path)}
     asked = json.dumps([SCRIPTS, given])
     done = run_program([sys.executable, "-c", DRIVER], input=asked, check=True, cwd=folder, env=variables)
     return dict(zip(cases, map(tuple, json.loads(done.stdout)), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _path_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", PATH)
 
 
 def short(command: str) -> str:
@@ -100,12 +107,16 @@ def test_what_an_installation_without_extras_can_do(told: dict[tuple[str, str], 
             and short(command) not in works
         ):
             code, output = told["all", command]
-            assert (code, output.endswith(f" not installed; run: {extras.LOCAL}\n")) == (extras.EXIT_CODE, True), output
+            assert (code, output.endswith(f" not installed; run: {install_extras(extras.LOCAL)}\n")) == (
+                extras.EXIT_CODE,
+                True,
+            ), output
 
 
 @pytest.mark.parametrize(("extra", "command"), ALONE)
 def test_an_extra_alone(told: dict[tuple[str, str], tuple[int, str]], extra: str, command: str) -> None:
-    expected = {"operator": extras.OPERATOR, "engine": extras.CPU}.get(extra, extras.LOCAL)
+    commands = {"operator": install_extras(extras.OPERATOR), "engine": extras.install_cpu_engine()}
+    expected = commands.get(extra, install_extras(extras.LOCAL))
     code, output = told[extra, command]
     assert (code, output.count("\n")) == (2 if extra == "operator" else extras.EXIT_CODE, 1), output
     assert output.endswith(f" not installed; run: {expected}\n")

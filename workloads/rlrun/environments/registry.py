@@ -22,6 +22,7 @@ from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.environments.protocol import SPLITS, Environment
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from rlrun.runtime.install_command import install_extras
 
 VERIFIERS = "verifiers:"
 
@@ -178,7 +179,7 @@ def _load_verifiers(id: str, args: Mapping[str, object]) -> Environment:
     except ImportError as error:
         raise EnvironmentLoadError(
             f"environment {id!r} needs the package verifiers 0.4.0 or 0.1.14, which does not import here ({error}). "
-            "Install it, for example with: pip install 'rlrun[orchestrator]'"
+            f"Install it, for example with: {install_extras('orchestrator')}"
         ) from error
     except VerifiersLoadError as error:
         raise EnvironmentLoadError(f"environment {id!r}: {error}") from error

@@ -55,7 +55,7 @@ FLASH2 = Package(
     "flash_attn",
     {"flash_attn_varlen_func": (*_VARLEN_FUNCTION, "window_size", "softcap")},
     ("flash-attn", "flash_attn"),
-    "pip install --no-build-isolation 'rlrun[flash-attn]'",
+    "pip install --no-build-isolation 'flash-attn>=2.8'",
 )
 _OPERATION3 = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "is_causal", "softcap")
 FA3 = Package(

