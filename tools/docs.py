@@ -17,7 +17,22 @@ from pydantic.alias_generators import to_camel
 from rlrun.cli import evaluation, main, track, version
 from rlrun.cli.checks import doctor, env, env_install, fit, render, validate
 from rlrun.cli.files import convert, export, installation
-from rlrun.cli.runs import change, compare, completion, cost, debug, fork, logs, look, plot, pull, replay, rollouts, ui
+from rlrun.cli.runs import (
+    change,
+    compare,
+    completion,
+    cost,
+    debug,
+    fork,
+    logs,
+    look,
+    plot,
+    pull,
+    put,
+    replay,
+    rollouts,
+    ui,
+)
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -259,6 +274,7 @@ def cli_page() -> str:
         "replay": replay.replay_parser(),
         "fork": fork.fork_parser(),
         "pull": pull.pull_parser(),
+        "put": put.put_parser(),
         "suspend": change.suspend_parser(),
         "resume": change.resume_parser(),
         "restart": change.restart_parser(),

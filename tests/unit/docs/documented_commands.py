@@ -99,6 +99,7 @@ TESTS: Mapping[str, str] = {
     r"rlrun (replay|fork) runs/NAME --step .*": (
         "tests/trainer/test_trainer_replay.py::test_steps_of_two_ranks_again_and_a_fork_goes_on_as_the_run"
     ),
+    r"rlrun put rows\.jsonl .*": "tests/processes/cli/test_cli_put.py::test_files_and_folders_arrive",
     r"rlrun pull NAME model .*": "tests/unit/inspect/test_pull.py::test_the_newest_complete_model_is_copied",
     r"rlrun ui( runs/a /data/runs)?": "tests/processes/cli/test_cli_ui.py::test_the_page_and_its_answers_are_served_until_a_signal",
     r"rlrun plot runs/a runs/b .*": "tests/unit/inspect/test_plot.py::test_curves_are_drawn",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from rlrun.inspect.kubectl import Answer, Kubectl
+from rlrun.inspect.kubectl import Answer, ClusterError, Kubectl
 
 Json = dict[str, Any]
 EMPTY: Json = {"kind": "List", "items": []}
@@ -23,6 +23,8 @@ class Recorded:
         self.shown: list[list[str]] = []
         self.streams: dict[str, bytes] = {}
         """Words -> what a command with them streams."""
+        self.receivers: dict[str, Callable[[bytes], Answer]] = {}
+        """Words -> what answers a command that is sent something."""
 
     def start(self, command: Sequence[str], _timeout: float) -> Answer:
         """Answer one request."""
@@ -48,7 +50,16 @@ class Recorded:
 
     def kubectl(self, flags: Sequence[str] = ()) -> Kubectl:
         """The way to it."""
-        return Kubectl(flags, self.start, self.show, self.stream)
+        return Kubectl(flags, self.start, self.show, self.stream, self.send)
+
+    def send(self, command: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
+        """Hand what is sent to its receiver."""
+        self.asked.append(list(command))
+        write(out := io.BytesIO())
+        receive = next(one for words, one in self.receivers.items() if words in " ".join(command))
+        answer = receive(out.getvalue())
+        if answer.code:
+            raise ClusterError(answer.err)
 
 
 def of_run(run: Json, *more: tuple[str, Json | str | Answer], pods: Sequence[Json] = ()) -> Recorded:

@@ -11,7 +11,7 @@ _LOCAL_RUNS = ("local", "rl", "sft", "eval")
 _ROLES = ("trainer", "orchestrator", "inference")
 _ON_RUNS = (
     *("get", "status", "why", "watch", "logs", "rollouts", "debug", "compare", "cost", "plot", "replay", "fork"),
-    *("pull", "suspend", "resume", "restart", "scale", "set"),
+    *("pull", "put", "suspend", "resume", "restart", "scale", "set"),
 )
 _WITH_FIELDS = (*_LOCAL_RUNS, *_ROLES, "synthesize", "validate", "render")
 _WITH_DEFAULTS = ("validate", "render", "fit")

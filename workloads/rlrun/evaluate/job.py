@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -157,7 +158,7 @@ def describe(request: Request) -> Json:
     evaluation = asked_evaluation(spec, request, environments)
     available, wanted, where = _available(request, run)
     chosen = policies.choose(available, _BASE, steps=wanted, with_base=request.base, where=where)
-    shown = {"mode": "json", "by_alias": True}
+    shown: dict[str, Any] = {"mode": "json", "by_alias": True}
     return {
         "name": name,
         "output": str(work),

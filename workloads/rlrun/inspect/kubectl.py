@@ -57,6 +57,9 @@ class Api(Protocol):
     def stream(self, words: Sequence[str]) -> AbstractContextManager[IO[bytes]]:
         """Standard output of `kubectl WORDS` while it runs; `ClusterError` at the end if it fails."""
 
+    def send(self, words: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
+        """Run `kubectl WORDS` with what `write` writes as its standard input; `ClusterError` if it fails."""
+
 
 class Kubectl:
     """`kubectl` with the user's flags.
@@ -66,6 +69,7 @@ class Kubectl:
         start: runs a command; for tests.
         show: runs a command on this terminal; for tests.
         stream: runs a command and gives its output; for tests.
+        send: runs a command and gives it input; for tests.
     """
 
     def __init__(
@@ -74,9 +78,10 @@ class Kubectl:
         start: Callable[[Sequence[str], float], Answer] | None = None,
         show: Callable[[Sequence[str]], int] | None = None,
         stream: Callable[[Sequence[str]], AbstractContextManager[IO[bytes]]] | None = None,
+        send: Callable[[Sequence[str], Callable[[IO[bytes]], object]], None] | None = None,
     ) -> None:
         self._flags, self._start = list(flags), start or _start
-        self._show, self._stream = show or _on_terminal, stream or _streamed
+        self._show, self._stream, self._send = show or _on_terminal, stream or _streamed, send or _sent
 
     def ask(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
         """See `Api`."""
@@ -92,6 +97,10 @@ class Kubectl:
     def stream(self, words: Sequence[str]) -> AbstractContextManager[IO[bytes]]:
         """See `Api`."""
         return self._stream(["kubectl", *self._flags, *words])
+
+    def send(self, words: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
+        """See `Api`."""
+        self._send(["kubectl", *self._flags, *words], write)
 
 
 def ask_json(api: Api, words: Sequence[str]) -> Json:
@@ -196,6 +205,26 @@ def _streamed(command: Sequence[str]) -> Iterator[IO[bytes]]:
         except BaseException:
             if _code(process) > 0:  # its own words say more than what came of it
                 _refused(_text(errors), _verb(command))
+            raise
+        if process.wait():
+            _refused(_text(errors), _verb(command))
+
+
+def _sent(command: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
+        except FileNotFoundError:
+            raise _missing() from None
+        assert process.stdin is not None
+        try:
+            with process.stdin as out:
+                write(out)
+        except BrokenPipeError:
+            process.wait()  # it has refused what was sent; its words say why
+        except BaseException:
+            process.kill()  # the other end must not take what was sent for all of it
+            process.wait()
             raise
         if process.wait():
             _refused(_text(errors), _verb(command))

@@ -14,7 +14,7 @@ from setuptools.command.editable_wheel import _StaticPth, editable_wheel
 _FOLDERS = ("workloads", "operator")
 
 
-class EditableByPath(editable_wheel):
+class EditableByPath(editable_wheel):  # type: ignore[misc]
     """Puts the folders of the packages on `sys.path`."""
 
     def _select_strategy(self, name: str, tag: str, build_lib: Any) -> Any:

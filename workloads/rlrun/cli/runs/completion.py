@@ -21,6 +21,7 @@ ON_RUNS = (
     "fork",
     "debug",
     "pull",
+    "put",
     "suspend",
     "resume",
     "restart",

@@ -1,0 +1,214 @@
+"""Files go onto a claim whole and at once, or not at all; with the real shell and tar of this machine in the place of a pod's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.cli.runs import put
+from rlrun.inspect.kubectl import Answer
+from rlrun.inspect.put import HELPER_MOUNT
+from rlrun.runtime import exit_codes
+from tests.unit.inspect.recorded import Recorded
+
+MOUNT = "/data"
+CLAIM = {"name": "v", "persistentVolumeClaim": {"claimName": "a-data"}}
+RUN = {"metadata": {"name": "a"}, "spec": {}, "status": {"storage": {"claimName": "a-data"}}}
+
+
+def pod(name: str = "a-orchestrator-1", *, running: bool = True, volume: Any = CLAIM, **mount: Any) -> dict[str, Any]:
+    state = {"running": {}} if running else {"terminated": {}}
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "volumes": [{"name": "tmp", "emptyDir": {}}, volume],
+            "containers": [
+                {"name": "sidecar"},
+                {"name": "main", "volumeMounts": [{"name": "v", "mountPath": MOUNT} | mount]},
+            ],
+        },
+        "status": {"containerStatuses": [{"name": "main", "state": state}, {"name": "sidecar", "state": state}]},
+    }
+
+
+class Volume:
+    """A claim in a folder, and a cluster whose pods have it mounted."""
+
+    def __init__(self, root: Path, *pods: dict[str, Any]) -> None:
+        self.root = root
+        root.mkdir()
+        self.cut: Callable[[bytes], bytes] = lambda content: content
+        self.created: list[bytes] = []
+        not_found = Answer(1, "", 'Error from server (NotFound): rlruns.rlrun.io "maths" not found')
+        self.cluster = Recorded(
+            ("get rlruns.rlrun.io maths", not_found),
+            ("get rlruns.rlrun.io a", RUN),
+            ("get pods", {"items": list(pods)}),
+            ("get persistentvolumeclaims", "a-data"),
+            ("wait --for=condition=Ready", ""),
+            ("delete pod", ""),
+        )
+        self.cluster.receivers = {"exec -i": self.receive, "create -f -": self.create}
+
+    def create(self, content: bytes) -> Answer:
+        self.created.append(content)
+        return Answer(0, "", "")
+
+    def receive(self, content: bytes) -> Answer:
+        command = self.cluster.asked[-1]
+        words = command[command.index("--") + 1 :]
+        words = [str(self.root) if word in (MOUNT, HELPER_MOUNT) else word for word in words]
+        done = subprocess.run(words, input=self.cut(content), capture_output=True, check=False)
+        return Answer(done.returncode, "", done.stderr.decode())
+
+    def files(self) -> dict[str, str]:
+        return {str(one.relative_to(self.root)): one.read_text() for one in self.root.rglob("*") if one.is_file()}
+
+
+@pytest.fixture
+def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Volume:
+    return mounted(tmp_path, monkeypatch, pod())
+
+
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *pods: dict[str, Any]) -> Volume:
+    found = Volume(tmp_path / "claim", *pods)
+    monkeypatch.setattr(put, "api", lambda _options: found.cluster.kubectl())
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    Path("rows.jsonl").write_text("rows")
+    (Path("model") / "below").mkdir(parents=True)
+    Path("model/config.json").write_text("{}")
+    Path("model/below/weights").write_text("w" * 100_000)
+    return found
+
+
+def test_files_and_folders_arrive(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model/link").symlink_to("config.json")
+    assert main(["put", "rows.jsonl", "model", "a"]) == 0
+    assert "claim a-data: 4 files" in (out := capsys.readouterr().out)
+    assert "in a run's pods: /data/data/rows.jsonl" in out
+    expected = {
+        "rows.jsonl": "rows",
+        "model/config.json": "{}",
+        "model/link": "{}",
+        "model/below/weights": "w" * 100_000,
+    }
+    assert volume.files() == {f"data/{name}": content for name, content in expected.items()}
+    assert not (volume.root / "data/model/link").is_symlink()
+    assert (volume.root / "data/rows.jsonl").stat().st_mode & 0o777 == 0o644
+    assert sorted(one.name for one in (volume.root / "data").iterdir()) == ["model", "rows.jsonl"]
+    assert main(["put", "rows.jsonl", "claim/a-data", "--to", "sets/maths"]) == 0
+    assert volume.files()["sets/maths/rows.jsonl"] == "rows"
+
+
+def test_what_exists_is_replaced_only_on_purpose(volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["put", "rows.jsonl", "a"]) == 0
+    Path("rows.jsonl").write_text("new")
+    Path("other").write_text("x")
+    assert main(["put", "other", "rows.jsonl", "a"]) != 0
+    assert "data/rows.jsonl exists; add --force to replace it" in capsys.readouterr().err
+    assert volume.files() == {"data/rows.jsonl": "rows"}, "nothing of it is there"
+    assert main(["put", "other", "rows.jsonl", "a", "--force"]) == 0
+    assert volume.files() == {"data/rows.jsonl": "new", "data/other": "x"}
+    assert main(["put", "model", "a"]) == 0
+    assert main(["put", "model", "a", "--force"]) != 0
+    assert "model is a folder that exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", [0, 100, 600, 1024])
+def test_a_stream_that_is_cut_off_leaves_nothing(kept: int, volume: Volume, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.jsonl").write_text("r" * 400)
+    volume.cut = lambda content: content[:kept]
+    assert main(["put", "rows.jsonl", "a"]) != 0
+    assert capsys.readouterr().out == ""
+    assert volume.files() == {}
+    assert list((volume.root / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("link", ["sets", "sets/maths"])
+def test_a_link_on_the_claim_leads_nowhere(
+    link: str, volume: Volume, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (volume.root / link).parent.mkdir(exist_ok=True)
+    (volume.root / link).symlink_to(outside)
+    assert main(["put", "rows.jsonl", "a", "--to", "sets/maths"]) != 0
+    assert "is a link; name another folder with --to" in capsys.readouterr().err
+    assert list(outside.iterdir()) == []
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(volume: Volume, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("theirs")
+    (volume.root / "data").mkdir()
+    (volume.root / "data/rows.jsonl").symlink_to(outside)
+    assert main(["put", "rows.jsonl", "a"]) != 0
+    assert main(["put", "rows.jsonl", "a", "--force"]) == 0
+    assert (outside.read_text(), volume.files()) == ("theirs", {"data/rows.jsonl": "rows"})
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["rows.jsonl", "a", "--to", "../x"], "--to: got '../x', expected a folder below the root of the claim"),
+        (["rows.jsonl", "a", "--to", "/x"], "--to: got '/x'"),
+        (["rows.jsonl", "a", "--to", "x/../../y"], "--to: got"),
+        (["rows.jsonl", "a", "--to", "."], "--to: got '.'"),
+        (["gone", "a"], "there is no file gone"),
+        (["rows.jsonl", "model/../rows.jsonl", "a"], "have the same name"),
+        (["/dev/null", "a"], "is neither a file nor a folder"),
+        (["pipes", "a"], "is neither a file nor a folder"),
+        (["linked", "a"], "is a link to a folder, which is not followed"),
+        ([".rlrun-put-x", "a"], "has no name that can be used"),
+        (["rows.jsonl", "maths"], "a claim is named claim/maths"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before_anything_is(
+    words: list[str], expected: str, volume: Volume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("pipes").mkdir()
+    os.mkfifo("pipes/one")
+    Path("linked").mkdir()
+    Path("linked/up").symlink_to("..")
+    Path(".rlrun-put-x").touch()
+    assert main(["put", *words]) == exit_codes.USAGE
+    assert expected in capsys.readouterr().err
+    assert list(volume.root.iterdir()) == []
+    assert not [one for one in volume.cluster.asked if "exec" in one]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pod(running=False),
+        pod(subPath="x"),
+        pod(readOnly=True),
+        pod(volume={"name": "v", "persistentVolumeClaim": {"claimName": "another"}}),
+        pod() | {"metadata": {"name": "a", "deletionTimestamp": "2027-01-15T07:00:00Z"}},
+    ],
+    ids=["ended", "a part of it", "read-only", "another claim", "terminating"],
+)
+def test_a_pod_is_made_where_none_has_the_claim(
+    other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    volume = mounted(tmp_path, monkeypatch, other)
+    assert main(["put", "rows.jsonl", "a"]) == exit_codes.USAGE
+    assert "no pod that runs has the claim a-data mounted; add --image IMAGE" in capsys.readouterr().err
+    assert main(["put", "rows.jsonl", "a", "--image", "busybox:1.37"]) == 0
+    assert volume.files() == {"data/rows.jsonl": "rows"}
+    assert b'"claimName": "a-data"' in volume.created[0]
+    assert volume.cluster.asked[-1][-3:-1] == [
+        "pod",
+        volume.cluster.asked[-2][volume.cluster.asked[-2].index("-i") + 1],
+    ]
+    volume.cut = lambda content: content[:100]
+    assert main(["put", "rows.jsonl", "a", "--image", "busybox:1.37", "--force"]) != 0
+    assert "delete" in volume.cluster.asked[-1], "a pod that was made is deleted whatever happens"

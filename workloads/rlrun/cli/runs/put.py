@@ -1,0 +1,147 @@
+"""`rlrun put`: local files and folders onto the claim of a run, or onto any claim."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from rlrun.cli.runs.common import answered, api, runs_parser
+from rlrun.config.loading.parser import Parser
+from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
+from rlrun.inspect.put import (
+    HELPER_MOUNT,
+    SCRIPT,
+    Mount,
+    entries_of,
+    folder_of,
+    helper_pod,
+    mount_of,
+    pods_of_namespace,
+    write_archive,
+)
+from rlrun.inspect.source import NotFoundError
+from rlrun.protocol.files.volume_faults import size
+from rlrun.runtime import exit_codes
+from rlrun.runtime.json_types import Json
+
+_CLAIM = "claim/"
+_SHOW_SECONDS = 1.0
+_READY = "300s"
+
+
+def put_parser() -> Parser:
+    """The command line of `rlrun put`."""
+    text = (
+        "Copy files and folders onto the volume of a run, or onto a claim, through a pod that has it mounted. They become visible "
+        "when all of them are there."
+    )
+    p = runs_parser("put", text)
+    p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="a file or a folder; it keeps its name")
+    p.add_argument("target", metavar="RUN|claim/NAME", help="a run's name in the cluster, or a claim's")
+    p.add_argument("--to", default="data", metavar="FOLDER", help="folder below the claim's root (default: data)")
+    p.add_argument("--force", action="store_true", help="replace files that exist; folders are never replaced")
+    p.add_argument(
+        "--image",
+        metavar="IMAGE",
+        help="if no pod has the claim mounted: image with sh and tar, such as busybox:1.37, of a pod for the copy",
+    )
+    return p
+
+
+@answered("put")
+def run_put(argv: Sequence[str]) -> int:
+    """Run `rlrun put`; returns the exit code."""
+    options = put_parser().parse_args(list(argv))
+    folder, entries = folder_of(options.to), entries_of(options.files)
+    names = [entry.name for entry in entries if "/" not in entry.name]
+    cluster = api(options)
+    claim, path = _claim_of(options.target, cluster)
+    with _mounted(claim, cluster, options) as mount:
+        words = [mount.path, str(folder), secrets.token_hex(4), "yes" if options.force else "no", *names]
+        command = ["exec", "-i", mount.pod, "-c", mount.container, "--", "sh", "-c", SCRIPT, "sh", *words]
+        progress = _Progress(sum(entry.size for entry in entries))
+
+        def write(out: IO[bytes]) -> None:
+            write_archive(entries, out, progress.sent)
+
+        try:
+            cluster.send(command, write)
+        finally:
+            progress.end()
+    count = sum(not entry.is_folder for entry in entries)
+    place = f"{path or mount.path}/{folder}"
+    print(f"claim {claim}: {count} files, {size(progress.done)}, in {folder}; in a run's pods: {place}/{names[0]}")
+    return exit_codes.OK
+
+
+def _claim_of(target: str, cluster: Api) -> tuple[str, str | None]:
+    """Name of the claim, and the path at which the run mounts it, if a run is named.
+
+    Raises:
+        NotFoundError: there is none yet.
+    """
+    if target.startswith(_CLAIM):
+        return target.removeprefix(_CLAIM), None
+    try:
+        run: Json = ask_json(cluster, ["get", RUNS, target])
+    except ClusterError as error:
+        if error.code != exit_codes.USAGE:
+            raise
+        raise NotFoundError(f"{error}; a claim is named {_CLAIM}{target}") from None
+    storage = (run.get("spec") or {}).get("storage") or {}
+    claim = ((run.get("status") or {}).get("storage") or {}).get("claimName") or storage.get("claimName")
+    if not claim:
+        raise NotFoundError(f"{target} has no claim yet; `rlrun why {target}` says what it waits for")
+    return str(claim), str(storage.get("mountPath") or "/data")
+
+
+@contextmanager
+def _mounted(claim: str, cluster: Api, options: argparse.Namespace) -> Iterator[Mount]:
+    """A container with the claim; one that is made for the copy is deleted at the end."""
+    found = mount_of(pods_of_namespace(cluster), claim)
+    if found is not None:
+        yield found
+        return
+    cluster.ask(["get", "persistentvolumeclaims", claim])
+    if options.image is None:
+        raise NotFoundError(
+            f"no pod that runs has the claim {claim} mounted; add --image IMAGE (with sh and tar, such as busybox:1.37) for a pod that does"
+        )
+    name = f"rlrun-put-{secrets.token_hex(4)}"
+    document = json.dumps(helper_pod(name, claim, options.image)).encode()
+    cluster.send(["create", "-f", "-"], lambda out: out.write(document))
+    try:
+        cluster.ask(["wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={_READY}"], timeout=310)
+        yield Mount(name, "put", HELPER_MOUNT)
+    finally:
+        cluster.ask(["delete", "pod", name, "--wait=false"])
+
+
+class _Progress:
+    """Bytes that were sent, on a terminal.
+
+    Args:
+        total: number of all bytes.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total, self.done, self._shown = total, 0, time.monotonic()
+
+    def sent(self, count: int) -> None:
+        """Count bytes, and show them from time to time."""
+        self.done += count
+        if time.monotonic() - self._shown >= _SHOW_SECONDS and sys.stderr.isatty():
+            self._shown = time.monotonic()
+            print(f"\r{size(self.done)} of {size(self._total)} ", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line."""
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
