@@ -31,11 +31,13 @@ PROGRAMS = frozenset(
 _FENCE = re.compile(r"^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.MULTILINE | re.DOTALL)
 _SHELLS = ("sh", "bash", "console", "shell")
 
+AS_PRINTED = "tests/processes/docs/test_commands_as_printed.py::test_the_command_runs_as_it_is_printed"
+"""Test that runs a command with the words of the page."""
 TESTS: Mapping[str, str] = {
     r"make demo": "tests/e2e/cluster/test_real_images.py::test_the_quickstart_learns_on_the_cluster",
     r"make quickstart": "tests/e2e/local/test_learning.py::test_the_quickstart_learns",
-    r"rlrun validate run\.yaml": "tests/processes/cli/test_cli_main.py::test_validate_says_what_the_run_will_do",
-    r"rlrun render run\.yaml": "tests/processes/cli/test_cli_main.py::test_render_prints_the_configuration_of_every_role",
+    r"rlrun validate run\.yaml": AS_PRINTED,
+    r"rlrun render run\.yaml": AS_PRINTED,
     r"rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns",
     r"rlrun local run\.yaml --resume": "tests/e2e/local/test_resume.py::test_killed_and_resumed_equals_undisturbed",
     r"rlrun eval run\.yaml --client\.base-url .*": (
@@ -48,7 +50,7 @@ TESTS: Mapping[str, str] = {
     r"rlrun synthesize run\.yaml .*": "tests/e2e/local/test_evaluate.py::test_what_is_synthesized_is_learned_by_sft",
     r"rlrun export (FOLDER|runs/NAME) --output DIR": "tests/trainer/test_trainer_layouts.py::test_any_number_of_ranks_continues_any_other",
     r"rlrun tiny-model DIR": "tests/tensors/trainer/test_tiny_model.py::test_the_command_makes_a_model_that_loads",
-    r"rlrun rows .*": "tests/unit/environments/test_row_files.py::test_what_is_written_is_played",
+    r"rlrun rows .*": AS_PRINTED,
     r"sft examples/sft\.yaml": "tests/e2e/local/test_sft.py::test_the_example_learns_and_its_held_out_loss_is_the_models",
     r"sft @ run\.toml .*": "tests/unit/cli/test_cli_sft.py::test_the_command_line_wins",
     r"kubectl apply -f run\.yaml|kubectl diff -f run\.yaml": "tests/controlplane/test_gitops.py::test_an_operator_at_work_is_no_difference",
@@ -73,8 +75,11 @@ TESTS: Mapping[str, str] = {
     r"helm (install|upgrade --install) .*": (
         "tests/processes/chart/test_chart.py::test_each_watched_namespace_gets_a_role_and_the_binding_to_it"
     ),
-    r"rlrun init .*": "tests/unit/cli/test_cli_installation.py::test_every_manifest_that_init_writes_is_valid",
-    r"rlrun convert .*": "tests/processes/cli/test_cli_convert.py::test_the_example_of_the_page",
+    r"rlrun init .*": AS_PRINTED,
+    r"rlrun convert (run_grpo\.sh|run\.sh|rl\.toml|rl @ base\.toml) .*": AS_PRINTED,
+    r"rlrun convert (ppo|gsm8k_grpo)\.yaml .*|rlrun convert run_sft\.sh .*": (
+        "tests/unit/convert/test_documented.py::test_each_has_an_outcome_that_a_user_can_act_on"
+    ),
     r"rlrun validate run\.yaml && rlrun local run\.yaml": "tests/e2e/local/test_learning.py::test_the_quickstart_learns",
     r"rlrun env install (word-chain.*|\./environments/word_chain)": (
         "tests/processes/cli/test_cli_env_install.py::test_a_folder_is_installed_and_what_is_there_is_replaced_only_on_purpose"
@@ -82,34 +87,33 @@ TESTS: Mapping[str, str] = {
     r"rlrun env install ann/word-chain@.*": (
         "tests/processes/cli/test_cli_env_install.py::test_a_hubs_environment_comes_from_its_owner_and_nothing_else_does"
     ),
-    r"rlrun env try calculator .*": "tests/processes/cli/test_cli_env.py::test_written_replies_of_several_turns",
+    r"rlrun env try calculator .*": AS_PRINTED,
     r"rlrun env try my_package\.tools:make .*": "tests/processes/cli/test_cli_env.py::test_a_written_call_is_a_call",
     r"rlrun env try my_package\.tasks:make .*": "tests/processes/cli/test_cli_env.py::test_an_episode_is_printed",
     r"rlrun env try gsm8k --base-url .*": "tests/processes/cli/test_cli_env.py::test_a_server_answers",
-    r"rlrun fit run\.yaml .*": "tests/unit/cli/test_cli_fit.py::test_a_run_that_fits",
+    r"rlrun fit run\.yaml .*": AS_PRINTED,
     r"rlrun local [ab]\.yaml --output-dir runs/[ab]( &)?": (
         "tests/processes/local/test_gpus.py::test_runs_beside_each_other_have_gpus_of_their_own"
     ),
     r"rlrun track runs/NAME( .*)?": "tests/processes/tracking/test_whole_curves.py::test_a_killed_and_resumed_run_has_one_whole_curve",
-    r"rlrun (get|status NAME|why NAME)|kubectl rlrun why NAME .*": (
-        "tests/controlplane/test_runs_commands.py::test_a_run_is_found_and_explained"
-    ),
-    r"rlrun (suspend|resume|restart|scale|set) NAME.*": "tests/controlplane/test_runs_commands.py::test_a_run_is_changed",
-    r"rlrun pull NAME run --to DIR": "tests/unit/inspect/test_pull.py::test_a_whole_folder_is_copied",
-    r"rlrun (replay|fork) runs/NAME --step .*": (
+    r"rlrun (get|status NAME|why NAME)|kubectl rlrun why NAME .*": AS_PRINTED,
+    r"rlrun (suspend|resume|restart|scale|set) NAME.*": AS_PRINTED,
+    r"rlrun pull NAME run --to DIR": AS_PRINTED,
+    r"rlrun replay runs/NAME --step 30 --sample 160/3 --no-compute": AS_PRINTED,
+    r"rlrun replay runs/NAME --step 30( --sample 3)?|rlrun fork runs/NAME --step .*": (
         "tests/trainer/test_trainer_replay.py::test_steps_of_two_ranks_again_and_a_fork_goes_on_as_the_run"
     ),
-    r"rlrun put rows\.jsonl .*": "tests/processes/cli/test_cli_put.py::test_files_and_folders_arrive",
-    r"rlrun pull NAME model .*": "tests/unit/inspect/test_pull.py::test_the_newest_complete_model_is_copied",
+    r"rlrun put rows\.jsonl .*": AS_PRINTED,
+    r"rlrun pull NAME model .*": AS_PRINTED,
     r"rlrun ui( runs/a /data/runs)?": "tests/processes/cli/test_cli_ui.py::test_the_page_and_its_answers_are_served_until_a_signal",
-    r"rlrun plot runs/a runs/b .*": "tests/unit/inspect/test_plot.py::test_curves_are_drawn",
-    r"rlrun cost( NAME -o wide)?": "tests/unit/inspect/test_cost.py::test_wide_has_a_line_per_attempt_and_role",
-    r"rlrun debug NAME": "tests/unit/inspect/test_cluster_commands.py::test_a_bundle_of_a_cluster_has_no_secret",
-    r"rlrun watch NAME": "tests/unit/inspect/test_cluster_commands.py::test_watch_says_each_change_once_until_the_run_is_over",
-    r"rlrun status runs/NAME": "tests/unit/inspect/test_folder_commands.py::test_a_run_that_trains",
-    r"rlrun logs runs/NAME .*": "tests/unit/inspect/test_folder_commands.py::test_logs_of_roles_ranks_and_attempts",
-    r"rlrun rollouts runs/NAME .*": "tests/unit/inspect/test_folder_commands.py::test_rollouts_are_chosen_and_shown",
-    r"rlrun compare runs/a runs/b": "tests/unit/inspect/test_folder_commands.py::test_runs_are_compared",
+    r"rlrun plot runs/a runs/b .*": AS_PRINTED,
+    r"rlrun cost( NAME -o wide)?": AS_PRINTED,
+    r"rlrun debug NAME": AS_PRINTED,
+    r"rlrun watch NAME": AS_PRINTED,
+    r"rlrun status runs/NAME": AS_PRINTED,
+    r"rlrun logs runs/NAME .*": AS_PRINTED,
+    r"rlrun rollouts runs/NAME .*": AS_PRINTED,
+    r"rlrun compare runs/a runs/b": AS_PRINTED,
     r"rlrun tiny-model tiny .*|(inference|trainer|orchestrator) @ .*|rl .*--engine-url .*": (
         "tests/e2e/local/test_by_hand.py::test_an_engine_outlives_rl_and_then_serves_roles_by_hand"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,16 @@ def test_a_missing_batch_is_named_with_what_keeps_it(paths: RunPaths) -> None:
     assert error.value.code == exit_codes.DATA
     assert "orchestrator.recordRollouts: true keeps all of them" in str(error.value)
     assert "can be computed again: 5 to 7" in str(error.value)
+
+
+def test_a_sample_needs_only_the_batch_of_its_step(paths: RunPaths) -> None:
+    shutil.rmtree(paths.checkpoint(6, 2))
+    shutil.rmtree(paths.batch(5, 2))
+    with pytest.raises(ReplayError, match="cannot be computed again"):
+        find(paths.root, 7)
+    assert find(paths.root, 7, computes=False).batches == ((7, paths.batch(7, 2)),)
+    with pytest.raises(ReplayError, match=r"the batch of step 5 is not on the volume; .*batches are there: 6 to 7"):
+        find(paths.root, 5, computes=False)
 
 
 def test_a_damaged_checkpoint_is_named(paths: RunPaths) -> None:

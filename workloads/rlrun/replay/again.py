@@ -125,7 +125,7 @@ def replay(
     Raises:
         ReplayError: a file is missing, or the ranks failed.
     """
-    plan = find(root, step)
+    plan = find(root, step, computes=computes)
     index, explained = (None, None) if sample is None else _explained(plan, sample)
     if not computes:
         return Replay(plan, sample=explained, computed=False)

@@ -134,8 +134,13 @@ def trained_by(lineage: Attempt, step: int) -> int | None:
     return None
 
 
-def find(root: Path, step: int) -> Plan:
+def find(root: Path, step: int, *, computes: bool = True) -> Plan:
     """The nearest way to a step.
+
+    Args:
+        root: the run's folder.
+        step: the step.
+        computes: False: only the batch of the step is read.
 
     Raises:
         ReplayError: a file is missing; names it, the setting that keeps it, and the steps that can be computed again.
@@ -148,6 +153,8 @@ def find(root: Path, step: int) -> Plan:
         raise ReplayError(
             f"{run.trainer.name} has not trained step {step} yet; its newest is {newest}", exit_codes.USAGE
         )
+    if not computes:
+        return _plan_of_batch(run, step, lines, read_attempt(run.paths.attempt_file(attempt)))
     before = [start for start in run.starts if start < step]
     begin = next(
         (start for start in reversed(before) if all(n in run.batches for n in range(start + 1, step + 1))), None
@@ -173,6 +180,20 @@ def find(root: Path, step: int) -> Plan:
         read_attempt(run.paths.attempt_file(attempt)),
         {number: lines[number] for number in wanted if number in lines},
     )
+
+
+def _plan_of_batch(run: Recorded, step: int, lines: dict[int, MetricsLine], attempt: Attempt) -> Plan:
+    """Plan without a computation.
+
+    Raises:
+        ReplayError: the batch is missing.
+    """
+    if step not in run.batches:
+        raise ReplayError(
+            f"the batch of step {step} is not on the volume; {KEEP_BATCHES}; steps whose batches are there: {spans(sorted(run.batches))}"
+        )
+    found = {number: line for number, line in lines.items() if number == step}
+    return Plan(run, step, None, step - 1, None, ((step, run.batches[step]),), None, attempt, found)
 
 
 def _missing(run: Recorded, step: int, start: int) -> str:
