@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from rlrun.cli import evaluation, main, track, version
 from rlrun.cli.checks import doctor, env, env_install, fit, render, validate
-from rlrun.cli.files import convert, export, installation
+from rlrun.cli.files import convert, export, installation, put
 from rlrun.cli.runs import (
     change,
     compare,
@@ -28,7 +28,6 @@ from rlrun.cli.runs import (
     look,
     plot,
     pull,
-    put,
     replay,
     rollouts,
     ui,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime import extras
-from rlrun.runtime.install_command import install_extras
+from rlrun.runtime.extras import install_extras
 from tests.support.programs import run_program
 
 PATH = "/usr/bin:/bin"

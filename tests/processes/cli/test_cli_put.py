@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from rlrun.cli.files import put
 from rlrun.cli.main import main
-from rlrun.cli.runs import put
 from rlrun.inspect.kubectl import Answer
 from rlrun.inspect.put import HELPER_MOUNT
 from rlrun.runtime import exit_codes
@@ -169,6 +169,11 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(volume: Volu
         (["linked", "a"], "is a link to a folder, which is not followed"),
         ([".rlrun-put-x", "a"], "has no name that can be used"),
         (["rows.jsonl", "maths"], "a claim is named claim/maths"),
+        (
+            ["rows.jsonl", "runs/a"],
+            "RUN: got runs/a, expected the name of a run in a cluster, or of a claim: claim/NAME",
+        ),
+        (["rows.jsonl", "claim/"], "RUN: got claim/"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_before_anything_is(

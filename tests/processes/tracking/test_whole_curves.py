@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime import exit_codes
-from rlrun.runtime.install_command import install_extras
+from rlrun.runtime.extras import install_extras
 from tests.processes.tracking.conftest import SinkOf, needs
 from tests.support.programs import finish, wait_for, wait_for_exit
 from tests.support.python_path import before

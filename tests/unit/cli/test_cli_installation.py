@@ -16,7 +16,7 @@ from rlrun.api.manifest import examine_manifest
 from rlrun.cli.files import installation
 from rlrun.cli.main import main
 from rlrun.config.algorithm.names import PRESETS
-from rlrun.runtime import exit_codes, extras, install_command
+from rlrun.runtime import exit_codes, extras
 from rlrun.runtime.shipped import shipped
 
 ROOT = Path(__file__).parents[3]
@@ -152,7 +152,7 @@ def test_local_has_all_that_the_engine_needs_but_its_wheel_and_torch() -> None:
 
 
 def installed_from(monkeypatch: pytest.MonkeyPatch, source: dict[str, object] | None) -> None:
-    monkeypatch.setattr(install_command, "_direct_url", lambda: source)
+    monkeypatch.setattr(extras, "_direct_url", lambda: source)
 
 
 URL = "https://user:secret@example.org/rlrun"
@@ -166,7 +166,7 @@ COMMIT = "0" * 40
         ({"url": "file://HERE", "dir_info": {"editable": True}}, "-e HERE[s3]"),
         ({"url": "file://HERE", "dir_info": {}}, "HERE[s3]"),
         ({"url": "file://HERE/a%20b.whl", "archive_info": {}}, "HERE/a b.whl[s3]"),
-        ({"url": "file://HERE/gone.whl", "archive_info": {}}, f"{install_command.UNKNOWN_SOURCE}[s3]"),
+        ({"url": "file://HERE/gone.whl", "archive_info": {}}, f"{extras.UNKNOWN_SOURCE}[s3]"),
         ({"url": f"{URL}.whl", "archive_info": {}}, f"rlrun[s3] @ {CLEAN}.whl"),
         (
             {"url": URL, "vcs_info": {"vcs": "git", "requested_revision": "v1", "commit_id": COMMIT}},
@@ -187,7 +187,7 @@ def test_an_extra_is_installed_from_where_rlrun_came_from(
     if source is not None:
         source = source | {"url": str(source["url"]).replace("HERE", str(tmp_path))}
     installed_from(monkeypatch, source)
-    words = shlex.split(install_command.install_extras("s3"))
+    words = shlex.split(extras.install_extras("s3"))
     at = words.index("install")
     assert " ".join(words[at + 1 :]) == expected.replace("HERE", str(tmp_path))
     assert Requirement(words[-1]).extras == {"s3"} if "@" in words[-1] else words[-1].endswith("[s3]")
@@ -203,9 +203,9 @@ def test_the_program_of_the_hint_installs_into_this_python(tmp_path: Path, monke
         (f"{other}:{own}", f"{sys.executable} -m pip install a"),
     ):
         monkeypatch.setenv("PATH", path)
-        assert install_command.install_package("a") == expected
-    monkeypatch.setattr(install_command.importlib.util, "find_spec", lambda _name: None)
-    assert install_command.install_package("a") == f"uv pip install --python {sys.executable} a"
+        assert extras.install_package("a") == expected
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda _name: None)
+    assert extras.install_package("a") == f"uv pip install --python {sys.executable} a"
 
 
 def test_no_text_installs_rlrun_from_an_index() -> None:
@@ -230,8 +230,8 @@ def test_no_extra_asks_for_what_an_index_cannot_give() -> None:
 
 def test_a_missing_module_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     installed_from(monkeypatch, None)
-    monkeypatch.setattr(install_command, "_installer", lambda verb="install": f"pip {verb}")
-    monkeypatch.setattr(install_command.rlrun, "__file__", "/nowhere/lib/rlrun/__init__.py")
+    monkeypatch.setattr(extras, "_installer", lambda verb="install": f"pip {verb}")
+    monkeypatch.setattr(extras.rlrun, "__file__", "/nowhere/lib/rlrun/__init__.py")
 
     def explained(module: str, *, operator: bool = False) -> str | None:
         return extras.explain(ModuleNotFoundError(f"No module named {module!r}", name=module), operator=operator)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlrun.cli.runs import change, common, compare, debug, logs, look, plot, pull, put, rollouts
+from rlrun.cli.files import put
+from rlrun.cli.runs import change, common, compare, debug, logs, look, plot, pull, rollouts
 from rlrun.inspect.kubectl import Kubectl
 from tests.unit.inspect.recorded import Recorded, Use
 

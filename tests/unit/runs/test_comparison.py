@@ -32,6 +32,7 @@ CHANGES = {
     "orchestrator.batchSize": (256, 512),
     "sampling.temperature": (1.0, 0.7),
     "trainer.optimizer.lr": (1.5e-4, 5e-4),
+    "trainer.scheduler.name": ("constant", "linear"),
 }
 """Fields with the value of the example (written, or a default), and that of the other run."""
 EXPECTED = {name: [str(one), str(other)] for name, (one, other) in CHANGES.items()}
@@ -43,7 +44,7 @@ def changed(spec: Mapping[str, Any], fields: Mapping[str, tuple[Any, Any]]) -> d
         *above, last = name.split(".")
         place: Any = found
         for part in above:
-            place = place[int(part) if part.isdecimal() else part]
+            place = place[int(part)] if part.isdecimal() else place.setdefault(part, {})
         place[last] = value
     return found
 

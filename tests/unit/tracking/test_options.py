@@ -11,7 +11,7 @@ from rlrun.cli.rl import read
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.tracking import TrackingConfig
 from rlrun.local.judge import judge_manifest
-from rlrun.runtime.install_command import install_extras
+from rlrun.runtime.extras import install_extras
 from rlrun.tracking.backends import missing
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.options import full_names, take_tracking, with_options

@@ -80,7 +80,7 @@ COMMANDS = {
     "ui": Command("serve a web page of runs in folders", _Later("runs.ui:run_ui")),
     "ui-team": Command("serve the web page of a team, in a pod of its cluster", _Later("runs.ui_team:run_ui_team")),
     "pull": Command("copy a model, checkpoint, traces, metrics or logs out of a cluster", _Later("runs.pull:run_pull")),
-    "put": Command("copy files onto the volume of a run in a cluster", _Later("runs.put:run_put")),
+    "put": Command("copy files onto the volume of a run in a cluster", _Later("files.put:run_put")),
     "suspend": Command("save a run and free its GPUs", _Later("runs.change:run_suspend")),
     "resume": Command("go on with a suspended run", _Later("runs.change:run_resume")),
     "restart": Command("begin the next attempt of a run from its last checkpoint", _Later("runs.change:run_restart")),

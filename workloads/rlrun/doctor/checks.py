@@ -8,8 +8,7 @@ from typing import Literal
 
 from rlrun.doctor.facts import Facts
 from rlrun.fit.gpu_products import GIB, gib
-from rlrun.runtime.extras import install_cpu_engine
-from rlrun.runtime.install_command import install_extras, uninstall_package
+from rlrun.runtime.extras import install_cpu_engine, install_extras, uninstall_package
 
 State = Literal["ok", "note", "fail"]
 """Good; a limit that not every run minds; something that no run here can do without."""

@@ -22,7 +22,7 @@ from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.environments.protocol import SPLITS, Environment
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.runtime.install_command import install_extras
+from rlrun.runtime.extras import install_extras
 
 VERIFIERS = "verifiers:"
 

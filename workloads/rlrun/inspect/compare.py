@@ -1,12 +1,22 @@
-"""Two or more runs beside each other: their curves at the same steps, and what differs in their configurations. Pure."""
+"""Two or more runs beside each other: their curves at the same steps, and the fields of their manifests that differ.
+
+The fields come from a folder's files or from a cluster's object; this is the only way for all callers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
-from rlrun.inspect.run_fields import RunFields
+import yaml
+
+from rlrun.inspect.folder.small_files import read_config
 from rlrun.inspect.screen import columns, cut, number
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
 
 Lines = Sequence[Mapping[str, object]]
@@ -24,6 +34,17 @@ _METRICS = (
 PLACES = ("name", "uid", "output_dir", "port", "host", "metrics_port", "trainer_url", "inference_urls", "engine_urls")
 """Fields that differ between any two runs and say nothing about them."""
 _TEXT = 40
+_BYTES_MAX = 4 << 20
+"""Larger files are not those of a run."""
+
+
+@dataclass(frozen=True)
+class RunFields:
+    """Fields of a run in the names of its manifest."""
+
+    values: Mapping[str, object]
+    known: Collection[str] | None = None
+    """Dotted paths below which all fields are known; None: all are. Folders without a manifest only know what the run computes."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,7 @@ def curves_table(curves: Sequence[Curve]) -> str:
 
 def differences(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
     """Fields of the manifest whose values differ, with the value of each run; a dash: not set, and without a default."""
-    every = [flat(_set_fields(curve.fields.values)) for curve in curves]
+    every = [flat(_set_fields(curve.fields.values), leave_out=()) for curve in curves]
     scopes = [curve.fields.known for curve in curves if curve.fields.known is not None]
     found = []
     for name in sorted({name for one in every for name in one}):
@@ -112,16 +133,18 @@ def _set_fields(value: object) -> object:
     return [_set_fields(one) for one in value] if isinstance(value, list) else value
 
 
-def flat(value: object, path: str = "") -> dict[str, str]:
-    """Fields of a configuration by their paths, without those that only say where a run is."""
+def flat(value: object, path: str = "", leave_out: Collection[str] = PLACES) -> dict[str, str]:
+    """Fields of a configuration by their paths, without those that only say where a run is, or without `leave_out`."""
     if isinstance(value, Mapping):
         found: dict[str, str] = {}
         for key, one in value.items():
-            if key not in PLACES:
-                found |= flat(one, f"{path}.{key}" if path else str(key))
+            if key not in leave_out:
+                found |= flat(one, f"{path}.{key}" if path else str(key), leave_out)
         return found
     if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-        return {name: text for at, one in enumerate(value) for name, text in flat(one, f"{path}.{at}").items()}
+        return {
+            name: text for at, one in enumerate(value) for name, text in flat(one, f"{path}.{at}", leave_out).items()
+        }
     return {path: printable(str(value))}
 
 
@@ -132,3 +155,54 @@ def differences_table(curves: Sequence[Curve]) -> str:
         return "their configurations do not differ"
     head = ("field", *(curve.label for curve in curves))
     return columns([head, *((name, *(cut(value, _TEXT) for value in values)) for name, values in found)])
+
+
+def fields_of_spec(spec: Mapping[str, object]) -> RunFields:
+    """Fields of a specification, with defaults; of one that this version cannot read, the fields as they are written."""
+    from rlrun.api import resolve
+
+    found = resolve.fields_of_spec(spec)
+    if found is not None:
+        return RunFields(found)
+    return RunFields(_without_variables(spec), sorted(spec))
+
+
+def fields_of_config(config: Mapping[str, object]) -> RunFields:
+    """Fields of a resolved configuration (`run.json`)."""
+    from rlrun.api import resolve
+
+    return RunFields(resolve.fields_of_config(config), resolve.computed_fields())
+
+
+def fields_of_folder(
+    paths: RunPaths, config: Mapping[str, object], opened: Callable[[Path], BinaryIO] | None = None
+) -> RunFields:
+    """Fields of a run in a folder: of its manifest, or else of its configuration.
+
+    Args:
+        paths: of the run.
+        config: sections of its `run.json`.
+        opened: opens a file of the folder; None: without a check.
+    """
+    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
+        with (opened or (lambda path: path.open("rb")))(paths.manifest) as file:
+            content = file.read(_BYTES_MAX + 1)
+        document = yaml.safe_load(content) if len(content) <= _BYTES_MAX else None
+        if isinstance(document, dict) and isinstance(spec := document.get("spec"), dict):
+            return fields_of_spec(spec)
+    return fields_of_config(config)
+
+
+def sections_by_hand(paths: RunPaths, attempts: Sequence[int]) -> Json:
+    """Sections of a configuration, of which a run whose roles were started by hand has no `run.json`."""
+    config = read_config(paths, attempts)
+    return {"trainer": config} if config else {}
+
+
+def _without_variables(spec: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: {key: one for key, one in value.items() if key not in ("env", "envFrom")}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in spec.items()
+    }

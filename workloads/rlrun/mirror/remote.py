@@ -11,7 +11,7 @@ from fsspec.utils import get_protocol
 
 from rlrun.mirror.artifacts import Artifact
 from rlrun.protocol.files.paths import COMPLETE
-from rlrun.runtime.install_command import install_extras
+from rlrun.runtime.extras import install_extras
 
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "s3": ("s3fs", "s3"),

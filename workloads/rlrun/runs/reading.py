@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from rlrun.config.suggest import unknown_name
 from rlrun.inspect import rollouts
-from rlrun.inspect.compare import Curve
+from rlrun.inspect.compare import Curve, RunFields, fields_of_folder, fields_of_spec, sections_by_hand
 from rlrun.inspect.folder.small_files import json_lines, read_json
 from rlrun.inspect.kubectl import RUNS, Api, ask_json
 from rlrun.inspect.report import redact
-from rlrun.inspect.run_fields import RunFields, fields_of_folder, fields_of_spec, sections_by_hand
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
 from rlrun.inspect.volume import NoFileError, Volume, traced_steps
 from rlrun.inspect.why import not_there

@@ -11,7 +11,7 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from rlrun.inspect.run_fields import RunFields, fields_of_folder, fields_of_spec
+from rlrun.inspect.compare import RunFields, fields_of_folder, fields_of_spec
 from rlrun.ui import overview, rollout_views
 from rlrun.ui.confine import OutsideError
 from rlrun.ui.live import Feed

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from itertools import pairwise
 
 from rlrun.inspect import compare
+from rlrun.inspect.compare import RunFields
 from rlrun.inspect.cost.account import Spent, of_steps, sums
 from rlrun.inspect.curves import Line
 from rlrun.inspect.past import configurations as past
 from rlrun.inspect.report.redact import REMOVED, is_secret
-from rlrun.inspect.run_fields import RunFields
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.why import explain
 from rlrun.protocol.files.forked import ForkedFrom

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlrun.config.models.tracking import TrackingConfig
-from rlrun.runtime.install_command import install_extras
+from rlrun.runtime.extras import install_extras
 from rlrun.tracking.enabled import enabled_trackers, mlflow_address, wandb_address
 
 PACKAGES: Mapping[str, str] = {"wandb": "wandb", "tensorboard": "tensorboard", "trackio": "trackio"}

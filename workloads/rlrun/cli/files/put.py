@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from rlrun.cli.runs.common import answered, api, runs_parser
+from rlrun.cli.runs.common import answered, api, argument, runs_parser
 from rlrun.config.loading.parser import Parser
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
 from rlrun.inspect.put import (
@@ -26,7 +26,7 @@ from rlrun.inspect.put import (
     pods_of_namespace,
     write_archive,
 )
-from rlrun.inspect.source import NotFoundError
+from rlrun.inspect.source import ClusterRun, NotFoundError
 from rlrun.protocol.files.volume_faults import size
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
@@ -62,7 +62,7 @@ def run_put(argv: Sequence[str]) -> int:
     folder, entries = folder_of(options.to), entries_of(options.files)
     names = [entry.name for entry in entries if "/" not in entry.name]
     cluster = api(options)
-    claim, path = _claim_of(options.target, cluster)
+    claim, path = _claim_of(options, cluster)
     with _mounted(claim, cluster, options) as mount:
         words = [mount.path, str(folder), secrets.token_hex(4), "yes" if options.force else "no", *names]
         command = ["exec", "-i", mount.pod, "-c", mount.container, "--", "sh", "-c", SCRIPT, "sh", *words]
@@ -81,14 +81,17 @@ def run_put(argv: Sequence[str]) -> int:
     return exit_codes.OK
 
 
-def _claim_of(target: str, cluster: Api) -> tuple[str, str | None]:
+def _claim_of(options: argparse.Namespace, cluster: Api) -> tuple[str, str | None]:
     """Name of the claim, and the path at which the run mounts it, if a run is named.
 
     Raises:
         NotFoundError: there is none yet.
     """
-    if target.startswith(_CLAIM):
-        return target.removeprefix(_CLAIM), None
+    target: str = options.target
+    if target.startswith(_CLAIM) and "/" not in (claim_name := target.removeprefix(_CLAIM)) and claim_name:
+        return claim_name, None
+    if "/" in target or target.startswith("."):
+        raise NotFoundError(f"RUN: got {target}, expected the name of a run in a cluster, or of a claim: {_CLAIM}NAME")
     try:
         run: Json = ask_json(cluster, ["get", RUNS, target])
     except ClusterError as error:
@@ -98,7 +101,9 @@ def _claim_of(target: str, cluster: Api) -> tuple[str, str | None]:
     storage = (run.get("spec") or {}).get("storage") or {}
     claim = ((run.get("status") or {}).get("storage") or {}).get("claimName") or storage.get("claimName")
     if not claim:
-        raise NotFoundError(f"{target} has no claim yet; `rlrun why {target}` says what it waits for")
+        raise NotFoundError(
+            f"{target} has no claim yet; `rlrun why {argument(ClusterRun(target), options)}` says what it waits for"
+        )
     return str(claim), str(storage.get("mountPath") or "/data")
 
 
