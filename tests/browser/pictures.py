@@ -1,70 +1,93 @@
-"""Pictures of the page for the documentation: `python -m tests.browser.pictures FOLDER` of runs that are there."""
+"""Pictures of the page for the documentation: `python -m tests.browser.pictures`, of runs that this makes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from playwright.sync_api import Page, expect, sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from rlrun.ui.registry import Registry
-from tests.browser.served import served, served_team
+from tests.browser.served import Served, served, served_team
+from tests.support.made_runs import Folder
+from tests.support.pictured_runs import COMPLETE, RUNNING, TRACED, make_pictured_runs
 from tests.support.team_cluster import over_http, two_teams
 
 TARGET = Path(__file__).parents[2] / "docs/pictures"
+SIZES = {"": (1440, 900), "-phone": (390, 844)}
+"""Windows, by the end of a picture's name."""
+_HIGH = 1240
+"""Height of the window that shows the run: its first row of small curves, too."""
+_COLORS = 128
 
 
-def take(folder: Path, target: Path) -> None:
-    """Take all pictures of the runs of a folder, of which the last by name has step 40 and its batch, and was edited."""
-    ids = list(Registry([folder]).runs())
-    shots = {
-        "ui-runs.png": ("/", "light", "tbody tr", 1100, 420),
-        "ui-run.png": (f"/run/{ids[-1]}?smooth=5", "dark", "section:has(#history) tbody tr", 1100, 1500),
-        "ui-rollouts.png": (f"/run/{ids[-1]}/rollouts?order=worst", "light", "tbody tr", 1100, 760),
-        "ui-rollout.png": (f"/run/{ids[-1]}/rollouts/0?step=40&by=logprob&other=1", "light", "ins", 1100, 1180),
-        "ui-compare.png": (f"/compare?run={'&run='.join(ids)}&smooth=5", "light", ".chart canvas", 1100, 900),
-        "ui-phone.png": (f"/run/{ids[-1]}?smooth=5", "light", ".chart canvas", 390, 844),
+def addresses(runs: Mapping[str, Folder]) -> dict[str, tuple[str, str]]:
+    """Address of each page, and what is there once it is complete."""
+    run, other = runs[RUNNING].id, runs[COMPLETE].id
+    return {
+        "runs": ("/", ".spark svg >> nth=3"),
+        "run": (f"/run/{run}", "section:has(#history) tbody tr"),
+        "rollouts": (f"/run/{run}/rollouts", "tbody tr"),
+        "rollout": (f"/run/{run}/rollouts/8?step={TRACED}&by=logprob&other=10", "ins"),
+        "compare": (f"/compare?run={run}&run={other}", ".chart canvas >> nth=5"),
     }
-    with served(folder) as server, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        for name, (path, scheme, ready, width, height) in shots.items():
-            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
-            page = context.new_page()
+
+
+def take(browser: Browser, server: Served, runs: Mapping[str, Folder], target: Path) -> None:
+    """Take the pictures of all pages, each in a large and a small window."""
+    for end, (width, height) in SIZES.items():
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
+        page = context.new_page()
+        for name, (path, ready) in addresses(runs).items():
+            page.set_viewport_size({"width": width, "height": _HIGH if name == "run" and not end else height})
             page.goto(server.at(path))
-            _settled(page, ready)
-            page.screenshot(path=target / name)
-            if name == "ui-run.png":
-                page.locator("section:has(> .head #history)").screenshot(path=target / "ui-changed.png")
-            context.close()
+            _wait(page, ready)
+            _save(page.screenshot(), target / f"ui-{name}{end}.png")
+            if name == "run" and not end:
+                section = page.locator("section:has(> .head #history)")
+                _save(section.screenshot(), target / "ui-changed.png")
+        context.close()
 
 
-def take_of_a_team(target: Path) -> None:
+def take_login(browser: Browser, target: Path) -> None:
     """Take the picture of the login."""
-    made, started = TemporaryDirectory(), sync_playwright()
-    with (
-        made as account,
-        over_http(two_teams()) as url,
-        served_team(Path(account), url) as server,
-        started as playwright,
-    ):
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 330}, color_scheme="light")
+    with TemporaryDirectory() as account, over_http(two_teams()) as url, served_team(Path(account), url) as server:
+        page = browser.new_page(viewport={"width": 1440, "height": 330}, color_scheme="light")
         page.goto(server.url)
         expect(page.get_by_label("Token")).to_be_visible()
-        page.screenshot(path=target / "ui-login.png")
-        browser.close()
+        _save(page.screenshot(), target / "ui-login.png")
 
 
-def _settled(page: Page, ready: str) -> None:
+def _wait(page: Page, ready: str) -> None:
     expect(page.locator(ready).first).to_be_visible()
     expect(page.get_by_text("Reading…")).to_have_count(0)
     expect(page.locator(".live")).to_have_text("live")
 
 
-if __name__ == "__main__":
-    os.chdir(Path(sys.argv[1]).parent)  # so that the pages have no other folder's name
+def _save(content: bytes, path: Path) -> None:
+    """Save a picture with few colors: a fifth of the bytes, for a page that has not many."""
+    path.write_bytes(content)
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+
+
+def main() -> int:
+    """Take all pictures; returns the exit code."""
     TARGET.mkdir(exist_ok=True)
-    take(Path(Path(sys.argv[1]).name), TARGET)
-    take_of_a_team(TARGET)
+    with TemporaryDirectory() as folder, sync_playwright() as playwright:
+        os.chdir(folder)  # so that the pages have no other folder's name
+        runs = make_pictured_runs(Path("runs"))
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        with served(Path("runs")) as server:
+            take(browser, server, runs, TARGET)
+        take_login(browser, TARGET)
+        browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -35,7 +35,7 @@ def places(shown: Served) -> dict[str, str]:
 PAGES = ("runs", "run", "failed", "rollouts", "rollout", "compare", "nothing")
 READY = {
     "runs": "table tbody tr >> nth=1",
-    "run": "section:has(#attempts) table",
+    "run": "section:has(#manifest) summary",
     "failed": "section:has(#attempts) table",
     "rollouts": "table tbody tr >> nth=15",
     "rollout": "ins >> nth=0",
@@ -65,12 +65,13 @@ def test_all_runs(page: Page, shown: Served) -> None:
 def test_one_run(page: Page, shown: Served) -> None:
     visit(page, shown, "run")
     expect(page.locator("h1")).to_contain_text("demo")
-    expect(page.get_by_role("img", name=re.compile("^reward.mean over steps"))).to_be_visible()
-    expect(page.get_by_role("img", name=re.compile("^eval.math.reward.mean"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over steps"))).to_be_visible()
     expect(page.locator("section:has(#times) table")).to_contain_text("waits for rollouts")
-    expect(page.get_by_role("img", name=re.compile(r"^Most memory of a trainer's GPU.* 6[1-3]\.\d"))).to_be_visible()
     expect(
-        page.get_by_role("img", name=re.compile(r"^Share of the GPUs' peak FLOP.* (29|3[0-3])\.?\d*"))
+        page.get_by_role("img", name=re.compile(r"^Peak memory of a trainer GPU over steps, in GiB.* 6[1-3]\.\d+ GiB"))
+    ).to_be_visible()
+    expect(
+        page.get_by_role("img", name=re.compile(r"^Peak FLOP.s of the GPUs.*, in %.* (29|3[0-3])\.?\d* %"))
     ).to_be_visible()
     expect(page.locator("section:has(#staleness) table")).to_contain_text("Versions old")
     page.get_by_text("The resolved configuration").click()
@@ -116,19 +117,25 @@ def test_curves_are_zoomed_and_smoothed_and_the_address_keeps_it(page: Page, sho
     page.get_by_label("From step", exact=True).press("Enter")
     page.get_by_label("To step", exact=True).fill("40")
     page.get_by_label("To step", exact=True).press("Enter")
-    expect(page.get_by_role("img", name=re.compile("^reward.mean over .* at step 40"))).to_be_visible()
+    expect(
+        page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over .* at step 40"))
+    ).to_be_visible()
     page.get_by_label("Smooth").select_option("20")
     expect(page).to_have_url(re.compile("first=20&last=40.*smooth=20"))
     page.reload()
-    expect(page.get_by_role("img", name=re.compile("^reward.mean over .* at step 40"))).to_be_visible()
+    expect(
+        page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over .* at step 40"))
+    ).to_be_visible()
     page.get_by_role("button", name="Show all steps").click()
-    expect(page.get_by_role("img", name=re.compile("^reward.mean over .* at step 120"))).to_be_visible()
+    expect(
+        page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over .* at step 120"))
+    ).to_be_visible()
 
 
 def test_dragging_over_a_curve_zooms(page: Page, shown: Served) -> None:
     visit(page, shown, "run")
     # Every part of the page that comes later moves the curves, from under the mouse too.
-    for part in ("GPU use", "Attempts", "Changes with attempt 2", "Manifest"):
+    for part in ("GPU use", "Changes with attempt 2", "Manifest"):
         expect(page.get_by_role("region", name=part, exact=True)).to_be_visible()
     curve = page.locator(".chart .u-over").first
     box = curve.bounding_box()
@@ -140,10 +147,10 @@ def test_dragging_over_a_curve_zooms(page: Page, shown: Served) -> None:
 
 def test_rollouts_are_filtered_and_paged(page: Page, shown: Served) -> None:
     visit(page, shown, "rollouts")
-    page.get_by_label("Order").select_option("worst")
     expect(page.locator("tbody tr").first).to_contain_text("group 0, 0")
     page.get_by_label("Environment").select_option("math")
     expect(page.locator("tbody tr")).to_have_count(8)
+    page.get_by_text("More filters").click()
     page.get_by_label("Reward from").fill("2")
     page.get_by_label("Reward from").press("Enter")
     expect(page.get_by_text("None of 16 rollouts fits these filters.")).to_be_visible()
@@ -157,9 +164,9 @@ def test_a_rollout_with_its_tokens_and_another_beside_it(page: Page, shown: Serv
     expect(page.locator(".tokens")).to_have_text("what is 1 + 1? it is 2")
     expect(page.locator(".tokens .given")).to_have_count(10)
     expect(page.locator(".tokens .deep-5, .tokens .deep-4")).not_to_have_count(0)
-    page.get_by_label("Colour by").select_option("advantage")
+    page.get_by_label("Color by").select_option("advantage")
     expect(page.locator(".tokens [class^=bad]")).not_to_have_count(0)
-    page.get_by_label("Colour by").select_option("version")
+    page.get_by_label("Color by").select_option("version")
     expect(page.locator(".tokens .deep-1")).to_have_count(4)
     expect(page.locator("ins").last).to_have_text("3")
     expect(page.locator("del").last).to_have_text("2")
@@ -170,7 +177,7 @@ def test_runs_beside_each_other(page: Page, shown: Served) -> None:
     page.get_by_label("Compare", exact=False).first.check()
     page.get_by_label("Compare", exact=False).nth(1).check()
     page.get_by_role("link", name="Compare 2 runs").click()
-    expect(page.get_by_role("img", name=re.compile("reward.mean over steps. demo: .*; other: "))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("Reward over steps, in reward. demo: .*; other: "))).to_be_visible()
     expect(page.locator("section:has(#differences) table")).to_contain_text("lr")
     expect(page.locator("section:has(#means)")).to_contain_text("Of the 80 steps")
 
@@ -183,13 +190,15 @@ def test_a_run_is_followed_without_a_reload(page: Page, run: Folder) -> None:
         made(run.root.parent / "later")
         expect(page.locator("tbody tr")).to_have_count(2)
         page.goto(server.at(f"/run/{run.id}"))
-        image = page.get_by_role("img", name=re.compile("^reward.mean over .* at step 10"))
+        image = page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over .* at step 10"))
         expect(image).to_be_visible()
         page.get_by_label("From step", exact=True).fill(
             "4"
         )  # and not taken yet: what is typed stays while the page is drawn again
         run.lines("metrics.jsonl", [metrics_line(11)], more=True)
-        expect(page.get_by_role("img", name=re.compile("^reward.mean over .* at step 11"))).to_be_visible()
+        expect(
+            page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over .* at step 11"))
+        ).to_be_visible()
         expect(page.get_by_label("From step", exact=True)).to_have_value("4")
         page.get_by_label("From step", exact=True).press("Enter")
         expect(page).to_have_url(re.compile("first=4"))
@@ -216,19 +225,19 @@ def test_by_keyboard_alone(page: Page, shown: Served) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_contain_text("demo")
     page.keyboard.press("r")
-    expect(page.locator("h1")).to_have_text("Rollouts")
+    expect(page.locator("h1")).to_have_text("demo: rollouts of step 3")
     expect(page.locator("tbody tr").first).to_be_visible()
     page.keyboard.press("/")
     expect(page.get_by_label("Step", exact=True)).to_be_focused()
     page.locator("tbody a").first.focus()
     page.keyboard.press("Enter")
-    expect(page.locator("h1")).to_have_text("Rollout 0")
+    expect(page.locator("h1")).to_have_text("demo: rollout 0 of step 3")
     expect(page.locator("[data-next]")).to_be_visible()
     page.keyboard.press("j")
-    expect(page.locator("h1")).to_have_text("Rollout 1")
+    expect(page.locator("h1")).to_have_text("demo: rollout 1 of step 3")
     expect(page.locator("[data-previous]")).to_be_visible()
     page.keyboard.press("k")
-    expect(page.locator("h1")).to_have_text("Rollout 0")
+    expect(page.locator("h1")).to_have_text("demo: rollout 0 of step 3")
     page.locator(".tokens").focus()
     for _ in range(11):
         page.keyboard.press("ArrowRight")
@@ -277,11 +286,11 @@ def test_dark_and_light_by_choice(page: Page, shown: Served) -> None:
     visit(page, shown, "runs")
     back = page.locator("html")
     expect(back).to_have_css("background-color", white)
-    page.get_by_label("Colours").select_option("dark")
+    page.get_by_label("Colors").select_option("dark")
     expect(back).to_have_css("background-color", black)
     page.reload()
     expect(back).to_have_css("background-color", black)
-    page.get_by_label("Colours").select_option("system")
+    page.get_by_label("Colors").select_option("system")
     expect(back).to_have_css("background-color", white)
     page.emulate_media(color_scheme="dark")
     expect(back).to_have_css("background-color", black)
@@ -310,7 +319,7 @@ def test_an_empty_folder_and_a_run_that_is_gone_are_said_in_words(page: Page, tm
 
 
 def test_what_a_model_wrote_is_text(page: Page, tmp_path: Path) -> None:
-    evil = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
+    evil = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>\u202e\u2066\u200b'
     run = made(tmp_path / "runs" / "<b>bold", name=evil)
     rows = [
         rollout(0, m, environment=evil, task_id=evil, messages=[{"role": evil, "content": evil + str(m)}])
@@ -325,6 +334,7 @@ def test_what_a_model_wrote_is_text(page: Page, tmp_path: Path) -> None:
             expect(page.locator("main")).to_contain_text(re.compile("<img src=x|<b>bold"))
             assert page.locator("main img, main script, main b").count() == 0
             assert page.title() != "owned"
+            assert re.search("[\u202a-\u202e\u2066-\u2069\u200b]", page.inner_text("body") + page.title()) is None
 
 
 def test_ten_thousand_rollouts_and_a_hundred_thousand_steps_are_a_page_of_fifty_and_a_thousand_points(
@@ -338,7 +348,9 @@ def test_ten_thousand_rollouts_and_a_hundred_thousand_steps_are_a_page_of_fifty_
     with served(run.root.parent) as server:
         page.on("response", lambda reply: sizes.append(len(reply.body())) if "/api/runs/" in reply.url else None)
         page.goto(server.at(f"/run/{run.id}"))
-        expect(page.get_by_role("img", name=re.compile("^reward.mean over .* at step 100000"))).to_be_visible()
+        expect(
+            page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over .* at step 100000"))
+        ).to_be_visible()
         page.goto(server.at(f"/run/{run.id}/rollouts?order=best"))
         expect(page.locator("tbody tr")).to_have_count(50)
         page.keyboard.press("j")

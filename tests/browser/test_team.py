@@ -66,7 +66,7 @@ def test_a_user_logs_in_looks_and_logs_out(page: Page, team: Team) -> None:
     expect(page.locator("section:has(#conditions)")).to_contain_text("all pods of team-a-demo have nodes")
     expect(page.locator("section:has(#pods)")).to_contain_text("demo-trainer-1-0")
     expect(page.locator("section:has(#events)")).to_contain_text("attempt 1 of team-a-demo")
-    expect(page.get_by_role("img", name=re.compile("^reward.mean over steps"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^Reward: training and held out over steps"))).to_be_visible()
     expect(page.locator("section:has(#history)")).to_contain_text("Never edited: the run has had one attempt.")
     page.get_by_text("The RLRun as it is applied").click()
     expect(page.locator("section:has(#manifest) pre")).to_contain_text("maxSteps: 100")

@@ -10,6 +10,7 @@ import pytest
 from rlrun.inspect.cost.account import of_folder
 from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.why import explain
+from rlrun.runtime.printable import printable
 from rlrun.ui.static_files import StaticFiles
 from tests.support.made_runs import Client, Folder, client, made, metrics_line, rollout
 
@@ -108,7 +109,8 @@ def test_an_origin_that_is_not_among_the_runs_has_no_link(run: Folder, asked: Cl
 def test_curves_are_cut_smoothed_and_thinned(run: Folder, asked: Client) -> None:
     path = f"/api/runs/{run.id}/curves"
     (found,) = asked.json(path, metric="reward/mean", first=3, last=5, smooth=2)["curves"]
-    assert (found["steps"], found["values"]) == ([3, 4, 5], pytest.approx([0.03, 0.035, 0.045]))
+    assert (found["steps"], found["values"]) == ([3, 4, 5], pytest.approx([0.03, 0.04, 0.05]))
+    assert (found["meanSteps"], found["means"]) == ([3, 4, 5], pytest.approx([0.03, 0.035, 0.045]))
     (held_out, none) = asked.json(path, metric=["eval/math/reward/mean", "nothing"])["curves"]
     assert (held_out["steps"], none["steps"]) == ([5, 10], [])
     assert len(asked.json(path, metric="reward/mean", points=4)["curves"][0]["steps"]) <= 4
@@ -168,14 +170,21 @@ def test_rollouts_are_filtered_sorted_and_paged(run: Folder, asked: Client) -> N
     some = asked.json(path, step=3, rewardMin=0.25, rewardMax=0.5, tokensMin=12, order="longest")
     assert [(row["reward"], row["completionTokens"]) for row in some["rows"]] == [(7 / 16, 13), (6 / 16, 12)]
     assert [row["rollout"] for row in asked.json(path, step=3, group=2)["rows"]] == [0, 1, 2, 3]
-    assert asked.json(f"/api/runs/{run.id}/traces") == {"spans": [[3, 3]], "evaluations": []}
+    assert asked.json(f"/api/runs/{run.id}/traces") == {
+        "run": "demo",
+        "spans": [[3, 3]],
+        "evaluations": [],
+    }
 
 
-def test_a_rollout_without_a_reward_is_listed_and_is_neither_best_nor_worst(run: Folder, asked: Client) -> None:
-    run.lines("traces/step_00000003.jsonl", [rollout(0, 0, None), {"error": "late", "sample": 1}, {}])
+def test_a_rollout_without_a_reward_comes_after_the_worst_and_the_best(run: Folder, asked: Client) -> None:
+    rows = [rollout(0, 0, None), {"error": "late", "sample": 1}, rollout(0, 2, 0.5), rollout(0, 3, 0.25)]
+    run.lines("traces/step_00000003.jsonl", [row | {"attempt": 1} for row in rows])
     path = f"/api/runs/{run.id}/rollouts"
-    assert [row["error"] for row in asked.json(path, step=3)["rows"]][-1] is None
-    assert asked.json(path, step=3, order="worst")["rows"] == []
+    for order, rewards in (("worst", [0.25, 0.5]), ("best", [0.5, 0.25])):
+        found = asked.json(path, step=3, order=order)["rows"]
+        assert [row["reward"] for row in found] == [*rewards, None, None]
+        assert found[-1]["error"] == "late"
 
 
 def test_one_rollout_has_its_turns_and_calls(run: Folder, asked: Client) -> None:
@@ -237,3 +246,40 @@ def test_damaged_files_are_no_crash(run: Folder, asked: Client) -> None:
     assert asked.json(f"/api/runs/{run.id}/rollouts", step=3)["total"] == 1
     assert asked.get(f"/api/runs/{run.id}/manifest").status in (200, 500)
     assert json.loads(asked.get("/api/runs").body)["runs"][0]["name"] == "demo"
+
+
+@pytest.mark.parametrize("hidden", ["\u202e", "\u2066", "\u200b", "\ufeff", "\x1b"])
+def test_no_answer_has_a_character_that_a_browser_obeys(tmp_path: Path, static: StaticFiles, hidden: str) -> None:
+    evil = f"a{hidden}b"
+    plain = printable(evil)
+    run = made(tmp_path / "runs" / "demo", name=evil, model={"name": evil})
+    rows = [
+        rollout(0, m, m, environment=evil, task_id=evil, finish_reason=evil, metrics={evil: 1}, tools=[{"name": evil}],
+                messages=[{"role": evil, "content": evil, "tool_calls": [{"name": evil, "arguments": evil}]}])
+        for m in (0, 1)
+    ]  # fmt: skip
+    run.lines("traces/step_00000003.jsonl", [*rows, {"error": evil, "attempt": 1}])
+    run.lines("metrics.jsonl", [{"step": 1, evil: 1.0}, {"step": 2, evil: 2.0}])
+    run.write("logs/attempt_0001/trainer/error.json", {"exit_code": 65, "message": evil})
+    run.forked(Folder(tmp_path / "runs" / "origin"), 1, f"{evil} 1 -> {evil}")
+    run.ends("Failed")
+    asked, _ = client(run.root.parent, static=static)
+    base, one = f"/api/runs/{run.id}", {"step": 3}
+    answers = [
+        asked.get("/api/runs"),
+        asked.get(base),
+        asked.get(f"{base}/curves", metric=plain),
+        asked.get(f"/api/{evil}"),
+    ]
+    answers += [
+        asked.get(f"{base}/{name}") for name in ("manifest", "history", "lineage", "traces", "timeline", "sparkline")
+    ]
+    answers += [
+        asked.get(f"{base}/rollouts{more}", **one) for more in ("", "/0", "/0/tokens", "/0/reasons", "/0/diff/1")
+    ]
+    for answer in answers:
+        assert hidden not in answer.body.decode(), answer.body
+        assert json.dumps(hidden)[1:-1].encode() not in answer.body.replace(b"\\\\", b"")
+    assert answers[2].json["curves"][0]["values"] == [1.0, 2.0], "a metric is asked for by the name that is shown"
+    filtered = asked.json(f"{base}/rollouts", step=3, environment=plain)
+    assert (filtered["chosen"], plain in filtered["environments"]) == (2, True)

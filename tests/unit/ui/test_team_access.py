@@ -118,6 +118,8 @@ def test_files_need_a_right_of_their_own(teams: TeamCluster, gate: Gate, asked: 
     ):
         found = asked.get(f"/api/runs/team-a.demo/{path}", headers=bearer(ANN), **query(RUNS))
         assert (found.status, b"rlruns/files" in found.body) == (403, True), path
+    empty = {"title": "", "steps": [], "values": [], "last": None}
+    assert asked.get("/api/runs/team-a.demo/sparkline", headers=bearer(ANN)).json == empty
 
 
 def test_a_run_whose_claim_is_elsewhere_says_how_it_is_read(teams: TeamCluster, asked: Client) -> None:

@@ -9,11 +9,13 @@ from typing import Annotated
 import yaml
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from rlrun.inspect.compare import RunFields, fields_of_folder, fields_of_spec
+from rlrun.ui import curves as drawn
 from rlrun.ui import overview, rollout_views
 from rlrun.ui.confine import OutsideError
+from rlrun.ui.guard import PlainJSONResponse
 from rlrun.ui.live import Feed
 from rlrun.ui.models import answer, rollout_answers, run_answers
 from rlrun.ui.reasons import reasons
@@ -54,7 +56,9 @@ def make_app(runs_of: Callable[[Request], Runs], redactor: Redactor, static: Sta
         feed: of all runs.
     """
     # No pages of documentation: they load scripts from other hosts.
-    app = FastAPI(title="rlrun ui", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="rlrun ui", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=PlainJSONResponse
+    )
     app.state.runs_of = runs_of
     _add_problems(app)
     _add_runs(app, redactor)
@@ -89,8 +93,8 @@ def make_app(runs_of: Callable[[Request], Runs], redactor: Redactor, static: Sta
     return app
 
 
-def _problem(status: int, text: str) -> JSONResponse:
-    return JSONResponse({"problem": text}, status_code=status)
+def _problem(status: int, text: str) -> PlainJSONResponse:
+    return PlainJSONResponse({"problem": text}, status_code=status)
 
 
 def _add_problems(app: FastAPI) -> None:
@@ -177,17 +181,21 @@ def _add_curves(app: FastAPI) -> None:
         metric: Annotated[list[str], Query(min_length=1, max_length=24)],
         first: Step = None,
         last: Step = None,
-        smooth: Annotated[int, Query(ge=1, le=200)] = 1,
+        smooth: Annotated[int, Query(ge=0, le=200)] = 1,
         points: Annotated[int, Query(ge=4, le=4000)] = 1000,
     ) -> run_answers.Curves:
         index = run.files().steps()
-        return overview.curves(index, metric, first=first, last=last, smooth=smooth, points=points)
+        return drawn.curves(index, metric, first=first, last=last, smooth=smooth, points=points)
+
+    @app.get("/api/runs/{run}/sparkline")
+    def sparkline(run: One) -> run_answers.Sparkline:
+        return drawn.sparkline(overview.steps_of(run)[0])
 
     @app.get("/api/runs/{run}/timeline")
     def timeline(
         run: One, first: Step = None, last: Step = None, spans: Annotated[int, Query(ge=1, le=400)] = 80
     ) -> run_answers.Timeline:
-        return overview.timeline(run.files().steps(), first=first, last=last, spans=spans)
+        return drawn.timeline(run.files().steps(), first=first, last=last, spans=spans)
 
     @app.get("/api/runs/{run}/staleness")
     def staleness(run: One, step: Annotated[int, Query(ge=1, le=_STEP)]) -> run_answers.Staleness:
@@ -197,7 +205,7 @@ def _add_curves(app: FastAPI) -> None:
 def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/runs/{run}/traces")
     def traced(run: One) -> rollout_answers.TracedSteps:
-        return rollout_views.traced(run.files())
+        return rollout_views.traced(run.files(), redactor.text(run.label))
 
     @app.get("/api/runs/{run}/rollouts")
     def page(
@@ -222,7 +230,7 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/runs/{run}/rollouts/{number}")
     def rollout(run: One, number: int, step: Step = None, evaluation: Step = None) -> rollout_answers.RolloutView:
         row, whole = rollout_views.whole(run.files(), Source(step, evaluation), number)
-        return rollout_views.view(row, whole, redactor.text)
+        return rollout_views.view(redactor.text(run.label), row, whole, redactor.text)
 
     def place(run: OpenRun, step: int, number: int) -> tuple[int, int, int]:
         """Attempt, group and rollout of a row of a trace."""

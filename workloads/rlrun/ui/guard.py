@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rlrun.runtime.printable import printable
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HEADERS = {
@@ -26,6 +28,24 @@ _HEADERS = {
 }
 _METHODS = ("GET", "HEAD")
 _WITHOUT_TOKEN = "this page asks for the token of the address that `rlrun ui` has printed: http://HOST:PORT/?token=…"
+
+
+class PlainJSONResponse(JSONResponse):
+    """An answer whose texts have no character that a browser obeys rather than shows: see `printable`."""
+
+    def render(self, content: object) -> bytes:
+        """Return the document."""
+        return super().render(_plain(content))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str):
+        return printable(value, lines=True)
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value
 
 
 def with_policy(send: Send) -> Send:
@@ -126,4 +146,4 @@ def cookie_of(header: str, name: str) -> str:
 
 
 def _problem(status: int, text: str) -> Response:
-    return JSONResponse({"problem": text}, status_code=status)
+    return PlainJSONResponse({"problem": text}, status_code=status)

@@ -1,16 +1,14 @@
-"""Answers about runs as wholes: their list, one run with its explanation, curves, times, staleness, comparison."""
+"""Answers about runs as wholes: their list, one run with its explanation, staleness, comparison."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 
 from rlrun.inspect import compare
 from rlrun.inspect.compare import RunFields
 from rlrun.inspect.cost.account import Spent, of_steps, sums
-from rlrun.inspect.curves import Line
 from rlrun.inspect.past import configurations as past
 from rlrun.inspect.report.redact import REMOVED, is_secret
 from rlrun.inspect.snapshot import Snapshot
@@ -25,22 +23,11 @@ from rlrun.ui.registry import OpenRun
 from rlrun.ui.shown import ForbiddenError, Run, Runs, UnreadableError
 from rlrun.ui.steps import NO_STEPS, StepIndex
 
-_COMPUTES = ("reference", "proximal", "values", "critic", "forward_backward", "optimizer")
-_PARTS = (
-    ("compute", "computes", False, tuple(f"time/{name}" for name in _COMPUTES)),
-    ("batch", "waits for rollouts", True, ("time/wait_for_batch",)),
-    ("turn", "waits for its turn", True, ("time/wait_for_turn",)),
-    ("weights", "publishes weights", False, ("time/broadcast_weights",)),
-    ("checkpoint", "saves", False, ("time/save_ckpt",)),
-    ("validation", "validates", False, ("time/validate",)),
-)
-"""Parts of `time/step`, in the order in which they are drawn: name, label, whether the trainer waits, metrics."""
 _EVENTS = 100
 """Newest events that are shown."""
 _CHANGES = 200
 """Changed fields of a fork that are shown."""
 _VARIABLES = "env"
-_REST = ("rest", "does the rest", False)
 
 
 def run_list(runs: Runs) -> run_answers.RunList:
@@ -146,52 +133,6 @@ def _spent(index: StepIndex, attempt: int) -> Spent:
         trained=trained,
         ended=ended,
     )
-
-
-def curves(
-    index: StepIndex, metrics: Sequence[str], *, first: int | None, last: int | None, smooth: int, points: int
-) -> run_answers.Curves:
-    """Curves as they are drawn."""
-    found = []
-    for metric in metrics:
-        line = index.curve(metric, first=first, last=last, smooth=smooth, points=points)
-        measured = len(index.line(metric, first, last).steps) if len(line.steps) >= points - 2 else len(line.steps)
-        found.append(
-            run_answers.CurveView(metric=metric, steps=list(line.steps), values=list(line.values), measured=measured)
-        )
-    return run_answers.Curves(curves=found)
-
-
-def timeline(index: StepIndex, *, first: int | None, last: int | None, spans: int) -> run_answers.Timeline:
-    """Mean seconds of each part of a step, over `spans` spans of equal numbers of steps."""
-    whole = index.line("time/step", first, last)
-    count = min(spans, len(whole.steps))
-    edges = [at * len(whole.steps) // count for at in range(count + 1)] if count else [0]
-    cuts = list(pairwise(edges))
-    rest = [sum(whole.values[a:b]) / (b - a) for a, b in cuts]
-    parts = []
-    for name, label, waits, metrics in _PARTS:
-        sums = [0.0] * len(whole.steps)
-        for metric in metrics:
-            _add(sums, whole.steps, index.line(metric, first, last))
-        means = [max(0.0, sum(sums[a:b]) / (b - a)) for a, b in cuts]
-        rest = [max(0.0, left - mean) for left, mean in zip(rest, means, strict=True)]
-        if any(means):
-            parts.append(run_answers.Part(name=name, label=label, waits=waits, seconds=means))
-    if any(rest):
-        parts.append(run_answers.Part(name=_REST[0], label=_REST[1], waits=_REST[2], seconds=rest))
-    return run_answers.Timeline(
-        first=[whole.steps[a] for a, _ in cuts], last=[whole.steps[b - 1] for _, b in cuts], parts=parts
-    )
-
-
-def _add(sums: list[float], steps: Sequence[int], line: Line) -> None:
-    """Add a metric, which fewer steps may have, to the sums of steps."""
-    places = {step: at for at, step in enumerate(steps)} if len(line.steps) != len(steps) else None
-    for at, (step, value) in enumerate(zip(line.steps, line.values, strict=True)):
-        place = at if places is None else places.get(step)
-        if place is not None:
-            sums[place] += value
 
 
 def staleness(run: OpenRun, step: int) -> run_answers.Staleness:

@@ -44,11 +44,11 @@ class Source:
         return run.paths.trace(self.step)
 
 
-def traced(run: OpenRun) -> rollout_answers.TracedSteps:
-    """Steps and evaluations that have a trace."""
+def traced(run: OpenRun, name: str) -> rollout_answers.TracedSteps:
+    """Steps and evaluations of a run that have a trace; `name`: the run's, for people."""
     names = [path.name for path in run.paths.traces.iterdir()] if run.paths.traces.is_dir() else []
     versions = [int(found[1]) for name in names if (found := re.fullmatch(r"eval_(\d{8})\.jsonl", name))]
-    return rollout_answers.TracedSteps(spans=_spans(traced_steps(names)), evaluations=sorted(versions))
+    return rollout_answers.TracedSteps(run=name, spans=_spans(traced_steps(names)), evaluations=sorted(versions))
 
 
 def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -104,13 +104,14 @@ def whole(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
         return row, index.read(file, number)
 
 
-def view(row: Row, found: Row, clean: Clean) -> rollout_answers.RolloutView:
-    """One rollout."""
+def view(name: str, row: Row, found: Row, clean: Clean) -> rollout_answers.RolloutView:
+    """One rollout; `name`: of its run, for people."""
     measures = found.get("metrics")
     named = measures if isinstance(measures, Mapping) else {}
     tools = found.get("tools")
     seconds, version = found.get("seconds"), found.get("dispatch_version")
     return rollout_answers.RolloutView(
+        run=name,
         row=row_view(row, clean),
         turns=[_turn(turn, clean) for turn in rollouts.turns(found)],
         tools=[clean(name) for name in _tool_names(tools if isinstance(tools, list) else [])],

@@ -8,9 +8,10 @@ from bisect import bisect_left, bisect_right
 from pathlib import Path
 from threading import Lock
 
-from rlrun.inspect.curves import Line, smoothed, thinned
+from rlrun.inspect.curves import Line
 from rlrun.protocol.files.growing_lines import Lines
 from rlrun.protocol.files.metrics_line import FURTHEST
+from rlrun.runtime.printable import printable
 
 _CHUNK = 4 * 1024 * 1024
 METRICS_MAX = 2000
@@ -68,9 +69,14 @@ class StepIndex:
                 continue
             column = self._columns.get(name)
             if column is None:
-                if len(self._columns) >= METRICS_MAX:
-                    continue
-                column = self._columns[name] = array("d", [math.nan]) * count
+                shown = printable(name)  # as the page shows it, and asks for it
+                column = self._columns.get(shown)
+                if column is None:
+                    if len(self._columns) >= METRICS_MAX:
+                        continue
+                    column = self._columns[shown] = array("d", [math.nan]) * count
+                if len(column) > count:
+                    continue  # two names that are shown alike: the first one counts
             column.append(_number(value))
         for column in self._columns.values():
             if len(column) == count:
@@ -125,11 +131,6 @@ class StepIndex:
                 (step, value) for step, value in zip(self._steps[begin:end], values, strict=False) if value == value
             ]
         return Line(metric, [step for step, _ in known], [value for _, value in known])
-
-    def curve(self, metric: str, *, first: int | None, last: int | None, smooth: int, points: int) -> Line:
-        """A curve as it is drawn: the mean of the last `smooth` values, and of these at most `points` with all peaks."""
-        found = self.line(metric, first, last)
-        return thinned(Line(metric, found.steps, smoothed(found.values, smooth)), points)
 
 
 NO_STEPS = StepIndex(Path("/nonexistent/metrics.jsonl"))

@@ -10,6 +10,7 @@ from typing import BinaryIO, Literal
 
 from rlrun.inspect import rollouts
 from rlrun.inspect.rollouts import Row
+from rlrun.runtime.printable import printable
 
 _LINE_MAX = 32 * 1024 * 1024
 """Bytes of a rollout; a longer line is left out."""
@@ -78,13 +79,13 @@ class TraceIndex:
                 yield begin, row
 
     def choose(self, wanted: Filter, order: Order) -> list[Row]:
-        """Rows that are wanted, in an order. Rollouts without a reward have no place among the worst or the best."""
+        """Rows that are wanted, in an order. By reward, rollouts without one (most have an error) come last."""
         found = [row for row in self.rows if wanted.takes(row)]
         match order:
-            case "worst":
-                return rollouts.choose(found, worst=len(found), best=None, environment=None)
-            case "best":
-                return rollouts.choose(found, worst=None, best=len(found), environment=None)
+            case "worst" | "best":
+                rated = sorted((row for row in found if row["reward"] is not None), key=_reward)
+                unrated = [row for row in found if row["reward"] is None]
+                return [*(rated if order == "worst" else reversed(rated)), *unrated]
             case "longest" | "shortest":
                 return sorted(found, key=_length, reverse=order == "longest")
             case "trace":
@@ -112,6 +113,12 @@ def _gone(number: int) -> Row:
     raise LookupError(number)
 
 
+def _reward(row: Row) -> float:
+    reward = row["reward"]
+    assert isinstance(reward, float)
+    return reward
+
+
 def _length(row: Row) -> int:
     tokens = row["completion_tokens"]
     return tokens if isinstance(tokens, int) else 0
@@ -136,7 +143,7 @@ def _entry(number: int, begin: int, row: Row) -> dict[str, object]:
         "attempt": row.get("attempt"),
         "group": _whole(row.get("group")),
         "rollout": _whole(row.get("rollout", row.get("sample"))),
-        "environment": str(row.get("environment")),
+        "environment": printable(str(row.get("environment"))),  # as the page shows it, and filters by it
         "task_id": str(row.get("task_id")),
         "reward": _number(row.get("reward")),
         "advantage": _number(row.get("advantage")),

@@ -46,6 +46,8 @@ class RolloutPage(Answer):
 class TracedSteps(Answer):
     """Traces of a run."""
 
+    run: str
+    """Name of the run."""
     spans: list[tuple[int, int]]
     """First and last step of each unbroken span of steps that have one."""
     evaluations: list[int]
@@ -77,6 +79,8 @@ class Measured(Answer):
 class RolloutView(Answer):
     """One rollout."""
 
+    run: str
+    """Name of the run."""
     row: RolloutRow
     turns: list[TurnView]
     tools: list[str]

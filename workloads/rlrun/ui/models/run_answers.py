@@ -236,20 +236,50 @@ class Lineage(Answer):
     forks: list[ForkView]
 
 
+class Mark(Answer):
+    """An outlier."""
+
+    step: int
+    value: float
+
+
 class CurveView(Answer):
-    """Points of a metric."""
+    """Points of a metric, in its unit."""
 
     metric: str
+    title: str
+    unit: str
     steps: list[int]
     values: list[float]
+    window: int
+    """Steps of the mean; 1: there is no mean."""
+    mean_steps: list[int]
+    means: list[float]
     measured: int
     """Points before they were thinned."""
+    low: float
+    """Lowest value of a scale without outliers."""
+    high: float
+    """Highest value of a scale without outliers."""
+    outliers: int
+    marks: list[Mark]
+    """The largest outliers."""
 
 
 class Curves(Answer):
     """Curves of a run."""
 
     curves: list[CurveView]
+
+
+class Sparkline(Answer):
+    """Small curve of a run in the list."""
+
+    title: str
+    """Empty: the run has no step, or its files are not read here."""
+    steps: list[int]
+    values: list[float]
+    last: float | None
 
 
 class Part(Answer):
@@ -270,6 +300,8 @@ class Timeline(Answer):
     last: list[int]
     """First and last step of each span."""
     parts: list[Part]
+    high: float
+    """Highest value of a scale without outliers, in seconds."""
 
 
 class Staleness(Answer):

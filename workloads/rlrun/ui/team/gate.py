@@ -11,12 +11,12 @@ from anyio import to_thread
 from loguru import logger
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlrun.inspect.kubectl import ClusterError
 from rlrun.runtime.printable import printable
-from rlrun.ui.guard import cookie_of, with_policy
+from rlrun.ui.guard import PlainJSONResponse, cookie_of, with_policy
 from rlrun.ui.team.api_server import told
 from rlrun.ui.team.callers import Caller, Callers, SignedOutError, TooManyError
 from rlrun.ui.team.peers import Network, peer_of
@@ -203,5 +203,5 @@ def refusal(error: Exception) -> Response:
     return _problem(503, f"nothing can be shown now: {told(error)}")
 
 
-def _problem(status: int, text: str, *, login: bool = False) -> JSONResponse:
-    return JSONResponse({"problem": text, "login": login}, status_code=status)
+def _problem(status: int, text: str, *, login: bool = False) -> PlainJSONResponse:
+    return PlainJSONResponse({"problem": text, "login": login}, status_code=status)

@@ -177,15 +177,36 @@ export interface Lineage {
   forks: ForkView[];
 }
 
+export interface Mark {
+  step: number;
+  value: number;
+}
+
 export interface CurveView {
   metric: string;
+  title: string;
+  unit: string;
   steps: number[];
   values: number[];
+  window: number;
+  meanSteps: number[];
+  means: number[];
   measured: number;
+  low: number;
+  high: number;
+  outliers: number;
+  marks: Mark[];
 }
 
 export interface Curves {
   curves: CurveView[];
+}
+
+export interface Sparkline {
+  title: string;
+  steps: number[];
+  values: number[];
+  last: number | null;
 }
 
 export interface Part {
@@ -199,6 +220,7 @@ export interface Timeline {
   first: number[];
   last: number[];
   parts: Part[];
+  high: number;
 }
 
 export interface Staleness {
@@ -262,6 +284,7 @@ export interface RolloutPage {
 }
 
 export interface TracedSteps {
+  run: string;
   spans: [number, number][];
   evaluations: number[];
 }
@@ -283,6 +306,7 @@ export interface Measured {
 }
 
 export interface RolloutView {
+  run: string;
   row: RolloutRow;
   turns: TurnView[];
   tools: string[];

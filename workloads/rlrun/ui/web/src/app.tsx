@@ -5,7 +5,7 @@ import { get, onLoggedOut, post } from "./api";
 import { ComparePage } from "./compare";
 import { connected, listen, onChange, refused } from "./live";
 import { LoginPage } from "./login";
-import { Note, Title } from "./parts";
+import { Note, Title, useTitle } from "./parts";
 import { RolloutPage } from "./rollout";
 import { RolloutsPage } from "./rollouts";
 import { to, useRoute, type Route } from "./route";
@@ -19,7 +19,7 @@ const KEYS: [string, string][] = [
   ["g", "all runs"],
   ["r", "the run's rollouts"],
   ["j, k", "next and previous rollout"],
-  ["← →", "tokens of a rollout, one by one, once they have the focus"],
+  ["← →", "values of a curve or tokens of a rollout, one by one, once it has the focus"],
 ];
 
 function Page({ route }: { route: Route }) {
@@ -31,10 +31,17 @@ function Page({ route }: { route: Route }) {
     if (what === "rollouts" && number === undefined) return <RolloutsPage key={run} id={run} query={route.query} />;
     if (what === "rollouts" && number !== undefined) return <RolloutPage key={run} id={run} number={Number(number)} query={route.query} />;
   }
+  return <NotAPage />;
+}
+
+function NotAPage() {
+  useTitle("Not a page");
   return (
     <>
       <Title>Not a page</Title>
-      <Note kind="problem">This address names no page. Begin with all runs.</Note>
+      <Note kind="problem">
+        This address names no page. Start with <a href={to("/")}>all runs</a>.
+      </Note>
     </>
   );
 }
@@ -124,7 +131,7 @@ export function App() {
           Keys
         </button>
         <label class="theme">
-          <span class="hidden">Colours</span>
+          <span class="hidden">Colors</span>
           <select
             value={chosen}
             onChange={(event) => {

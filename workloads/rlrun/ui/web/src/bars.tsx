@@ -6,7 +6,9 @@ export function Times({ found }: { found: Timeline }) {
   const spans = found.first.length;
   if (spans === 0) return <p class="note">No step has been timed yet.</p>;
   const sums = found.first.map((_, at) => found.parts.reduce((sum, part) => sum + (part.seconds[at] ?? 0), 0));
-  const most = Math.max(...sums, 1e-9);
+  // One long first step does not flatten the others: its bar is cut, with a mark.
+  const most = Math.max(found.high, 1e-9);
+  const beyond = sums.filter((sum) => sum > most * 1.0001);
   const width = 100 / spans;
   const mean = (seconds: number[]) => seconds.reduce((sum, one) => sum + one, 0) / spans;
   const total = mean(sums);
@@ -21,10 +23,11 @@ export function Times({ found }: { found: Timeline }) {
       <svg class="times" viewBox="0 0 100 40" preserveAspectRatio="none" role="img" aria-label={`Seconds of a step over ${spans} spans of steps, by what the trainer did; the table has the means`}>
         {found.first.map((first, at) => {
           let top = 40;
+          const cut = (sums[at] ?? 0) > most * 1.0001;
           return (
             <g key={first}>
               {found.parts.map((part) => {
-                const height = (40 * (part.seconds[at] ?? 0)) / most;
+                const height = (40 * (part.seconds[at] ?? 0)) / (cut ? (sums[at] ?? most) : most);
                 top -= height;
                 return (
                   <rect key={part.name} class={`part-${part.name}`} x={at * width} y={top} width={Math.max(0.05, width * 0.92)} height={height}>
@@ -32,13 +35,17 @@ export function Times({ found }: { found: Timeline }) {
                   </rect>
                 );
               })}
+              {cut ? <polygon class="cut" points={`${at * width},2.4 ${(at + 0.46) * width},0.2 ${(at + 0.92) * width},2.4`} /> : null}
             </g>
           );
         })}
       </svg>
       <p class="axis">
         <span>step {found.first[0]}</span>
-        <span>up to {number(most, 3)} s a step</span>
+        <span>
+          up to {number(most, 3)} s per step
+          {beyond.length ? `; ${beyond.length === 1 ? "one bar is" : `${beyond.length} bars are`} cut, up to ${number(Math.max(...beyond), 3)} s per step` : ""}
+        </span>
         <span>step {found.last.at(-1)}</span>
       </p>
       <table class="plain">

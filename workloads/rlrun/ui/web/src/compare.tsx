@@ -3,18 +3,18 @@ import type { Comparison, Curves } from "./answers";
 import { address, useAnswer } from "./api";
 import { Chart, type Curve } from "./chart";
 import { number } from "./format";
-import { Answered, Note, Section, Title, Wide } from "./parts";
+import { Answered, Note, Section, Title, useTitle, Wide } from "./parts";
 import { change, to } from "./route";
-import { View } from "./run";
+import { scaling, smooth, View } from "./view";
 
 const USUAL = ["reward/mean", "loss", "entropy", "mismatch_kl", "off_policy/mean", "time/step"];
 
 export function ComparePage({ runs, query }: { runs: string[]; query: URLSearchParams }) {
   const asked = useAnswer<Comparison>(runs.length >= 2 ? address("/compare", { run: runs }) : null, "*");
-  document.title = "Compare · RLRun";
+  useTitle(asked.answer ? `${asked.answer.labels.join(", ")} compared` : "Runs compared");
   return (
     <>
-      <Title>Compare runs</Title>
+      <Title>{asked.answer ? `Compare ${asked.answer.labels.join(", ")}` : "Compare runs"}</Title>
       {runs.length < 2 ? (
         <Note>Choose at least two runs in the list of all runs.</Note>
       ) : (
@@ -64,7 +64,7 @@ function Together({ ids, labels, wanted, query }: TogetherProps) {
   // The number of runs of a page never changes while it is shown, nor does the order of these hooks: eight at most.
   const asked = Array.from({ length: 8 }, (_, at) => {
     const id = ids[at];
-    const words = { metric: wanted, smooth: query.get("smooth"), first: query.get("first"), last: query.get("last"), points: 600 };
+    const words = { metric: wanted, smooth: smooth(query), first: query.get("first"), last: query.get("last"), points: 600 };
     return useAnswer<Curves>(id === undefined ? null : address(`/runs/${id}/curves`, words), id ?? null);
   });
   const shown = asked.slice(0, ids.length);
@@ -75,10 +75,10 @@ function Together({ ids, labels, wanted, query }: TogetherProps) {
     <div class="charts">
       {wanted.map((metric) => {
         const curves = ids.map((_, at): Curve => {
-          const curve = asked[at]?.answer?.curves.find((one) => one.metric === metric);
-          return { label: labels[at] as string, steps: curve?.steps ?? [], values: curve?.values ?? [] };
+          return { label: labels[at] as string, view: asked[at]?.answer?.curves.find((one) => one.metric === metric) };
         });
-        return <Chart key={metric} title={metric} curves={curves} zoom={zoom} />;
+        const title = curves.find((one) => one.view)?.view?.title ?? metric;
+        return <Chart key={metric} title={title} curves={curves} scaling={scaling(query)} zoom={zoom} />;
       })}
     </div>
   );

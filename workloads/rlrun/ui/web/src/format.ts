@@ -1,8 +1,17 @@
 // Numbers and times as people read them.
 export function number(value: number | null | undefined, digits = 4): string {
   if (value === null || value === undefined) return "–";
-  if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en");
+  if (size >= 1e-4 && size < 1e9) return value.toLocaleString("en", { maximumSignificantDigits: digits });
   return String(Number(value.toPrecision(digits)));
+}
+
+/** Units that are only the kind of the value: no reader misses them behind a number. */
+const PLAIN = ["value", "reward", "loss", "ratio", "rate", "1 is perfect"];
+
+export function inUnit(value: number | null | undefined, unit: string): string {
+  return PLAIN.includes(unit) ? number(value) : `${number(value)} ${unit}`;
 }
 
 export function span(seconds: number | null | undefined): string {
@@ -16,4 +25,8 @@ export function span(seconds: number | null | undefined): string {
 
 export function ago(time: string | null): string {
   return time === null ? "–" : `${span((Date.now() - Date.parse(time)) / 1000)} ago`;
+}
+
+export function between(begin: string, end: string): string {
+  return span((Date.parse(end) - Date.parse(begin)) / 1000);
 }

@@ -1,12 +1,12 @@
 // Login with a token of the cluster, where the server asks for one.
 import { useState } from "preact/hooks";
 import { post } from "./api";
-import { Note, Title } from "./parts";
+import { Note, Title, useTitle } from "./parts";
 
 export function LoginPage({ why, done }: { why: string; done: () => void }) {
   const [problem, put] = useState<string | null>(null);
   const [busy, wait] = useState(false);
-  document.title = "Log in · RLRun";
+  useTitle("Log in");
   const submit = async (event: SubmitEvent) => {
     event.preventDefault();
     const field = (event.currentTarget as HTMLFormElement).elements.namedItem("token") as HTMLInputElement;

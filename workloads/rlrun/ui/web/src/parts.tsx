@@ -16,6 +16,13 @@ export function Title({ children }: { children: ComponentChildren }) {
   );
 }
 
+/** Name of the page in the browser's tab, most special word first. */
+export function useTitle(text: string): void {
+  useEffect(() => {
+    document.title = `${text} · RLRun`;
+  }, [text]);
+}
+
 /** An answer, or why there is none yet. */
 export function Answered<T>({ asked, children }: { asked: Asked<T>; children: (answer: T) => ComponentChildren }) {
   if (asked.problem !== null) return <Note kind="problem">{asked.problem}</Note>;

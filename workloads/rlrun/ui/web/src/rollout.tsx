@@ -3,22 +3,28 @@ import { useState } from "preact/hooks";
 import type { DiffView, RolloutPage as Page, Reasons, RolloutView, Tokens, TurnView } from "./answers";
 import { address, useAnswer } from "./api";
 import { number } from "./format";
-import { Answered, Choice, Facts, Section, Title } from "./parts";
-import { FILTERS } from "./rollouts";
+import { Answered, Choice, Facts, Section, Title, useTitle } from "./parts";
+import { filters, sourceOf } from "./rollouts";
 import { change, to } from "./route";
 import { Coloured } from "./tokens";
 
 export function RolloutPage({ id, number: at, query }: { id: string; number: number; query: URLSearchParams }) {
   const where = { step: query.get("step"), evaluation: query.get("evaluation") };
   const asked = useAnswer<RolloutView>(address(`/runs/${id}/rollouts/${at}`, where));
-  const chosen = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]));
-  document.title = `Rollout ${at} · RLRun`;
+  const chosen = filters(query, null) ?? {};
+  const run = asked.answer?.run ?? id.split(".")[0];
+  const source = sourceOf(where);
+  const title = `${run}: rollout ${at} of ${where.step ? `step ${Number(where.step)}` : where.evaluation ? `the ${source}` : "this run"}`;
+  useTitle(title);
   return (
     <>
-      <Title>Rollout {at}</Title>
-      <nav aria-label="Of this run">
-        <a href={to(`/run/${id}`)}>The run</a>
-        <a href={to(`/run/${id}/rollouts`, chosen)}>Rollouts</a>
+      <nav aria-label="Path">
+        <a href={to("/")}>All runs</a>
+        <a href={to(`/run/${id}`)}>{run}</a>
+        <a href={to(`/run/${id}/rollouts`, chosen)}>{source.charAt(0).toUpperCase() + source.slice(1)}</a>
+      </nav>
+      <Title>{title}</Title>
+      <nav aria-label="Neighbors">
         <Neighbours id={id} at={at} chosen={chosen} />
       </nav>
       <Answered asked={asked}>
@@ -40,7 +46,7 @@ export function RolloutPage({ id, number: at, query }: { id: string; number: num
 }
 
 /** The rollouts before and after this one, in the order and with the filters of the list. */
-function Neighbours({ id, at, chosen }: { id: string; at: number; chosen: Record<string, string | null> }) {
+function Neighbours({ id, at, chosen }: { id: string; at: number; chosen: Record<string, string> }) {
   const [base, turn] = useState(0);
   const asked = useAnswer<Page>(chosen.step || chosen.evaluation ? address(`/runs/${id}/rollouts`, { ...chosen, offset: base, limit: 200 }) : null);
   const rows = asked.answer?.rows ?? [];
@@ -48,7 +54,7 @@ function Neighbours({ id, at, chosen }: { id: string; at: number; chosen: Record
   if (asked.answer && place < 0 && base + 200 < asked.answer.chosen && asked.answer.offset === base) turn(base + 200);
   const link = (row: { number: number } | undefined, text: string, name: "data-next" | "data-previous") =>
     row === undefined ? null : (
-      <a {...{ [name]: true }} href={to(`/run/${id}/rollouts/${row.number}`, chosen)}>
+      <a class="button" {...{ [name]: true }} href={to(`/run/${id}/rollouts/${row.number}`, chosen)}>
         {text}
       </a>
     );
@@ -63,18 +69,18 @@ function Neighbours({ id, at, chosen }: { id: string; at: number; chosen: Record
 
 function Known({ found }: { found: RolloutView }) {
   const { row } = found;
-  const facts: [string, string][] = [
-    ["Reward", number(row.reward)],
-    ["Advantage", number(row.advantage)],
-    ["Environment", row.environment],
-    ["Task", row.taskId],
-    ["Group", row.group === null ? "–" : `${row.group}, rollout ${row.rollout}`],
-    ["Tokens sampled", `${number(row.completionTokens)} of ${number(row.tokens)}`],
-    ["Versions", row.versions.join(", ") || "–"],
-    ["Ended by", `${row.finishReason ?? "–"}${row.truncated ? ", truncated" : ""}`],
-    ["Took", found.seconds === null ? "–" : `${number(found.seconds, 3)} s`],
-    ...found.measures.map((one): [string, string] => [one.metric, number(one.value)]),
-  ];
+  const facts: [string, string][] = [];
+  const add = (name: string, value: string | null) => value && facts.push([name, value]);
+  add("Reward", row.reward === null ? "none" : number(row.reward));
+  add("Advantage", row.advantage === null ? null : number(row.advantage));
+  add("Environment", row.environment);
+  add("Task", row.taskId);
+  add("Group", row.group === null ? null : `${row.group}, rollout ${row.rollout}`);
+  add("Sampled", row.completionTokens === null ? null : `${number(row.completionTokens)}${row.tokens === null ? "" : ` of ${number(row.tokens)}`} tokens`);
+  add("Versions", row.versions.join(", "));
+  add("Ended by", row.finishReason === null ? null : `${row.finishReason}${row.truncated ? ", truncated" : ""}`);
+  add("Took", found.seconds === null ? null : `${number(found.seconds, 3)} s`);
+  for (const one of found.measures) add(one.metric, one.value === null ? null : number(one.value));
   return (
     <>
       <Facts facts={facts} />
@@ -139,7 +145,7 @@ function TokensSection({ id, at, step, query }: { id: string; at: number; step: 
   const asked = useAnswer<Tokens>(step ? address(`/runs/${id}/rollouts/${at}/tokens`, { step }) : null);
   const by = (query.get("by") ?? "logprob") as By;
   return (
-    <Section title="Tokens" id="tokens" tools={<Choice label="Colour by" value={by} options={COLOURS} put={(value) => change({ by: value })} />}>
+    <Section title="Tokens" id="tokens" tools={<Choice label="Color by" value={by} options={COLOURS} put={(value) => change({ by: value })} />}>
       <Answered asked={asked}>
         {(found) => (
           <>

@@ -2,16 +2,26 @@
 import type { RolloutPage as Page, RolloutRow, TracedSteps } from "./answers";
 import { address, useAnswer } from "./api";
 import { number } from "./format";
-import { Answered, Choice, Field, Note, Title, Wide } from "./parts";
+import { Answered, Choice, Field, Note, Title, useTitle, Wide } from "./parts";
 import { change, to } from "./route";
 
 const LIMIT = 50;
 export const FILTERS = ["step", "evaluation", "environment", "rewardMin", "rewardMax", "tokensMin", "tokensMax", "group", "order"] as const;
-const ORDERS = [["trace", "as trained"], ["worst", "worst reward first"], ["best", "best reward first"], ["longest", "longest first"], ["shortest", "shortest first"]] as const;
+const ORDERS = [["worst", "worst reward first"], ["best", "best reward first"], ["trace", "as trained"], ["longest", "longest first"], ["shortest", "shortest first"]] as const;
+
+/** Worst answers come first: they say most about what to change. */
+const FIRST = "worst";
+const RARE = ["rewardMin", "rewardMax", "tokensMin", "tokensMax", "group"];
+
+/** Name of the trace that is shown, for titles. */
+export function sourceOf(chosen: Record<string, string | null | undefined>): string {
+  if (chosen.evaluation && !chosen.step) return `held-out answers of version ${Number(chosen.evaluation)}`;
+  return chosen.step ? `rollouts of step ${Number(chosen.step)}` : "rollouts";
+}
 
 /** Filters of an address, with the newest step where none is named. */
 export function filters(query: URLSearchParams, traced: TracedSteps | null): Record<string, string> | null {
-  const found = Object.fromEntries(FILTERS.flatMap((name) => (query.get(name) ? [[name, query.get(name) as string]] : [])));
+  const found: Record<string, string> = { order: FIRST, ...Object.fromEntries(FILTERS.flatMap((name) => (query.get(name) ? [[name, query.get(name) as string]] : []))) };
   if (found.step || found.evaluation) return found;
   const last = traced?.spans.at(-1)?.[1];
   if (last !== undefined) return { ...found, step: String(last) };
@@ -24,14 +34,17 @@ export function RolloutsPage({ id, query }: { id: string; query: URLSearchParams
   const chosen = filters(query, traced.answer);
   const offset = Number(query.get("offset") ?? 0);
   const asked = useAnswer<Page>(chosen === null ? null : address(`/runs/${id}/rollouts`, { ...chosen, offset, limit: LIMIT }));
-  document.title = "Rollouts · RLRun";
+  const run = traced.answer?.run ?? id.split(".")[0];
+  const title = `${run}: ${sourceOf(chosen ?? {})}`;
+  useTitle(title);
   const put = (name: string) => (value: string) => change({ [name]: value, offset: null });
   return (
     <>
-      <Title>Rollouts</Title>
-      <nav aria-label="Of this run">
-        <a href={to(`/run/${id}`)}>The run</a>
+      <nav aria-label="Path">
+        <a href={to("/")}>All runs</a>
+        <a href={to(`/run/${id}`)}>{run}</a>
       </nav>
+      <Title>{title}</Title>
       <Answered asked={traced}>
         {(known) => {
           if (chosen === null) return <Note>No step has a trace yet; rollouts appear with the first trained step.</Note>;
@@ -50,12 +63,17 @@ export function RolloutsPage({ id, query }: { id: string; query: URLSearchParams
                   />
                 ) : null}
                 <Choice label="Environment" value={chosen.environment ?? ""} options={[["", "all"], ...environments]} put={put("environment")} />
-                <Choice label="Order" value={chosen.order ?? "trace"} options={ORDERS} put={(order) => change({ order: order === "trace" ? null : order, offset: null })} />
-                {field("rewardMin", "Reward from")}
-                {field("rewardMax", "Reward to")}
-                {field("tokensMin", "Tokens from")}
-                {field("tokensMax", "Tokens to")}
-                {field("group", "Group")}
+                <Choice label="Order" value={chosen.order ?? FIRST} options={ORDERS} put={(order) => change({ order: order === FIRST ? null : order, offset: null })} />
+                <details class="more" open={RARE.some((name) => chosen[name])}>
+                  <summary>More filters</summary>
+                  <div class="tools">
+                    {field("rewardMin", "Reward from")}
+                    {field("rewardMax", "Reward to")}
+                    {field("tokensMin", "Tokens from")}
+                    {field("tokensMax", "Tokens to")}
+                    {field("group", "Group")}
+                  </div>
+                </details>
               </div>
               <p class="hint">Traces: {known.spans.map(([first, last]) => (first === last ? `step ${first}` : `steps ${first} to ${last}`)).slice(-6).join(", ") || "none of training"}.</p>
               <Answered asked={asked}>{(page) => <Rows id={id} page={page} chosen={chosen} offset={offset} />}</Answered>
@@ -77,17 +95,17 @@ function Rows({ id, page, chosen, offset }: { id: string; page: Page; chosen: Re
         {page.chosen < page.total ? ` (${number(page.total)} in the trace)` : ""}; reward {number(page.rewardMean)} on average, from {number(page.rewardMin)} to {number(page.rewardMax)}
       </p>
       <Wide label="Rollouts">
-        <table>
+        <table class="cards rollouts">
           <thead>
             <tr>
               <th scope="col">Rollout</th>
               <th scope="col" class="number">Reward</th>
-              <th scope="col" class="number less">Advantage</th>
+              <th scope="col">Asked and answered</th>
+              <th scope="col" class="number">Advantage</th>
               <th scope="col">Environment</th>
               <th scope="col" class="number">Tokens</th>
-              <th scope="col" class="number less">Turns</th>
-              <th scope="col" class="less">Versions</th>
-              <th scope="col">Asked and answered</th>
+              <th scope="col" class="number">Turns</th>
+              <th scope="col">Versions</th>
             </tr>
           </thead>
           <tbody>
@@ -117,20 +135,21 @@ function Line({ row, href }: { row: RolloutRow; href: string }) {
           {row.group === null ? row.taskId : `group ${row.group}`}, {row.rollout ?? row.number}
         </a>
       </th>
-      <td class="number">{number(row.reward)}</td>
-      <td class="number less">{number(row.advantage)}</td>
-      <td>{row.environment}</td>
-      <td class="number">
-        {number(row.completionTokens)}
-        {row.truncated ? " (cut)" : ""}
-      </td>
-      <td class="number less">{row.turns}</td>
-      <td class="less">{row.versions.join(", ") || "–"}</td>
+      <td class="number reward">{row.reward === null ? "no reward" : number(row.reward)}</td>
       <td class="excerpt">
         {row.error ? <em>{row.error}</em> : null}
         <span>{row.prompt}</span>
         <span>{row.answer}</span>
       </td>
+      <td class="number less">{row.advantage === null ? null : number(row.advantage)}</td>
+      <td class="less">{row.environment}</td>
+      <td class="number tokens-of">
+        {row.completionTokens === null ? null : number(row.completionTokens)}
+        <span class="unit"> tokens</span>
+        {row.truncated ? " (cut)" : ""}
+      </td>
+      <td class="number less">{row.turns}</td>
+      <td class="less">{row.versions.join(", ")}</td>
     </tr>
   );
 }

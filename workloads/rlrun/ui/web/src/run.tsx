@@ -1,55 +1,62 @@
 // One run: state and causes, curves, times, staleness, evaluations, manifest.
 import { useState } from "preact/hooks";
-import type { CostView, Curves, FindingView, Manifest, RunView, Staleness, Timeline, TracedSteps } from "./answers";
+import type { CostView, Curves, CurveView, FindingView, Manifest, RunView, Staleness, Timeline, TracedSteps } from "./answers";
 import { address, useAnswer } from "./api";
 import { Lags, Times } from "./bars";
-import { Chart } from "./chart";
-import { ago, number, span } from "./format";
-import { Answered, Choice, Facts, Field, Note, Phase, Section, Title, Wide } from "./parts";
-import { change, to } from "./route";
+import { Chart, type Curve } from "./chart";
 import { ClusterSections } from "./cluster";
+import { ago, between, number, span } from "./format";
+import { Answered, Facts, Field, Note, Phase, Section, Title, useTitle, Wide } from "./parts";
 import { HistorySection, LineageSection } from "./past";
+import { change, to } from "./route";
+import { range, scaling, smooth, View, zoom } from "./view";
 
-const USUAL = ["reward/mean", "loss", "validation/loss", "off_policy/mean", "mismatch_kl", "entropy", "grad_norm", "completion_length/mean", "perf/throughput", "time/step"];
-export const SMOOTH = [["1", "not at all"], ["5", "over 5 steps"], ["20", "over 20 steps"], ["100", "over 100 steps"]] as const;
+const USUAL = ["loss", "entropy", "completion_length/mean", "grad_norm", "mismatch_kl", "off_policy/mean", "perf/throughput", "time/step"];
+/** Held-out curves beside the training's; more than these in one picture are not told apart. */
+const HELD_OUT_MAX = 5;
 
 export function RunPage({ id, query }: { id: string; query: URLSearchParams }) {
   const asked = useAnswer<RunView>(`/runs/${id}`, id);
+  const run = asked.answer?.run;
+  useTitle(run ? `${run.name}: ${run.phase}` : `Run ${id.split(".")[0]}`);
   return (
     <Answered asked={asked}>
-      {(found) => {
-        document.title = `${found.run.name} · RLRun`;
-        return (
-          <>
+      {(found) => (
+        <>
+          <nav aria-label="Path">
+            <a href={to("/")}>All runs</a>
+          </nav>
+          <div class="top">
             <Title>
               {found.run.name} <Phase phase={found.run.phase} />
             </Title>
-            <nav aria-label="Of this run">
-              <a href={to("/")}>All runs</a>
-              {found.files ? <a href={to(`/run/${id}/rollouts`)}>Rollouts</a> : null}
-            </nav>
-            <State found={found} />
-            <LineageSection id={id} />
-            <WhySection found={found} />
-            {found.unread.map((why) => (
-              <Note key={why}>Not shown: {why}.</Note>
-            ))}
-            {found.files ? (
-              <>
-                <CurvesSection id={id} found={found} query={query} />
-                <EvaluationSection id={id} found={found} query={query} />
-                <TimesSection id={id} query={query} />
-                <LagsSection id={id} query={query} />
-              </>
+            {found.files && found.run.task !== "SFT" ? (
+              <a class="button" href={to(`/run/${id}/rollouts`)}>
+                Rollouts
+              </a>
             ) : null}
-            <GpuSection id={id} found={found} query={query} />
-            <Attempts found={found} />
-            {found.files ? <HistorySection id={id} /> : null}
-            {found.place === "cluster" ? <ClusterSections found={found} /> : null}
-            <ManifestSection id={id} place={found.place} />
-          </>
-        );
-      }}
+          </div>
+          <State found={found} />
+          <WhySection found={found} />
+          {found.unread.map((why) => (
+            <Note key={why}>Not shown: {why}.</Note>
+          ))}
+          {found.files ? (
+            <>
+              <CurvesSection id={id} found={found} query={query} />
+              <EvaluationSection id={id} found={found} query={query} />
+              <TimesSection id={id} query={query} />
+              {found.metrics.includes("off_policy/mean") || found.run.task !== "SFT" ? <LagsSection id={id} query={query} /> : null}
+            </>
+          ) : null}
+          <GpuSection id={id} found={found} query={query} />
+          <LineageSection id={id} />
+          <Attempts found={found} />
+          {found.files ? <HistorySection id={id} /> : null}
+          {found.place === "cluster" ? <ClusterSections found={found} /> : null}
+          <ManifestSection id={id} place={found.place} />
+        </>
+      )}
     </Answered>
   );
 }
@@ -57,23 +64,26 @@ export function RunPage({ id, query }: { id: string; query: URLSearchParams }) {
 function State({ found }: { found: RunView }) {
   const { run, wait } = found;
   const { progress } = run;
-  const facts: [string, preact.ComponentChildren][] = [
-    ["Step", `${progress.step ?? "–"}${progress.totalSteps ? ` of ${progress.totalSteps}` : ""}`],
-    [progress.reward === null ? "Loss" : "Reward", number(progress.reward ?? progress.loss)],
-    ["Time left", run.phase === "Running" ? span(progress.etaSeconds) : "–"],
-    ["Tokens/s", number(progress.tokensPerSecond, 3)],
-    ["Staleness", progress.stalenessMean === null ? "–" : `${number(progress.stalenessMean, 3)} versions`],
-    ["Checkpoint", progress.checkpointStep === null ? "none yet" : `step ${progress.checkpointStep}`],
-    ["Attempt", `${run.attempt}${run.restarts ? `, ${run.restarts} restarts` : ""}`],
-    ["Last step", ago(progress.lastStepTime)],
-    ...(found.cost ? [["Cost", cost(found.cost)] as [string, string]] : []),
-    [found.place === "cluster" ? "Namespace" : "Folder", found.place === "cluster" ? (run.where.split("/")[0] ?? "") : run.where],
-  ];
+  const over = run.phase === "Complete" || run.phase === "Failed";
+  const facts: [string, preact.ComponentChildren][] = [];
+  const add = (name: string, value: preact.ComponentChildren | null) => value !== null && facts.push([name, value]);
+  add("Step", progress.step === null && !progress.totalSteps ? null : `${number(progress.step ?? 0)}${progress.totalSteps ? ` of ${number(progress.totalSteps)}` : ""}`);
+  add("Reward", progress.reward === null ? null : number(progress.reward, 3));
+  add("Loss", progress.loss === null ? null : number(progress.loss, 3));
+  add("Time left", run.phase === "Running" && progress.etaSeconds !== null ? span(progress.etaSeconds) : null);
+  add("Took", over && run.started !== null && progress.lastStepTime !== null ? between(run.started, progress.lastStepTime) : null);
+  add("Tokens per second", progress.tokensPerSecond === null ? null : number(progress.tokensPerSecond, 3));
+  add("Staleness", progress.stalenessMean === null ? null : `${number(progress.stalenessMean, 3)} versions`);
+  add("Checkpoint", progress.checkpointStep === null ? (run.phase === "Running" ? "none yet" : null) : `step ${number(progress.checkpointStep)}`);
+  add("Attempt", run.attempt ? `${run.attempt}${run.restarts ? `, ${run.restarts === 1 ? "1 restart" : `${run.restarts} restarts`}` : ""}` : null);
+  add("Last step", progress.lastStepTime === null ? null : ago(progress.lastStepTime));
+  add("Cost", found.cost ? cost(found.cost) : null);
+  add(found.place === "cluster" ? "Namespace" : "Folder", found.place === "cluster" ? (run.where.split("/")[0] ?? "") : run.where);
   return (
     <>
       {progress.totalSteps ? <progress aria-label="Steps trained" max={progress.totalSteps} value={progress.step ?? 0} /> : null}
       <Facts facts={facts} />
-      {wait ? (
+      {wait && !over ? (
         <p>
           The next step waits for {wait.role ? `the ${wait.role}: ` : ""}
           {wait.text}
@@ -118,13 +128,20 @@ function WhySection({ found }: { found: RunView }) {
         {why.now.map((one) => (
           <Finding key={one.what} found={one} />
         ))}
-        {why.before.map((one) => (
-          <Finding key={one.what} found={one} />
-        ))}
         {why.besides.map((one) => (
           <li key={one}>{one}</li>
         ))}
       </ul>
+      {why.before.length === 0 ? null : (
+        <details open={found.run.phase === "Failed"}>
+          <summary>{why.before.length === 1 ? "1 earlier failure" : `${why.before.length} earlier failures`}</summary>
+          <ul class="findings">
+            {why.before.map((one) => (
+              <Finding key={one.what} found={one} />
+            ))}
+          </ul>
+        </details>
+      )}
     </Section>
   );
 }
@@ -140,74 +157,93 @@ function Finding({ found }: { found: FindingView }) {
   );
 }
 
-/** First and last step that are shown, and how much curves are smoothed: part of the address, so that a link shows the same. */
-export function View({ query, metrics, extra }: { query: URLSearchParams; metrics: string[]; extra?: string }) {
-  return (
-    <div class="tools" data-filter>
-      <Field label="From step" value={query.get("first") ?? ""} put={(first) => change({ first })} />
-      <Field label="To step" value={query.get("last") ?? ""} put={(last) => change({ last })} />
-      <Choice label="Smooth" value={query.get("smooth") ?? "1"} options={SMOOTH} put={(smooth) => change({ smooth: smooth === "1" ? null : smooth })} />
-      <Field label="Also draw" type="text" list="metrics" placeholder="name of a metric" value={extra ?? ""} put={(metric) => change({ metric })} />
-      <datalist id="metrics">
-        {metrics.map((name) => (
-          <option key={name} value={name} />
-        ))}
-      </datalist>
-      {query.has("first") || query.has("last") ? (
-        <button type="button" onClick={() => change({ first: null, last: null })}>
-          Show all steps
-        </button>
-      ) : null}
-    </div>
-  );
+/** A curve of its own, with the title that the server gave it. */
+function Alone({ view, query }: { view: CurveView; query: URLSearchParams }) {
+  return <Chart title={view.title} curves={[{ label: view.metric, view }]} scaling={scaling(query)} zoom={zoom} />;
 }
 
-const zoom = (first: number, last: number) => change({ first: Math.max(0, first), last });
-
-function range(query: URLSearchParams) {
-  return { first: query.get("first"), last: query.get("last") };
+/** What the run learns: the training's curve, and what was held out beside it. */
+function learning(metrics: string[]): string[] {
+  const training = metrics.includes("reward/mean") ? "reward/mean" : "loss";
+  if (!metrics.includes(training)) return [];
+  const heldOut = training === "loss" ? ["validation/loss"] : metrics.filter((name) => /^eval\/.+\/reward\/mean$/.test(name));
+  return [training, ...heldOut.filter((name) => metrics.includes(name)).slice(0, HELD_OUT_MAX)];
 }
 
 function CurvesSection({ id, found, query }: { id: string; found: RunView; query: URLSearchParams }) {
   const extra = query.get("metric") ?? "";
-  const wanted = [...new Set([...(extra ? [extra] : []), ...USUAL])].filter((name) => name === extra || found.metrics.includes(name));
-  const path = wanted.length ? address(`/runs/${id}/curves`, { metric: wanted, smooth: query.get("smooth"), points: 800, ...range(query) }) : null;
+  const first = learning(found.metrics);
+  const others = [...new Set([...(extra ? [extra] : []), ...USUAL])].filter((name) => name === extra || (found.metrics.includes(name) && name !== first[0]));
+  const wanted = [...new Set([...first, ...others])];
+  const path = wanted.length ? address(`/runs/${id}/curves`, { metric: wanted, smooth: smooth(query), points: 600, ...range(query) }) : null;
   const asked = useAnswer<Curves>(path, id);
   return (
     <Section title="Curves" id="curves">
-      <View query={query} metrics={found.metrics} extra={extra} />
       {wanted.length === 0 ? (
         <Note>No step has been trained yet; curves begin with the first.</Note>
       ) : (
-        <Answered asked={asked}>
-          {(answer) => (
-            <div class="charts">
-              {answer.curves.map((curve) => (
-                <Chart key={curve.metric} title={curve.metric} curves={[{ label: curve.metric, steps: curve.steps, values: curve.values }]} zoom={zoom} />
-              ))}
-            </div>
-          )}
-        </Answered>
+        <>
+          <View query={query} metrics={found.metrics} extra={extra} />
+          <Answered asked={asked}>
+            {(answer) => {
+              const view = (name: string) => answer.curves.find((one) => one.metric === name);
+              return (
+                <div class="charts">
+                  <Learning views={first.flatMap((name) => view(name) ?? [])} query={query} />
+                  {others.map((name) => {
+                    const one = view(name);
+                    return one ? <Alone key={name} view={one} query={query} /> : null;
+                  })}
+                </div>
+              );
+            }}
+          </Answered>
+        </>
       )}
     </Section>
   );
 }
 
+function Learning({ views, query }: { views: CurveView[]; query: URLSearchParams }) {
+  const [training] = views;
+  if (training === undefined) return null;
+  const label = (view: CurveView) => (view.metric === "validation/loss" ? "validation" : view.metric.startsWith("eval/") ? `held out: ${view.metric.slice("eval/".length, -"/reward/mean".length)}` : "training");
+  const curves = views.map((view): Curve => ({ label: label(view), view, sparse: view !== training }));
+  const besides = training.metric === "loss" ? "validation" : "held out";
+  return (
+    <div class="first">
+      <Chart title={views.length > 1 ? `${training.title}: training and ${besides}` : training.title} curves={curves} scaling={scaling(query)} zoom={zoom} height={280} />
+    </div>
+  );
+}
+
+/** Further held-out measures, a picture for each environment, and where the answers are. */
 function EvaluationSection({ id, found, query }: { id: string; found: RunView; query: URLSearchParams }) {
-  const names = found.metrics.filter((name) => name.startsWith("eval/") && /\/(reward\/mean|pass@\d+)$/.test(name)).slice(0, 24);
-  const asked = useAnswer<Curves>(names.length ? address(`/runs/${id}/curves`, { metric: names, points: 800, ...range(query) }) : null, id);
-  if (names.length === 0) return null;
+  const names = found.metrics.filter((name) => /^eval\/.+\/pass@\d+$/.test(name)).slice(0, 24);
+  const asked = useAnswer<Curves>(names.length ? address(`/runs/${id}/curves`, { metric: names, smooth: 1, points: 600, ...range(query) }) : null, id);
+  const version = useAnswer<TracedSteps>(`/runs/${id}/traces`, id).answer?.evaluations.at(-1);
+  if (names.length === 0 && version === undefined) return null;
+  const environments = [...new Set(names.map((name) => name.split("/").slice(1, -1).join("/")))];
   return (
     <Section title="Evaluations" id="evaluations">
-      <Answered asked={asked}>
-        {(answer) => (
-          <div class="charts">
-            {answer.curves.map((curve) => (
-              <Chart key={curve.metric} title={curve.metric} curves={[{ label: curve.metric, steps: curve.steps, values: curve.values }]} zoom={zoom} />
-            ))}
-          </div>
-        )}
-      </Answered>
+      {version === undefined ? null : (
+        <p>
+          <a href={to(`/run/${id}/rollouts`, { evaluation: version })}>Held-out answers of version {version}, worst first</a>
+        </p>
+      )}
+      {names.length === 0 ? null : (
+        <Answered asked={asked}>
+          {(answer) => (
+            <div class="charts">
+              {environments.map((environment) => {
+                const own = answer.curves.filter((one) => one.metric.startsWith(`eval/${environment}/pass@`));
+                const curves = own.map((view): Curve => ({ label: view.metric.split("/").at(-1) as string, view, sparse: true }));
+                return <Chart key={environment} title={`Held-out tasks solved, ${environment}`} curves={curves} scaling={scaling(query)} zoom={zoom} />;
+              })}
+            </div>
+          )}
+        </Answered>
+      )}
     </Section>
   );
 }
@@ -221,14 +257,13 @@ function TimesSection({ id, query }: { id: string; query: URLSearchParams }) {
   );
 }
 
-const MEMORY = "perf/peak_memory";
-const FLOPS = "perf/mfu";
+const OF_GPUS = ["perf/mfu", "perf/peak_memory"];
 const LOSSES = ["waitedForRollouts", "waitedForTrainer", "startup", "stopping"];
 
 /** Of a run on GPUs: what its trainer made of them, the memory that it took, and the time in which they were held for nothing. */
 function GpuSection({ id, found, query }: { id: string; found: RunView; query: URLSearchParams }) {
-  const names = [FLOPS, MEMORY].filter((name) => found.metrics.includes(name));
-  const asked = useAnswer<Curves>(names.length ? address(`/runs/${id}/curves`, { metric: names, smooth: query.get("smooth"), points: 800, ...range(query) }) : null, id);
+  const names = OF_GPUS.filter((name) => found.metrics.includes(name));
+  const asked = useAnswer<Curves>(names.length ? address(`/runs/${id}/curves`, { metric: names, smooth: smooth(query), points: 600, ...range(query) }) : null, id);
   const cost = found.cost?.gpus ? found.cost : null;
   if (names.length === 0 && cost === null) return null;
   const all = (cost?.hours ?? 0) * 3600;
@@ -244,10 +279,9 @@ function GpuSection({ id, found, query }: { id: string; found: RunView; query: U
         <Answered asked={asked}>
           {(answer) => (
             <div class="charts">
-              {answer.curves.map((curve) => {
-                const [title, part] = curve.metric === MEMORY ? ["Most memory of a trainer's GPU in the step, GiB", 2 ** 30] : ["Share of the GPUs' peak FLOP/s that the trainer used, %", 0.01];
-                return <Chart key={curve.metric} title={title} curves={[{ label: title, steps: curve.steps, values: curve.values.map((value) => value / part) }]} zoom={zoom} />;
-              })}
+              {answer.curves.map((view) => (
+                <Alone key={view.metric} view={view} query={query} />
+              ))}
             </div>
           )}
         </Answered>
@@ -280,38 +314,55 @@ function LagsSection({ id, query }: { id: string; query: URLSearchParams }) {
 }
 
 function Attempts({ found }: { found: RunView }) {
+  const all = numbers(found);
+  const only = found.attempts[0];
   return (
     <Section title="Attempts and failures" id="attempts">
-      {found.failures.length === 0 ? <p class="note">No attempt has failed.</p> : null}
-      <Wide label="Attempts">
-        <table class="plain">
-          <thead>
-            <tr>
-              <th scope="col">Attempt</th>
-              <th scope="col">Steps that count</th>
-              <th scope="col">Ended by</th>
-              <th scope="col">When</th>
-              <th scope="col">Said</th>
-            </tr>
-          </thead>
-          <tbody>
-            {numbers(found).map((attempt) => {
-              const steps = found.attempts.find((one) => one.attempt === attempt);
-              const failure = found.failures.find((one) => one.attempt === attempt);
-              return (
-                <tr key={attempt}>
-                  <th scope="row">{attempt}</th>
-                  <td>{steps ? `${steps.firstStep} to ${steps.lastStep}` : "none"}</td>
-                  <td>{failure ? `${failure.reason} (${failure.process}${failure.exitCode === null ? "" : `, exit code ${failure.exitCode}`})` : "–"}</td>
-                  <td>{failure ? ago(failure.time) : "–"}</td>
-                  <td class="reason">{failure?.message ?? "–"}</td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </Wide>
+      {found.failures.length === 0 ? <p class="note">{only && all.length === 1 ? `One attempt, steps ${number(only.firstStep)} to ${number(only.lastStep)}, without a failure.` : "No attempt has failed."}</p> : null}
+      {found.failures.length === 0 && all.length <= 1 ? null : (
+        <Wide label="Attempts">
+          <table class="cards attempts">
+            <thead>
+              <tr>
+                <th scope="col">Attempt</th>
+                <th scope="col">Steps that count</th>
+                <th scope="col">End</th>
+              </tr>
+            </thead>
+            <tbody>
+              {all.map((attempt) => (
+                <Attempt key={attempt} attempt={attempt} newest={attempt === all[0]} found={found} />
+              ))}
+            </tbody>
+          </table>
+        </Wide>
+      )}
     </Section>
+  );
+}
+
+function Attempt({ attempt, newest, found }: { attempt: number; newest: boolean; found: RunView }) {
+  const steps = found.attempts.find((one) => one.attempt === attempt);
+  const failure = found.failures.find((one) => one.attempt === attempt);
+  const phase = found.run.phase;
+  return (
+    <tr>
+      <th scope="row">Attempt {attempt}</th>
+      <td>{steps ? `${number(steps.firstStep)} to ${number(steps.lastStep)}` : "none"}</td>
+      <td class="reason">
+        {failure ? (
+          <>
+            {failure.reason} ({failure.process}
+            {failure.exitCode === null ? "" : `, exit code ${failure.exitCode}`}){failure.time === null ? "" : `, ${ago(failure.time)}`}
+            {failure.message ? <small> {failure.message}</small> : null}
+          </>
+        ) : newest ? (
+          phase === "Complete" ? "complete" : ["Failed", "Suspended"].includes(phase) ? "stopped" : "not ended yet"
+        ) : (
+          "followed by the next attempt"
+        )}
+      </td>
+    </tr>
   );
 }
 

@@ -6,7 +6,7 @@ import type { By } from "./rollout";
 
 const LEGEND: Record<By, string> = {
   logprob: "The darker a token, the less the policy expected it: from a log-probability of 0 to −5 and below.",
-  advantage: "Green: its advantage is positive, the policy learns to write it. Red: negative. Stronger is further from 0.",
+  advantage: "Blue: its advantage is positive, the policy learns to write it. Orange: negative. Stronger is further from 0.",
   version: "The darker a token, the older the policy version that sampled it.",
 };
 
