@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<=\]\()(?P<to>[^)\s:#]+)(?P<anchor>#[^)\s]*)?(?=\))")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "json", ".sh": "bash", ".txt": "text"}
+LANDING = "README.md"
+SEARCH_BOOSTS = {"decisions/": 1e-5, "source/": 0.01}
+"""Weights in the search, by the folder of a page; other pages have 1. The title of a page counts 1000 times as much as its text."""
 LARGEST_BYTES = 200_000
 """Larger files are named, not shown."""
 
@@ -91,6 +94,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links out of docs/ into links to the pages that show what is there."""
     here = page.file.src_uri
+    page.meta.update(page_meta(here))
 
     def moved(found: re.Match[str]) -> str:
         path = target(here, found["to"])
@@ -99,6 +103,14 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return os.path.relpath(path, PurePosixPath("docs") / PurePosixPath(here).parent) + (found["anchor"] or "")
 
     return LINK.sub(moved, markdown)
+
+
+def page_meta(page: str) -> dict[str, object]:
+    """Return the settings of a page that its file does not have: repositories show them as a table."""
+    boost = next((boost for folder, boost in SEARCH_BOOSTS.items() if page.startswith(folder)), None)
+    if boost is not None:
+        return {"search": {"boost": boost}}
+    return {"hide": ["navigation", "toc"]} if page == LANDING else {}
 
 
 def content(path: str) -> str:

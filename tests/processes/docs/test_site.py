@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tools.site import hooks
 
@@ -67,3 +68,40 @@ def test_nothing_is_fetched_from_other_hosts() -> None:
     assert "font: false" in config
     assert "http" not in config.replace("RLRUN_SITE_URL", "")
     assert Path(hooks.ROOT / "requirements" / "site.txt").read_text().count("--hash=sha256:") > 50
+
+
+def test_each_tab_and_page_of_the_navigation_has_a_name_of_words() -> None:
+    named = [line.strip("- \n") for line in MKDOCS.read_text().partition("\nnav:\n")[2].splitlines() if line.strip()]
+    titles = {line.partition(": ")[2]: line.partition(": ")[0] for line in named if line.endswith(".md")}
+    assert titles.pop("") == "algorithms/README.md", "the page of its tab"
+    assert titles["reference/cli.md"] == "Command line"
+    plain = {page: title for page, title in titles.items() if not page.startswith("algorithms/")}
+    assert [title for title in plain.values() if not title[0].isupper()] == []
+
+
+def test_the_landing_page_has_the_object_three_doors_an_install_line_and_a_picture() -> None:
+    landing, readme = ((hooks.ROOT / name).read_text() for name in ("docs/README.md", "README.md"))
+    (shown,) = re.findall(r"```yaml\n(.*?)```", landing, re.DOTALL)
+    assert shown in readme
+    spec = yaml.safe_load((hooks.ROOT / "examples/quickstart.yaml").read_text())
+    assert_part(yaml.safe_load(shown), spec)
+    head = landing.partition("\n## ")[0]
+    assert re.findall(r"^- \*\*(.+)\*\*$", head, re.MULTILINE) == ["Run it", "Install it", "Understand it"]
+    assert "make quickstart" in head
+    (picture,) = re.findall(r"!\[.+\]\((.+)\)", head)
+    assert (hooks.DOCS / picture).is_file()
+    assert hooks.page_meta("README.md") == {"hide": ["navigation", "toc"]}
+
+
+def assert_part(part: object, whole: object) -> None:
+    """All that the short object says is in the example that tests run."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        for name, value in part.items():
+            assert_part(value, whole.get(name))
+    else:
+        assert part == whole
+
+
+def test_decisions_come_last_in_the_search() -> None:
+    boosts = [hooks.page_meta(page).get("search") for page in ("fit.md", "source/README.md.md", "decisions/0002-x.md")]
+    assert boosts == [None, {"boost": 0.01}, {"boost": 1e-5}]
