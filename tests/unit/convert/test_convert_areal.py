@@ -203,7 +203,7 @@ def test_a_launchers_command_names_its_file() -> None:
         read_settings(script + " gconfig.n_samples=2\npython3 -m areal.x y=1\n", "run.sh", {}), Context("a"), ["run.sh"]
     )
     assert any(notice.startswith("--config=a.yaml: not followed") for notice in found.notices)
-    assert any(notice.startswith("<areal.x>=a later command") for notice in found.notices)
+    assert any(notice.startswith("run.sh:2: the command areal.x is not read") for notice in found.notices)
     assert any(notice.startswith("train.py=None") for notice in found.notices)
 
 

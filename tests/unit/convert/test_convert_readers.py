@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
 
 import pytest
 
 from rlrun.config.loading.problems import ConfigError
+from rlrun.convert.convert import read_settings
 from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar, without_deleted
 from rlrun.convert.readers.shell import read_script
 
@@ -14,7 +17,7 @@ START = "\npython3 -m verl.trainer.main_ppo "
 
 
 def words(script: str, **environment: str) -> list[str]:
-    commands = read_script(script, "run.sh", environment)
+    commands = [command for command in read_script(script, "run.sh", environment) if command.has_settings]
     return [word.text for word in commands[0].words] if commands else []
 
 
@@ -42,6 +45,25 @@ def words(script: str, **environment: str) -> list[str]:
         ("for i in 1 2; do v=$i; done" + START + "x.v=$v", ["x.v=2"]),
         ("f() {\n  echo $1\n}" + START + "x.a=1 \\\n    x.b=2\n", ["x.a=1", "x.b=2"]),
         ("ray job submit --working-dir . -- python3 -m recipe.dapo.main_dapo x.a=1", ["x.a=1"]),
+        ("if command -v x &> /dev/null; then :; fi" + START + "x.a=1", ["x.a=1"]),
+        (START + 'x.a=1 > "logs/my run.log" 2>&1 &', ["x.a=1"]),
+        ("until (ray status); do sleep 1; done" + START + "x.a=1", ["x.a=1"]),
+        ("function train { local n=$1; shift;" + START + 'x.n=$n "$@"\n}\ntrain 3 x.b="c d"', ["x.n=3", "x.b=c d"]),
+        ('if [ "${HOSTNAME##*-}" -eq 0 ]; then' + START + "x.a=1\nelse sleep infinity; fi", ["x.a=1"]),
+        ("while true; do" + START + "x.a=1; done", ["x.a=1"]),
+        ('srun --ntasks=1 bash -c "n=2;' + START[1:] + 'x.n=\\$n"', ["x.n=2"]),
+        ('CMD="python3 -m m x.a=1"\neval $CMD x.b=2', ["x.a=1", "x.b=2"]),
+        ('if [ "$#" -lt 1 ]; then echo usage; exit 1; fi\nn=${1:-4}' + START + "x.n=$n", ["x.n=4"]),
+        (
+            "a=(x.a=1 x.b=2)\nf() { " + START[1:] + '"$@" ${a[1]} x.c=${#a[@]}; }\nf "${a[@]:0:1}"',
+            ["x.a=1", "x.b=2", "x.c=2"],
+        ),
+        ("n=8; (( n > 4 )) && m=big || m=small" + START + "x.m=$m x.q=$(( n > 4 ? n / 2 : 1 ))", ["x.m=big", "x.q=4"]),
+        (
+            "p=a.b.c" + START + "x.p=${p%.*} x.q=${p%%.*} x.r=${p:2:1} x.s=${p/b/z} x.t=${p^^}",
+            ["x.p=a.b", "x.q=a", "x.r=b", "x.s=a.z.c", "x.t=A.B.C"],
+        ),
+        (START + "x.a=it\\'s x.b='$HOME' x.c=$'a\\tb'", ["x.a=it's", "x.b=$HOME", "x.c=a\tb"]),
         ("p=${0##*/}\nm=Qwen/Qwen3-8B" + START + "x.n=${m##*/} x.o=${m%%/*}", ["x.n=Qwen3-8B", "x.o=Qwen"]),
     ],
 )
@@ -54,26 +76,61 @@ def test_nothing_is_run_and_what_it_would_say_is_unset() -> None:
         "n=$1\nd=$(date +%s)" + START + "x.name=run-$d x.e=$NONE x.g=$(nvidia-smi) x.h=$n", "run.sh", {}
     )[0]
     assert [(word.text, word.unset) for word in command.words] == [
-        ("x.name=run-", ("d",)),
+        ("x.name=run-", ("d (line 2)",)),
         ("x.e=", ("NONE",)),
         ("x.g=", ("$(nvidia-smi)",)),
-        ("x.h=", ("n",)),
+        ("x.h=", ("n (line 1)",)),
     ]
 
 
 @pytest.mark.parametrize(
     ("script", "line", "problem"),
     [
-        ("a=1\nb='x", 2, "not closed"),
-        ("if [ 1 = 1 ]; then\necho", None, "ends in the middle"),
-        ("x.a=1\nfi\n)", 3, "closes nothing"),
-        ("A=(x\n", 1, "not closed"),
+        ("a=1\nb='x", 2, "cannot be read as shell"),
+        ("if [ 1 = 1 ]; then\necho", 1, "cannot be read as shell up to line 2: 'if"),
+        ("x.a=1\n)\n", 1, "cannot be read as shell"),
+        ("A=(x\n", 1, "'\\)' is missing"),
+        ('bash -c "a=(1"', 1, "'\\)' is missing"),
     ],
 )
 def test_a_script_that_cannot_be_read_says_where(script: str, line: int | None, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as raised:
         read_script(script, "run.sh", {})
     assert raised.value.problems[0].line == line
+
+
+def test_condition_that_is_not_known_leaves_variables_unset() -> None:
+    both = "if command -v nvidia-smi &> /dev/null; then N=8; M=1; else N=1; M=1; fi" + START + "x.n=$N x.m=$M"
+    command = next(one for one in read_script(both, "run.sh", {}) if one.has_settings)
+    assert [(word.text, word.unset) for word in command.words] == [("x.n=1", ("N (line 1)",)), ("x.m=1", ())]
+    assert command.is_certain
+
+
+def test_command_in_a_branch_is_read_behind_a_certain_one() -> None:
+    script = "if [ -d ckpt ]; then" + START + "x.a=1; fi" + START + "x.a=2"
+    found = [(one.words[0].text, one.is_certain) for one in read_script(script, "run.sh", {}) if one.has_settings]
+    assert found == [("x.a=2", True), ("x.a=1", False)]
+
+
+def test_script_that_starts_one_of_two_runs_is_refused() -> None:
+    script = "if [ -d ckpt ]; then" + START + "x.a=1; else" + START + "x.a=2; fi"
+    with pytest.raises(ConfigError, match="line 2 and line 3 start different runs"):
+        read_settings(script, "run.sh", {})
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "a=x\nfor i in " + "1 " * 40 + "; do a=$a$a; done",
+        "f() { f; f; }\nf",
+        "for i in " + "1 " * 2000 + "; do f; f; f; done",
+    ],
+)
+def test_script_that_grows_ends(script: str) -> None:
+    start = time.monotonic()
+    with contextlib.suppress(ConfigError):
+        read_script(script, "run.sh", {})
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(

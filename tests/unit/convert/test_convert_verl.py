@@ -272,7 +272,7 @@ def test_a_variable_that_nothing_sets_is_missing() -> None:
     word = override("trainer.n_gpus_per_node=", "run.sh", 3, ("WORKER_GPU",))
     assert word is not None
     found = convert([*settings(), word], Context("run"), ["run.sh"])
-    assert any("WORKER_GPU is set nowhere" in line for line in found.missing)
+    assert any("WORKER_GPU has no value that is known here" in line for line in found.missing)
 
 
 def test_files_of_nobody_are_refused() -> None:

@@ -11,7 +11,7 @@ from rlrun.convert.compose.shared import Context, named
 from rlrun.convert.draft import Draft, Fate
 from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar, without_deleted
 from rlrun.convert.readers.setting import Setting, latest, refuse
-from rlrun.convert.readers.shell import Word, read_script
+from rlrun.convert.readers.shell import Command, Word, read_script
 from rlrun.convert.tables import areal as areal_table
 from rlrun.convert.tables import areal_sft as areal_sft_table
 from rlrun.convert.tables import verl as verl_table
@@ -19,6 +19,8 @@ from rlrun.convert.tables import verl_sft as verl_sft_table
 from rlrun.convert.tables.row import Row
 from rlrun.convert.writer import manifest
 
+LATER = "<later command>"
+"""Key of a setting that stands for a command after the first one, which is not read."""
 ARGUMENTS = "command line"
 """Source of overrides that were given beside files."""
 
@@ -107,18 +109,30 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
     suffix = PurePath(source).suffix.lower()
     if suffix in (".yaml", ".yml"):
         return read_yaml(text, source)
-    commands = [command for command in read_script(text, source, environment) if command.words]
-    if not commands:
+    commands = read_script(text, source, environment)
+    starting = [command for command in commands if command.has_settings]
+    if not starting:
         raise refuse(
             source,
             "holds no command with key=value arguments, such as python3 -m verl.trainer.main_ppo data.train_files=...",
         )
-    first, *others = commands
+    first, *others = starting
+    _refuse_choice(source, first, others)
     settings = [*_arguments(first.options, source), *_arguments(first.words, source)]
-    return [
-        *settings,
-        *(Setting(f"<{other.module}>", "a later command", source, other.words[0].line) for other in others),
-    ]
+    return [*settings, *(Setting(LATER, other.module, source, other.words[0].line) for other in others)]
+
+
+def _refuse_choice(source: str, first: Command, others: Sequence[Command]) -> None:
+    """Refuse a script whose condition, which is not known, chooses one of several runs."""
+    texts = [word.text for word in first.words]
+    for other in () if first.is_certain else others:
+        if [word.text for word in other.words] != texts:
+            lines = f"line {first.words[0].line} and line {other.words[0].line} start different runs"
+            raise refuse(
+                source,
+                f"{lines}, and a condition that is not known chooses: keep one of them in the file",
+                other.words[0].line,
+            )
 
 
 def _arguments(words: Sequence[Word], source: str) -> list[Setting]:
@@ -144,7 +158,12 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
         ConfigError: they are of no trainer that is known.
     """
     kept, deletions = without_deleted(settings)
-    found = resolve(latest(kept).values())
+    later = [
+        f"{one.source}:{one.line}: the command {one.value} is not read: the first one counts"
+        for one in kept
+        if one.key == LATER
+    ]
+    found = resolve(latest(one for one in kept if one.key != LATER).values())
     dialect = dialect_of(found, sources)
     canonical = {_canonical(setting.key, dialect.aliases): setting for setting in found}
     shadowed = [setting for setting in found if canonical[_canonical(setting.key, dialect.aliases)] is not setting]
@@ -168,7 +187,7 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
         fates,
         list(dict.fromkeys(draft.missing)),
         refused,
-        [*draft.notices, *draft.warnings()],
+        [*later, *draft.notices, *draft.warnings()],
     )
 
 

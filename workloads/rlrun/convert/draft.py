@@ -153,7 +153,12 @@ class Draft:
             hint = did_you_mean(key, [each.key for each in self.rows if "*" not in each.key])
             return Fate(setting, "unknown", (), f"not a key of {self.trainer} that this command knows{hint}; dropped")
         if to and setting.unset:
-            return Fate(setting, "default", to, f"{', '.join(setting.unset)} is set nowhere; {self.trainer}'s default")
+            return Fate(
+                setting,
+                "default",
+                to,
+                f"{', '.join(setting.unset)} has no value that is known here; {self.trainer}'s default",
+            )
         if to and setting.value is None:
             return Fate(setting, "default", to, f"null: {self.trainer}'s default")
         if to:

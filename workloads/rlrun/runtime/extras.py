@@ -38,7 +38,20 @@ ENGINE = ("vllm",)
 """Modules that an engine's server imports."""
 _OF_OPERATOR = frozenset({"kopf", "kubernetes"})
 _OF_LOCAL = frozenset(
-    {*TRAINING, *SAMPLING, "fastapi", "math_verify", "plotext", "pyarrow", "rich", "tokenizers", "uvicorn", "verifiers"}
+    {
+        *TRAINING,
+        *SAMPLING,
+        "fastapi",
+        "math_verify",
+        "plotext",
+        "pyarrow",
+        "rich",
+        "tokenizers",
+        "tree_sitter",
+        "tree_sitter_bash",
+        "uvicorn",
+        "verifiers",
+    }
     | {"huggingface_hub"}
 )
 EXIT_CODE = exit_codes.UNAVAILABLE

@@ -121,7 +121,9 @@ def _verl_gpus(draft: Draft, length: int) -> None:
     gpus = "--nproc_per_node" if draft.has("--nproc_per_node") else "trainer.n_gpus_per_node"
     asked = draft.settings.get("--nproc_per_node")
     if asked is not None and asked.unset and not draft.has("trainer.n_gpus_per_node"):
-        draft.missing.append(f"{asked.key}: {', '.join(asked.unset)} is set nowhere; add trainer.n_gpus_per_node=N")
+        draft.missing.append(
+            f"{asked.key}: {', '.join(asked.unset)} has no value that is known here; add trainer.n_gpus_per_node=N"
+        )
     draft.put("trainer.replicas", draft.whole(nodes) or 1, nodes)
     draft.put("trainer.gpusPerReplica", draft.whole(gpus) or 8, gpus)
     degree = draft.whole("ulysses_sequence_parallel_size") or 1

@@ -91,7 +91,7 @@ def _gpus(draft: Draft) -> None:
     for key in (_NODES, _GPUS):
         setting = draft.settings.get(key)
         if setting is not None and setting.unset:
-            draft.missing.append(f"{key}: {', '.join(setting.unset)} is set nowhere; add {key}=N")
+            draft.missing.append(f"{key}: {', '.join(setting.unset)} has no value that is known here; add {key}=N")
     if (engine := draft.get(_R + "name")) not in (None, "vllm", "???"):
         draft.notices.append(f"{_R}name={engine}: read as vllm, the engine here")
     draft.put("placement.colocate", True, note="verl's hybrid engine: trainer and engines have the GPUs in turn")

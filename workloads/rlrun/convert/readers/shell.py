@@ -1,20 +1,51 @@
-"""Shell scripts that start a training: variables, arrays, conditions and the command, read without running anything."""
+"""Shell scripts that start a training: variables, arrays, conditions, functions and the command. Nothing in them runs.
+
+tree-sitter's grammar of bash makes the syntax tree; the walk over it follows a script as a shell does. If a condition is not known (a
+file, the output of a command), the walk follows every branch: commands in it count only if no other command is certain, and a variable
+that the branches set to different values counts as not set.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from rlrun.convert.readers.setting import refuse
-from rlrun.convert.readers.shell_expand import Variables, expand, text_of
-from rlrun.convert.readers.shell_words import Token, UnclosedError, split
+from rlrun.convert.readers.shell_conditions import test, test_words
+from rlrun.convert.readers.shell_expand import Scope, TooLongError, Value, expand, expand_text, source_of
+from rlrun.runtime import extras
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
 _SETTING = re.compile(r"(\+\+|\+|~)?[A-Za-z_][\w./@-]*(\[[^=]*\])?=", re.DOTALL)
-_KEYWORDS_THAT_ASSIGN = ("export", "local", "declare", "readonly", "typeset")
-_NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-gt": ">", "-le": "<=", "-ge": ">="}
+_STEPS = 30_000
+_CALLS = 20
+_OTHER_PROGRAMS = frozenset(
+    {
+        "echo",
+        "printf",
+        "source",
+        ".",
+        "pip",
+        "pip3",
+        "cd",
+        "mkdir",
+        "export",
+        "sed",
+        "grep",
+        "git",
+        "wget",
+        "curl",
+        "tee",
+    }
+)
+_SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh")
+_PARSERS = ("tree_sitter", "tree_sitter_bash")
 
 
 @dataclass(frozen=True)
@@ -28,291 +59,391 @@ class Word:
 
 @dataclass(frozen=True)
 class Command:
-    """A command with `key=value` arguments."""
+    """A command that starts a program with arguments."""
 
     module: str
     """Module of `python -m`, or the program."""
     words: Sequence[Word]
-    """The arguments behind it."""
+    """Arguments of the module."""
     options: Sequence[Word] = ()
     """Options with a value of what starts the module: `--nproc_per_node=8` of torchrun."""
+    is_certain: bool = True
+    """False if the command is in a branch, loop or function that the script may not reach."""
+    texts: Sequence[str] = ()
+    """All words, the program included."""
+
+    @property
+    def has_settings(self) -> bool:
+        """True if an argument is `key=value`."""
+        return any(_SETTING.match(word.text) for word in self.words)
+
+
+class _ExitError(Exception):
+    """The branch ends the script."""
 
 
 @dataclass
 class _Script:
     source: str
-    tokens: Sequence[Token]
-    variables: Variables
+    scope: Scope
+    is_certain: bool = True
+    functions: dict[str, Node] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
     commands: list[Command] = field(default_factory=list)
-    at: int = 0
     steps: int = 0
+    depth: int = 0
+    line: int = 0
+    """Lines before the text that is read, of a command in quotes."""
 
-    def peek(self) -> Token | None:
-        return self.tokens[self.at] if self.at < len(self.tokens) else None
-
-    def take(self) -> Token:
-        token = self.peek()
-        if token is None:
-            raise refuse(self.source, "the script ends in the middle of an if, case or loop")
-        self.at += 1
-        self.steps += 1
-        if self.steps > 200_000:
-            raise refuse(self.source, "the script has loops that are too long to read", token.line)
-        return token
-
-    def skip_ends(self) -> None:
-        while (token := self.peek()) is not None and token.operator and token.text in (";", "&"):
-            self.at += 1
+    def line_of(self, node: Node) -> int:
+        return self.line + node.start_point[0] + 1
 
 
 def read_script(text: str, source: str, environment: Mapping[str, str]) -> list[Command]:
-    """The commands of a script that have at least one `key=value` argument, with everything expanded.
+    """Return the commands of a script, with all words expanded: the certain ones first, each group in its order.
 
     Args:
         text: the script.
         source: its name in messages.
-        environment: variables that are set before it begins.
+        environment: variables that are set before the script starts.
 
     Raises:
-        ConfigError: it is no shell script that can be read; with the line.
+        ConfigError: the text is not a shell script, or too large; with the line.
     """
+    script = _Script(source, Scope({"PWD": "/workspace", **environment}))
+    root = _parse(text, source)
     try:
-        script = _Script(source, split(text), dict(environment))
-        script.variables.setdefault("PWD", "/workspace")
-        _block(script, (), live=True)
-    except UnclosedError as error:
-        raise refuse(source, str(error), error.line) from None
-    if (left := script.peek()) is not None:
-        raise refuse(source, f"{left.text!r} closes nothing that is open", left.line)
-    return script.commands
+        _run_all(script, root.children)
+        script.is_certain = False
+        for name in [name for name in script.functions if name not in script.called]:
+            _call(script, name, None)
+    except TooLongError:
+        raise refuse(source, "a word has more than 200,000 characters; give the settings in a YAML file") from None
+    except _ExitError:
+        pass
+    return sorted(script.commands, key=lambda command: not command.is_certain)
 
 
-def _block(script: _Script, until: Sequence[str], *, live: bool) -> str:
-    """Read statements up to one of the words of `until`, which is taken and returned."""
-    while True:
-        script.skip_ends()
-        token = script.peek()
-        if token is None or (not until and token.operator and token.text == ")"):
-            if until:
-                script.take()
-            return ""
-        if token.text in until:
-            return script.take().text
-        _list(script, live=live)
+def _parse(text: str, source: str, line: int = 0) -> Node:
+    if (missing := extras.lacking(_PARSERS)) is not None:
+        raise refuse(source, f"a shell script cannot be read: {missing}")
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
+    if root.has_error:
+        wrong = _error_in(root)
+        first, last = (line + point[0] + 1 for point in (wrong.start_point, wrong.end_point))
+        where = f" up to line {last}" if last > first else ""
+        shown = source_of(wrong).strip().partition("\n")[0][:60]
+        what = f"{wrong.type!r} is missing" if wrong.is_missing else f"cannot be read as shell{where}: {shown!r}"
+        fix = "write it in another way, or give the command's key=value arguments to rlrun convert"
+        raise refuse(source, f"{what}; {fix}", first)
+    return root
 
 
-def _list(script: _Script, *, live: bool) -> None:
-    """Statements joined by `&&` and `||`."""
-    success = _statement(script, live=live)
-    while (token := script.peek()) is not None and token.operator and token.text in ("&&", "||", "|"):
-        joined = script.take().text
-        while (end := script.peek()) is not None and end.text == ";":
-            script.at += 1
-        wanted = joined == "|" or (success is not False if joined == "&&" else success is False)
-        success = _statement(script, live=live and wanted) if wanted else (_statement(script, live=False), success)[1]
-
-
-def _statement(script: _Script, *, live: bool) -> bool | None:
-    """One statement; its success where that is known."""
-    token = script.peek()
-    if token is None:
-        return None
-    compound = {"if": _if, "case": _case, "for": _for, "while": _while, "until": _while, "function": _function}
-    if not token.operator and token.text in compound:
-        script.take()
-        compound[token.text](script, live)
-        return None
-    if token.text in ("{", "("):
-        script.take()
-        _block(script, ("}",) if token.text == "{" else (")",), live=live)
-        return None
-    words: list[Token] = []
-    while (token := script.peek()) is not None and not token.operator:
-        words.append(script.take())
-    if token is not None and token.text == "(" and len(words) == 1:  # name() { ... }
-        script.take()
-        script.take()
-        script.skip_ends()
-        _statement(script, live=False)
-        return None
-    if not words and token is not None:
-        raise refuse(script.source, f"{token.text!r} stands where a command should", token.line)
-    return _command(script, words) if live else None
-
-
-def _if(script: _Script, live: bool) -> None:
-    taken = False
-    word = "elif"
-    while word == "elif":
-        holds = _condition(script, live=live and not taken)
-        word = _block(script, ("elif", "else", "fi"), live=live and holds and not taken)
-        taken = taken or holds
-    if word == "else":
-        _block(script, ("fi",), live=live and not taken)
-
-
-def _condition(script: _Script, *, live: bool) -> bool:
-    """The commands between `if` and `then`; what cannot be known does not hold."""
-    results: list[bool | None] = []
-    joins: list[str] = []
-    while True:
-        script.skip_ends()
-        token = script.peek()
-        if token is not None and token.text in ("then", "do"):
-            script.take()
+def _error_in(node: Node) -> Node:
+    """The first error of a tree, the innermost one."""
+    while not node.is_missing:
+        inner = next((child for child in node.children if child.has_error or child.is_missing or child.is_error), None)
+        if inner is None:
             break
-        negated = token is not None and token.text == "!"
-        if negated:
-            script.take()
-        result = _statement(script, live=live)
-        results.append(None if result is None else result is not negated)
-        following = script.peek()
-        if following is not None and following.operator and following.text in ("&&", "||", "|"):
-            joins.append(script.take().text)
-    holds = bool(results and results[0])
-    for join, result in zip(joins, results[1:], strict=False):
-        holds = (holds and bool(result)) if join != "||" else (holds or bool(result))
-    return live and holds
+        node = inner
+    return node
 
 
-def _case(script: _Script, live: bool) -> None:
-    subject = text_of(script.take().text, script.variables).fields[0]
-    script.skip_ends()
-    script.take()  # in
-    taken = False
-    while True:
-        script.skip_ends()
-        if (token := script.take()).text == "esac":
-            return
-        patterns = []
-        while token.text != ")":
-            if token.text not in ("|", "("):
-                patterns.append(text_of(token.text, script.variables).fields[0])
-            token = script.take()
-        holds = not taken and any(fnmatch.fnmatchcase(subject, pattern) for pattern in patterns)
-        end = _block(script, (";;", "esac"), live=live and holds)
-        taken = taken or holds
-        if end == "esac":
-            return
+def _run_all(script: _Script, nodes: Sequence[Node]) -> bool | None:
+    """Run statements in their order. Returns the success of the last one, None: not known."""
+    success: bool | None = None
+    for node in nodes:
+        if node.is_named and node.type not in ("comment", "heredoc_body"):
+            success = _run(script, node)
+    return success
 
 
-def _for(script: _Script, live: bool) -> None:
-    name = script.take().text
-    values: list[str] = []
-    while (token := script.take()).text not in (";", "do"):
-        if token.text != "in":
-            values += expand(token.text, script.variables).fields
-    script.skip_ends()
-    if token.text != "do":
-        script.take()
-    start = script.at
-    _block(script, ("done",), live=False)
-    end = script.at
-    for value in values if live else ():
-        script.at = start
-        script.variables[name] = value
-        _block(script, ("done",), live=True)
-    script.at = end
-
-
-def _while(script: _Script, live: bool) -> None:
-    _condition(script, live=False)
-    _block(script, ("done",), live=False)
-
-
-def _function(script: _Script, live: bool) -> None:
-    script.take()
-    while (token := script.peek()) is not None and token.text in ("(", ")", ";"):
-        script.take()
-    _statement(script, live=False)
-
-
-def _command(script: _Script, words: Sequence[Token]) -> bool | None:
-    rest = list(words)
-    if rest[0].text in _KEYWORDS_THAT_ASSIGN:
-        rest = [word for word in rest[1:] if not word.text.startswith("-")]
-        for word in rest:
-            _assign(script, word)
-        return True
-    while rest and _ASSIGNMENT.fullmatch(rest[0].text):
-        _assign(script, rest.pop(0))
-    if not rest:
-        return True
-    if rest[0].text in ("[", "[[", "test"):
-        return _test(script, [word for word in rest[1:] if word.text not in ("]", "]]")])
-    expanded: list[Word] = []
-    for word in rest:
-        found = expand(word.text, script.variables)
-        expanded += [Word(text, word.line, tuple(found.unset)) for text in found.fields]
-    _keep(script, expanded)
-    return {"true": True, "false": False}.get(rest[0].text)
-
-
-def _keep(script: _Script, words: Sequence[Word]) -> None:
-    """Keep a command that has settings behind its module."""
-    texts = [word.text for word in words]
-    start = 1
-    module = texts[0] if texts else ""
-    if (
-        module in ("echo", "printf", "source", ".", "set", "uv", "pip", "pip3", "cd", "mkdir", "export")
-        and "-m" not in texts
-    ):
-        return
-    if "-m" in texts[:-1]:
-        at = len(texts) - 1 - texts[::-1].index("-m")
-        module, start = texts[at + 1], at + 2
-    settings = [word for word in words[start:] if _SETTING.match(word.text) or word.text.startswith("-")]
-    if any(_SETTING.match(word.text) for word in settings):
-        options = [word for word in words[:start] if re.match(r"--[\w-]+=", word.text)]
-        script.commands.append(Command(module, list(words[start:]), options))
-
-
-def _assign(script: _Script, word: Token) -> None:
-    match = _ASSIGNMENT.fullmatch(word.text)
-    if match is None:
-        return
-    name, more, raw = match.groups()
-    if raw.startswith("("):
-        items: list[str] = []
-        for token in split(raw[1:-1]):
-            items += [] if token.operator else expand(token.text, script.variables).fields
-        before = script.variables.get(name, [])
-        script.variables[name] = [*([before] if isinstance(before, str) else before), *items] if more else items
-        return
-    found = text_of(raw, script.variables)
-    if found.unset and not found.fields[0]:
-        script.variables.pop(name, None)  # what comes from a command that is not run is as unset as the command
-        return
-    old = script.variables.get(name, "") if more else ""
-    script.variables[name] = (old if isinstance(old, str) else " ".join(old)) + found.fields[0]
-
-
-def _test(script: _Script, words: Sequence[Token]) -> bool | None:
-    """The truth of `[ ... ]`; None where it asks for files or more than a comparison."""
-    texts = [text_of(word.text, script.variables).fields[0] for word in words]
-    match texts:
-        case ["-z", text]:
-            return not text
-        case ["-n", text] | [text]:
-            return bool(text)
-        case ["!", *others]:
-            inner = _test(script, words[1:]) if others else None
-            return None if inner is None else not inner
-        case [left, "=" | "==", right]:
-            return fnmatch.fnmatchcase(left, right)
-        case [left, "!=", right]:
-            return not fnmatch.fnmatchcase(left, right)
-        case [left, comparison, right] if comparison in _NUMBERS and _is_number(left) and _is_number(right):
-            return _compare(int(left), _NUMBERS[comparison], int(right))
+def _run(script: _Script, node: Node) -> bool | None:
+    """Run one statement. Returns its success, None: not known."""
+    script.steps += 1
+    if script.steps > _STEPS:
+        raise refuse(script.source, "the script has loops that are too long to read", script.line_of(node))
+    kind = node.type
+    if kind in _STATEMENTS:
+        return _STATEMENTS[kind](script, node)
+    if kind == "redirected_statement":
+        body = node.child_by_field_name("body")
+        return _run(script, body) if body is not None else None
+    if kind in ("program", "compound_statement", "do_group", "subshell", "pipeline", "ERROR"):
+        if source_of(node).startswith("(("):
+            return test(node, script.scope)
+        return _run_all(script, node.children)
     return None
 
 
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"-?\d+", text) is not None
+def _run_possibly(script: _Script, branches: Sequence[Callable[[], object]], line: int) -> None:
+    """Run branches of which one runs in a shell, and keep the values on which all of them agree.
+
+    Args:
+        script: state of the walk.
+        branches: the branches; one that does nothing if a shell may run none.
+        line: line of the condition.
+    """
+    was_certain, script.is_certain = script.is_certain, False
+    before = dict(script.scope.variables)
+    unsure = dict(script.scope.unsure)
+    outcomes: list[dict[str, Value]] = []
+    for run in branches:
+        script.scope.variables = dict(before)
+        try:
+            run()
+        except _ExitError:
+            continue
+        outcomes.append(dict(script.scope.variables))
+    script.is_certain = was_certain
+    script.scope.variables = last = outcomes[-1] if outcomes else before
+    script.scope.unsure = unsure | script.scope.unsure
+    for name in {name for outcome in outcomes for name in outcome}:
+        if any(outcome.get(name) != last.get(name) for outcome in outcomes):
+            script.scope.unsure.setdefault(name, line)
 
 
-def _compare(left: int, comparison: str, right: int) -> bool:
-    order = (left > right) - (left < right)
-    return {"==": order == 0, "!=": order != 0, "<": order < 0, ">": order > 0, "<=": order <= 0, ">=": order >= 0}[
-        comparison
-    ]
+def _run_if(script: _Script, node: Node) -> bool | None:
+    branches: list[tuple[bool | None, list[Node]]] = []
+    for clause in [node, *(child for child in node.children if child.type in ("elif_clause", "else_clause"))]:
+        parts = [child for child in clause.children if child.type not in ("elif_clause", "else_clause")]
+        at = next((i for i, part in enumerate(parts) if part.type == "then"), None)
+        if at is None:
+            branches.append((True, parts))
+            break
+        holds = None if any(held is None for held, _ in branches) else _run_all(script, parts[:at])
+        branches.append((holds, parts[at + 1 :]))
+        if holds:
+            break
+    possible = [(holds, body) for holds, body in branches if holds is not False]
+    if possible and possible[0][0]:
+        return _run_all(script, possible[0][1])
+    if possible:
+        _run_choices(script, node, [body for _, body in possible], is_complete=possible[-1][0] is True)
+    return None
+
+
+def _run_choices(script: _Script, node: Node, bodies: Sequence[Sequence[Node]], *, is_complete: bool) -> None:
+    runs: list[Callable[[], object]] = [partial(_run_all, script, body) for body in bodies]
+    if not is_complete:
+        runs.append(lambda: None)
+    _run_possibly(script, runs, script.line_of(node))
+
+
+def _run_case(script: _Script, node: Node) -> bool | None:
+    value = expand_text(node.child_by_field_name("value"), script.scope)
+    bodies: list[list[Node]] = []
+    for item in (child for child in node.children if child.type == "case_item"):
+        values = item.children_by_field_name("value")
+        patterns = [expand_text(pattern, script.scope).text for pattern in values]
+        body = [child for child in item.children if child not in values]
+        if not value.is_known:
+            bodies.append(body)
+            if "*" in patterns:
+                _run_choices(script, node, bodies, is_complete=True)
+                return None
+        elif any(fnmatch.fnmatchcase(value.text, pattern) for pattern in patterns):
+            return _run_all(script, body)
+    if bodies:
+        _run_choices(script, node, bodies, is_complete=False)
+    return None
+
+
+def _run_for(script: _Script, node: Node) -> bool | None:
+    name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
+    if name is None or body is None:
+        return None
+    values = [expand(value, script.scope) for value in node.children_by_field_name("value")]
+    if not all(value.is_known for value in values):
+        return _run_loop(script, node)
+    for value in [text for found in values for text in found.fields]:
+        script.scope.variables[source_of(name)] = value
+        script.scope.unsure.pop(source_of(name), None)
+        _run(script, body)
+    return None
+
+
+def _run_loop(script: _Script, node: Node) -> bool | None:
+    """A loop of which it is not known how often it runs: its commands are possible, its variables not known."""
+    body = node.child_by_field_name("body")
+    if body is not None:
+        _run_choices(script, node, [[body]], is_complete=False)
+    return None
+
+
+def _run_list(script: _Script, node: Node) -> bool | None:
+    """`left && right` or `left || right`."""
+    parts = [child for child in node.children if child.is_named]
+    sign = next((child.type for child in node.children if not child.is_named), "&&")
+    success = _run(script, parts[0]) if parts else None
+    if len(parts) < 2:
+        return success
+    if success is None:
+        _run_choices(script, node, [[parts[1]]], is_complete=False)
+        return None
+    return _run(script, parts[1]) if success is (sign == "&&") else success
+
+
+def _run_negated(script: _Script, node: Node) -> bool | None:
+    success = _run_all(script, node.children)
+    return None if success is None else not success
+
+
+def _run_test(script: _Script, node: Node) -> bool | None:
+    return test(node, script.scope)
+
+
+def _define(script: _Script, node: Node) -> bool | None:
+    name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+    if name is not None and body is not None:
+        script.functions[source_of(name)] = body
+    return True
+
+
+def _call(script: _Script, name: str, arguments: Sequence[str] | None) -> bool | None:
+    if script.depth >= _CALLS:
+        return None
+    script.called.add(name)
+    outer, script.scope.arguments = script.scope.arguments, arguments
+    script.depth += 1
+    try:
+        return _run(script, script.functions[name])
+    except _ExitError:
+        return None
+    finally:
+        script.depth -= 1
+        script.scope.arguments = outer
+
+
+def _declare(script: _Script, node: Node) -> bool | None:
+    for child in node.children:
+        if child.type == "variable_assignment":
+            _assign(script, child)
+    return True
+
+
+def _unset(script: _Script, node: Node) -> bool | None:
+    for child in node.children:
+        if child.type == "variable_name":
+            script.scope.variables.pop(source_of(child), None)
+            script.scope.unsure.pop(source_of(child), None)
+    return True
+
+
+def _assign(script: _Script, node: Node) -> bool | None:
+    target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+    if target is None or target.type == "subscript":
+        return True
+    name = source_of(target)
+    adds = any(child.type == "+=" for child in node.children)
+    before = script.scope.variables.get(name, "") if adds else ""
+    if value is not None and value.type == "array":
+        found = [expand(item, script.scope) for item in value.children if item.is_named and item.type != "comment"]
+        items = [text for each in found for text in each.fields]
+        script.scope.variables[name] = [*([before] if isinstance(before, str) and before else before), *items]
+        _note_unsure(script, node, name, is_known=all(each.is_known for each in found), adds=adds)
+        return True
+    text = expand_text(value, script.scope)
+    if text.unset and not text.text and not adds:
+        script.scope.variables.pop(name, None)  # the output of a command that does not run is not known
+    else:
+        script.scope.variables[name] = (before if isinstance(before, str) else " ".join(before)) + text.text
+    _note_unsure(script, node, name, is_known=text.is_known or bool(text.text), adds=adds)
+    return True
+
+
+def _note_unsure(script: _Script, node: Node, name: str, *, is_known: bool, adds: bool) -> None:
+    if not is_known:
+        script.scope.unsure[name] = script.line_of(node)
+    elif not adds:
+        script.scope.unsure.pop(name, None)
+
+
+def _run_command(script: _Script, node: Node) -> bool | None:
+    words: list[Word] = []
+    for child in node.children:
+        if child.type == "variable_assignment":
+            _assign(script, child)
+        elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect", "comment"):
+            found = expand(child, script.scope)
+            words += [Word(text, script.line_of(child), tuple(found.unset)) for text in found.fields]
+    return _run_words(script, words)
+
+
+def _run_words(script: _Script, words: list[Word]) -> bool | None:
+    texts = [word.text for word in words]
+    if not texts:
+        return None
+    program, rest = texts[0], texts[1:]
+    if program in script.functions:
+        return _call(script, program, rest)
+    if program in ("exit", "return") and not script.is_certain:
+        raise _ExitError
+    if program in ("[", "test"):
+        return test_words([text for text in rest if text != "]"])
+    if program == "set" and rest[:1] == ["--"]:
+        script.scope.arguments = rest[1:]
+    elif program == "shift":
+        script.scope.arguments = (script.scope.arguments or [])[int(rest[0]) if rest and rest[0].isdigit() else 1 :]
+    elif program == "read":
+        for name in (text for text in rest if not text.startswith("-")):
+            script.scope.variables.pop(name, None)
+    elif program == "eval":
+        return _run_text(script, " ".join(rest), words[0].line)
+    elif program in ("exec", "command") and rest[:1] != ["-v"]:
+        return _run_words(script, words[1:])
+    elif (quoted := _quoted_script(texts)) is not None:
+        return _run_text(script, quoted, words[0].line)
+    elif program not in _OTHER_PROGRAMS:
+        script.commands.append(_command(words, is_certain=script.is_certain))
+    return {"true": True, "false": False, ":": True}.get(program)
+
+
+def _quoted_script(texts: Sequence[str]) -> str | None:
+    """The text of `bash -c TEXT`, also behind srun, ssh or docker."""
+    for at, text in enumerate(texts[:-2]):
+        if text in _SHELLS and re.fullmatch(r"-\w*c", texts[at + 1]):
+            return texts[at + 2]
+    return None
+
+
+def _run_text(script: _Script, text: str, line: int) -> bool | None:
+    if script.depth >= _CALLS:
+        return None
+    outer, script.line = script.line, line - 1
+    script.depth += 1
+    try:
+        return _run_all(script, _parse(text, script.source, line - 1).children)
+    finally:
+        script.depth -= 1
+        script.line = outer
+
+
+def _command(words: list[Word], *, is_certain: bool) -> Command:
+    texts = [word.text for word in words]
+    module, start = texts[0], 1
+    if "-m" in texts[:-1]:
+        at = len(texts) - 1 - texts[::-1].index("-m")
+        module, start = texts[at + 1], at + 2
+    options = [word for word in words[:start] if re.match(r"--[\w-]+=", word.text)]
+    return Command(module, list(words[start:]), options, is_certain, texts)
+
+
+_STATEMENTS: Mapping[str, Callable[[_Script, Node], bool | None]] = {
+    "if_statement": _run_if,
+    "case_statement": _run_case,
+    "for_statement": _run_for,
+    "c_style_for_statement": _run_loop,
+    "while_statement": _run_loop,
+    "list": _run_list,
+    "negated_command": _run_negated,
+    "test_command": _run_test,
+    "function_definition": _define,
+    "declaration_command": _declare,
+    "unset_command": _unset,
+    "variable_assignment": _assign,
+    "command": _run_command,
+}

@@ -1,115 +1,180 @@
-"""Expansion of shell words: variables, arrays, arithmetic. Commands in `$(...)` are never run; they count as unset."""
+"""Expansion of shell words: variables, arrays, arithmetic. Commands in `$(...)` never run; their output is unknown."""
 
 from __future__ import annotations
 
-import ast
+import codecs
 import fnmatch
 import operator
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from rlrun.convert.readers.shell_words import bracket_end, quote_end
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
-_NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
-_PARAMETER = re.compile(r"(#?)([A-Za-z_]\w*|[0-9@*#])(\[(.*?)\])?(.*)", re.DOTALL)
-_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: lambda a, b: int(a / b),
-    ast.Mod: operator.mod,
-}
+Value = str | list[str]
+Variables = MutableMapping[str, Value]
 _LARGEST = 10**15
-Variables = MutableMapping[str, "str | list[str]"]
+OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda a, b: int(a / b),
+    "%": lambda a, b: a - b * int(a / b),
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+NUMBER = re.compile(r"-?\d{1,15}")
+_LONGEST = 200_000
+"""Characters of one word: `a=$a$a` in a loop doubles a value at each turn."""
+_ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
+_IN_QUOTES = re.compile(r'\\([$`"\\\n])')
+_PLAIN = re.compile(r"[A-Za-z_]\w*")
+_QUOTES = ("string", "translated_string")
+_SUBSTITUTIONS = ("command_substitution", "process_substitution")
+_REPLACING = ("/", "//", "/#", "/%")
+_REMOVING = ("#", "##", "%", "%%")
+_DEFAULTS = (":-", "-", ":=", "=", ":?", "?", ":+", "+")
+
+
+class TooLongError(ValueError):
+    """A word is longer than any command line."""
+
+
+@dataclass
+class Scope:
+    """Names that a word can refer to."""
+
+    variables: Variables
+    arguments: Sequence[str] | None = None
+    """Arguments of the function that runs. None: those of the script, which are not known."""
+    unsure: dict[str, int] = field(default_factory=dict)
+    """Variables whose value depends on a command or condition that is not known, with the line."""
 
 
 @dataclass
 class Expansion:
-    """Fields of one word, and what in it nothing sets."""
+    """Fields of one word."""
 
     fields: list[str] = field(default_factory=list)
     unset: list[str] = field(default_factory=list)
+    """Names and commands that have no value here."""
+    is_known: bool = True
+    """False if a real shell could find another text: a command's output, an argument, a condition that is not known."""
+
+    @property
+    def text(self) -> str:
+        """All fields as one text."""
+        return " ".join(self.fields)
 
 
-def expand(raw: str, variables: Variables) -> Expansion:
-    """The fields that a raw word becomes; an empty unquoted expansion becomes none."""
-    state = _Word(variables)
-    state.scan(raw, quoted=False)
-    return Expansion(state.end(), state.unset)
+def expand(node: Node, scope: Scope) -> Expansion:
+    """Return the fields of a word; an empty expansion without quotes has none."""
+    word = _Word(scope)
+    word.add_node(node, quoted=False)
+    return word.end()
 
 
-def text_of(raw: str, variables: Variables) -> Expansion:
-    """As `expand`, for a place that takes one text: an assignment, a condition. One field, joined by blanks."""
-    state = _Word(variables, splits=False)
-    state.scan(raw, quoted=False)
-    return Expansion([" ".join(state.end())], state.unset)
+def expand_text(node: Node | None, scope: Scope) -> Expansion:
+    """Return a word as one text, for assignments and conditions."""
+    if node is None:
+        return Expansion([""])
+    word = _Word(scope, splits=False)
+    word.add_node(node, quoted=False)
+    found = word.end()
+    return Expansion([found.text], found.unset, found.is_known)
+
+
+def source_of(node: Node) -> str:
+    """Return the text of a node."""
+    return (node.text or b"").decode("utf-8", "replace")
+
+
+def pieces(node: Node) -> Iterator[Node | str]:
+    """Yield the children of a node, and the text between them, which the grammar leaves out."""
+    text, at = node.text or b"", node.start_byte
+    for child in node.children:
+        if child.start_byte > at:
+            yield text[at - node.start_byte : child.start_byte - node.start_byte].decode("utf-8", "replace")
+        yield child
+        at = child.end_byte
 
 
 class _Word:
-    def __init__(self, variables: Variables, *, splits: bool = True) -> None:
-        self.variables, self.splits = variables, splits
+    def __init__(self, scope: Scope, *, splits: bool = True) -> None:
+        self.scope, self.splits = scope, splits
         self.done: list[str] = []
         self.current: str | None = None
-        self.unset: list[str] = []
+        self.result = Expansion()
 
-    def end(self) -> list[str]:
-        return [*self.done, *([self.current] if self.current is not None else [])]
+    def end(self) -> Expansion:
+        self.result.fields = [*self.done, *([self.current] if self.current is not None else [])]
+        return self.result
 
     def add(self, text: str) -> None:
         self.current = (self.current or "") + text
+        if len(self.current) > _LONGEST:
+            raise TooLongError
 
-    def scan(self, raw: str, *, quoted: bool) -> None:
-        at = 0
-        while at < len(raw):
-            char = raw[at]
-            if char == "\\" and at + 1 < len(raw):
-                at = self._escape(raw, at, quoted=quoted)
-            elif char == "'" and not quoted:
-                end = quote_end(raw, at)
-                self.add(raw[at + 1 : end - 1])
-                at = end
-            elif char == '"' and not quoted:
-                end = quote_end(raw, at)
-                self._quoted(raw[at + 1 : end - 1])
-                at = end
-            elif char == "$" and at + 1 < len(raw):
-                at = self._dollar(raw, at, quoted=quoted)
+    def add_node(self, node: Node, *, quoted: bool) -> None:
+        """Add a part of a word."""
+        kind = node.type
+        if kind in _QUOTES:
+            self._add_quoted(node)
+        elif kind == "raw_string":
+            self.add(source_of(node)[1:-1])
+        elif kind == "ansi_c_string":
+            self.add(codecs.decode(source_of(node)[2:-1].encode(), "unicode_escape", "replace"))
+        elif kind == "string_content":
+            self.add(_IN_QUOTES.sub(lambda match: "" if match[1] == "\n" else match[1], source_of(node)))
+        elif kind in ("simple_expansion", "expansion"):
+            self._put(self._parameter(node), quoted=quoted)
+        elif kind == "arithmetic_expansion":
+            self._add_arithmetic(node)
+        elif kind in _SUBSTITUTIONS:
+            self.current = self.current if not quoted else (self.current or "")
+            self._report(source_of(node), is_known=False)
+        elif kind in ("concatenation", "command_name", "brace_expression") and node.child_count:
+            self._add_parts(node, quoted=quoted)
+        else:
+            self.add(source_of(node) if quoted else _unescaped(source_of(node)))
+
+    def _add_parts(self, node: Node, *, quoted: bool) -> None:
+        for part in pieces(node):
+            if isinstance(part, str):
+                self.add(part if quoted else _unescaped(part))
             else:
-                self.add(char)
-                at += 1
+                self.add_node(part, quoted=quoted)
 
-    def _quoted(self, inside: str) -> None:
-        if re.fullmatch(r"\$(@|\{[A-Za-z_]\w*\[@\]\}|\{@\})", inside):
-            self._many(self._value(inside.strip("${}").removesuffix("[@]"))[0])
+    def _add_quoted(self, node: Node) -> None:
+        inner = [part for part in pieces(node) if isinstance(part, str) or part.type not in ('"', "$")]
+        if len(inner) == 1 and not isinstance(inner[0], str) and _is_all(inner[0]):
+            self._put_many(self._parameter(inner[0]))
             return
         self.add("")
-        self.scan(inside, quoted=True)
+        for part in inner:
+            if isinstance(part, str):
+                self.add(_IN_QUOTES.sub(lambda match: "" if match[1] == "\n" else match[1], part))
+            else:
+                self.add_node(part, quoted=True)
 
-    def _escape(self, raw: str, at: int, *, quoted: bool) -> int:
-        after = raw[at + 1]
-        if after != "\n":
-            self.add(after if not quoted or after in '"\\$`' else "\\" + after)
-        return at + 2
+    def _add_arithmetic(self, node: Node) -> None:
+        inner = [child for child in node.children if child.is_named]
+        number, known = compute(inner[-1], self.scope) if inner else (None, True)
+        if number is None:
+            self._report(source_of(node), is_known=known)
+        else:
+            self.add(str(number))
+            self.result.is_known = self.result.is_known and known
 
-    def _dollar(self, raw: str, at: int, *, quoted: bool) -> int:
-        if raw.startswith("$((", at):
-            end = bracket_end(raw, at + 1)
-            self.add(self._arithmetic(raw[at + 3 : end - 2]))
-            return end
-        if raw[at + 1] == "(":
-            end = bracket_end(raw, at + 1)
-            self.unset.append(raw[at:end])
-            return end
-        if raw[at + 1] == "{":
-            end = bracket_end(raw, at + 1)
-            self._put(self._parameter(raw[at + 2 : end - 1]), quoted=quoted)
-            return end
-        if (name := _NAME.match(raw, at + 1)) is None:
-            self.add("$")
-            return at + 1
-        self._put(self._known(name[0]), quoted=quoted)
-        return name.end()
+    def _report(self, name: str, *, is_known: bool) -> None:
+        self.result.unset.append(name)
+        self.result.is_known = self.result.is_known and is_known
 
     def _put(self, value: list[str], *, quoted: bool) -> None:
         text = " ".join(value)
@@ -121,16 +186,16 @@ class _Word:
             self._close()
         if parts:
             self.add(parts[0])
-            self._more(parts[1:])
+            self._add_fields(parts[1:])
         if parts and text[-1].isspace():
             self._close()
 
-    def _many(self, values: list[str]) -> None:
+    def _put_many(self, values: list[str]) -> None:
         if values:
             self.add(values[0])
-            self._more(values[1:])
+            self._add_fields(values[1:])
 
-    def _more(self, values: list[str]) -> None:
+    def _add_fields(self, values: list[str]) -> None:
         for value in values:
             self._close()
             self.add(value)
@@ -141,92 +206,187 @@ class _Word:
         self.current = None
 
     def _value(self, name: str) -> tuple[list[str], bool]:
+        """The value of a name, and whether there is one."""
+        arguments = self.scope.arguments
         if name in ("@", "*"):
-            return [], True  # the script's own arguments: none
-        if name.isdigit():
-            return [], False
+            return list(arguments or ()), True
         if name == "#":
-            return ["0"], True
-        value = self.variables.get(name)
-        return ([], False) if value is None else ([value] if isinstance(value, str) else value, True)
+            self.result.is_known = self.result.is_known and arguments is not None
+            return [str(len(arguments or ()))], True
+        if name.isdigit():
+            at = int(name) - 1
+            self.result.is_known = self.result.is_known and (arguments is not None or at < 0)
+            return ([arguments[at]], True) if arguments is not None and 0 <= at < len(arguments) else ([], False)
+        if name in self.scope.unsure:
+            self._report(f"{name} (line {self.scope.unsure[name]})", is_known=False)
+        value = self.scope.variables.get(name)
+        if value is None:
+            return [], name in self.scope.unsure
+        return ([value] if isinstance(value, str) else list(value)), True
 
-    def _known(self, name: str) -> list[str]:
-        value, known = self._value(name)
-        if not known:
-            self.unset.append(name)
+    def _read(self, name: str) -> list[str]:
+        value, there = self._value(name)
+        if not there:
+            self._report(name, is_known=bool(_PLAIN.fullmatch(name)))
         return value
 
-    def _parameter(self, inside: str) -> list[str]:
-        """The value of `${inside}`."""
-        match = _PARAMETER.fullmatch(inside)
-        if match is None:
-            self.unset.append(inside)
+    def _parameter(self, node: Node) -> list[str]:
+        """The value of `$name` or `${name...}`."""
+        if node.type == "simple_expansion":
+            return self._read(source_of(node)[1:])
+        parts = [part for part in pieces(node) if isinstance(part, str) or part.type not in ("${", "}")]
+        lead = ""
+        if parts and not isinstance(parts[0], str) and parts[0].type in ("#", "!"):
+            first = parts.pop(0)
+            lead = first.type if not isinstance(first, str) else ""
+        name, index = self._name(parts[0]) if parts and not isinstance(parts[0], str) else ("", None)
+        if not name and lead == "#":
+            return self._read("#")
+        if not name or lead == "!":
+            self._report(source_of(node), is_known=False)
             return []
-        length, name, _, index, rest = match.groups()
-        if rest[:1] == "-" or rest[:2] in (":-", ":=", ":?", "=") or rest[:2] == ":+" or rest[:1] == "+":
-            return self._with_default(name, rest)
-        value = self._known(name)
-        if index and index.isdigit():
-            value = value[int(index) : int(index) + 1]
-        if length:
-            return [str(len(value) if index else len("".join(value)))]
-        return [_edited(" ".join(value), rest)] if rest else value
+        rest = parts[1:]
+        sign = "" if not rest or isinstance(rest[0], str) else rest[0].type
+        if sign in _DEFAULTS:
+            return self._with_default(name, sign, rest[1:])
+        value = self._read(name)
+        if index is not None and index.lstrip("-").isdigit():
+            at = int(index)
+            value = value[at:][:1]
+        if sign == ":" and index in ("@", "*"):
+            return _slice(value, self._inner(rest[1:]))
+        if lead == "#":
+            return [str(len(value) if index is not None else len("".join(value)))]
+        return [self._edit(item, sign, rest[1:]) for item in value] if sign else value
 
-    def _with_default(self, name: str, rest: str) -> list[str]:
-        value, known = self._value(name)
-        colon = rest.startswith(":")
-        sign, default = rest[colon], rest[colon + 1 :]
-        there = known and (bool("".join(value)) or not colon)
-        if sign == "+":
-            return [self._inner(default)] if there else []
-        if there:
+    def _name(self, node: Node) -> tuple[str, str | None]:
+        if node.type != "subscript":
+            return source_of(node), None
+        index = node.child_by_field_name("index")
+        name = node.child_by_field_name("name")
+        return source_of(name) if name is not None else "", expand_text(index, self.scope).text
+
+    def _with_default(self, name: str, sign: str, rest: Sequence[Node | str]) -> list[str]:
+        known = self.result.is_known
+        count = len(self.result.unset)
+        value, there = self._value(name)
+        there = there and (bool("".join(value)) or not sign.startswith(":"))
+        if name.isdigit():  # arguments that nobody has given
+            self.result.is_known = known
+        if sign[-1] == "+":
+            return [self._inner(rest)] if there else []
+        if there or sign[-1] == "?":
+            if not there:
+                self._report(name, is_known=True)
             return value
-        if sign == "?":
-            self.unset.append(name)
-            return []
-        return [self._inner(default)]
+        if name not in self.scope.unsure:
+            del self.result.unset[count:]
+        text = self._inner(rest)
+        if sign[-1] == "=":
+            self.scope.variables[name] = text
+        return [text]
 
-    def _inner(self, raw: str) -> str:
-        found = text_of(raw, self.variables)
-        self.unset += found.unset
-        return found.fields[0]
+    def _inner(self, parts: Sequence[Node | str]) -> str:
+        word = _Word(self.scope, splits=False)
+        for part in parts:
+            if isinstance(part, str):
+                word.add(part)
+            else:
+                word.add_node(part, quoted=False)
+        found = word.end()
+        self.result.unset += found.unset
+        self.result.is_known = self.result.is_known and found.is_known
+        return found.text
 
-    def _arithmetic(self, expression: str) -> str:
-        found = text_of(re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", expression), self.variables)
-        self.unset += found.unset
-        try:
-            return str(self._number(ast.parse(found.fields[0].strip().replace("/", "//"), mode="eval").body))
-        except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
-            self.unset.append(f"$(({expression}))")
-            return ""
-
-    def _number(self, node: ast.expr) -> int:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        if isinstance(node, ast.Name):
-            return int("".join(self._known(node.id)))
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -self._number(node.operand)
-        if isinstance(node, ast.BinOp) and (apply := _ARITHMETIC.get(type(node.op))) is not None:
-            result = apply(self._number(node.left), self._number(node.right))
-            if abs(result) <= _LARGEST:
-                return result
-        raise ValueError("no arithmetic of whole numbers")
+    def _edit(self, text: str, sign: str, rest: Sequence[Node | str]) -> str:
+        """`${name<sign>...}` that edits the value: replacement, removal at an end, part, case."""
+        if sign in _REPLACING:
+            at = next((i for i, part in enumerate(rest) if not isinstance(part, str) and part.type == "/"), len(rest))
+            old, new = self._inner(rest[:at]), self._inner(rest[at + 1 :])
+            return text.replace(old, new, -1 if sign == "//" else 1) if old else text
+        pattern = self._inner(rest)
+        if sign in _REMOVING:
+            return _without_end(text, sign, pattern)
+        if sign == ":":
+            return _part(text, pattern)
+        cases = {",,": str.lower, "^^": str.upper, ",": lambda t: t[:1].lower() + t[1:], "^": str.capitalize}
+        return cases[sign](text) if sign in cases else text
 
 
-def _edited(text: str, rest: str) -> str:
-    """`${name<rest>}` for a rest that edits the value: replacement, removal at an end, case."""
-    if rest.startswith("/"):
-        old, _, new = rest.lstrip("/").partition("/")
-        return text.replace(old, new, -1 if rest.startswith("//") else 1)
-    if rest.startswith("#"):
-        greedy, pattern = rest.startswith("##"), rest.lstrip("#")
-        cuts = range(len(text), -1, -1) if greedy else range(len(text) + 1)
-        return next((text[cut:] for cut in cuts if fnmatch.fnmatchcase(text[:cut], pattern)), text)
-    if rest.startswith("%"):
-        greedy, pattern = rest.startswith("%%"), rest.lstrip("%")
-        cuts = range(len(text) + 1) if greedy else range(len(text), -1, -1)
-        return next((text[:cut] for cut in cuts if fnmatch.fnmatchcase(text[cut:], pattern)), text)
-    if rest in (",,", "^^"):
-        return text.lower() if rest == ",," else text.upper()
-    return text
+def _is_all(node: Node) -> bool:
+    """True for `$@` and `${name[@]}`, whose items stay apart in quotes."""
+    return source_of(node) in ("$@", "${@}") or re.fullmatch(r"\$\{\w+\[@\]\}", source_of(node)) is not None
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: "" if match[1] == "\n" else match[1], text)
+
+
+def _without_end(text: str, sign: str, pattern: str) -> str:
+    """The text without the shortest or longest beginning or end that fits a pattern."""
+    shortest_first = range(len(text) + 1) if sign in ("#", "%%") else range(len(text), -1, -1)
+    if sign.startswith("#"):
+        return next((text[cut:] for cut in shortest_first if fnmatch.fnmatchcase(text[:cut], pattern)), text)
+    return next((text[:cut] for cut in shortest_first if fnmatch.fnmatchcase(text[cut:], pattern)), text)
+
+
+def _part(text: str, numbers: str) -> str:
+    """`${name:start:length}`."""
+    return "".join(_slice(list(text), numbers))
+
+
+def _slice(items: list[str], numbers: str) -> list[str]:
+    """The items of `start:length`."""
+    start, _, length = (part.strip() for part in numbers.partition(":"))
+    try:
+        rest = items[int(start or 0) :]
+        return rest[: int(length)] if length else rest
+    except ValueError:
+        return items
+
+
+def compute(node: Node, scope: Scope) -> tuple[int | None, bool]:
+    """Return the value of an arithmetic expression, or None, and whether a real shell computes the same."""
+    kind = node.type
+    if kind == "binary_expression":
+        return _compute_pair(node, scope)
+    if kind in ("parenthesized_expression", "ternary_expression"):
+        inner = [child for child in node.children if child.is_named]
+        if kind == "parenthesized_expression":
+            return compute(inner[0], scope) if inner else (None, True)
+        condition, known = compute(inner[0], scope)
+        if condition is None or len(inner) != 3:
+            return None, known
+        number, same = compute(inner[1 if condition else 2], scope)
+        return number, known and same
+    if kind == "unary_expression":
+        number, known = compute(node.children[-1], scope)
+        signs: Mapping[str, Callable[[int], int]] = {"-": operator.neg, "+": operator.pos, "!": lambda n: int(not n)}
+        sign = source_of(node.children[0])
+        return (signs[sign](number) if number is not None and sign in signs else None), known
+    return _compute_word(node, scope)
+
+
+def _compute_word(node: Node, scope: Scope) -> tuple[int | None, bool]:
+    name = source_of(node).strip()
+    if re.fullmatch(r"[A-Za-z_]\w*", name):
+        value = scope.variables.get(name)
+        text, known = (value if isinstance(value, str) else "".join(value or [])), name not in scope.unsure
+    else:
+        found = expand_text(node, scope)
+        text, known = found.text.strip(), found.is_known
+    return (int(text) if NUMBER.fullmatch(text) else None), known
+
+
+def _compute_pair(node: Node, scope: Scope) -> tuple[int | None, bool]:
+    left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+    sign = node.child_by_field_name("operator")
+    if left is None or right is None or sign is None:
+        return None, False
+    (a, known), (b, same) = compute(left, scope), compute(right, scope)
+    known = known and same
+    name = source_of(sign)
+    if a is None or b is None or name not in OPERATIONS or (name in "/%" and b == 0):
+        return None, known
+    found = int(OPERATIONS[name](a, b))
+    return (found if abs(found) <= _LARGEST else None), known
