@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rlrun.convert.convert import AREAL, AREAL_SFT, VERL, VERL_SFT, Converted, Dialect
 from rlrun.convert.draft import KINDS
+from rlrun.convert.tables.row import Row
 from tools.convert_corpus import converted
 from tools.docs_resource import NOTE, cells, page
 from tools.documented import documentation_rows
@@ -28,8 +29,9 @@ def convert_page() -> str:
         "",
         "Each key is *taken* (its value is a field's, or says what RLRun",
         "does anyway), *mapped* (it decides fields, converted or with other keys), left at its *default* (it has no value), *dropped*",
-        "(it has no field; the reason is told), or *refused* (the run is another one than RLRun can do). A key without a row is *unknown*,",
-        "and told on standard error.",
+        "(it has no field; the reason is told), or *refused* (the run is another one than RLRun can do). A key without a row is refused,",
+        "unless it stands in a block that changes nothing that is learned (engines' options, launchers, trackers): then it is",
+        "*unknown*, and reported on standard error. `~key` on the command line takes a key out.",
     ]
     for name, dialects, title in _SOURCES:
         documented = dialects[0].name
@@ -59,14 +61,24 @@ def _keys(dialect: Dialect) -> Iterable[str]:
         "",
     )
     yield from ("| key | field | meaning, or why there is none |", "|---|---|---|")
+    listed: dict[tuple[str, str], list[Row]] = {}
     for row in dialect.rows:
-        what = {"refuse": "refused: ", "drop": "", "joined": "", "value": ""}[row.how]
-        fine = ", ".join(
-            f"`{str(value).lower() if value is None or isinstance(value, bool) else value}`" for value in row.fine
-        )
-        accepted = f" (but {fine} is what RLRun does)" if fine else ""
-        fields = ", ".join(f"`{name}`" for name in row.to.split(", ")) if row.to else ""
-        yield cells(f"`{row.key}`", fields, f"{what}{row.note}{accepted}")
+        if not row.to and not row.fine:
+            listed.setdefault((row.how, row.note), []).append(row)
+        else:
+            yield _row(row, f"`{row.key}`")
+    for rows in listed.values():
+        yield _row(rows[0], ", ".join(f"`{row.key}`" for row in rows))
+
+
+def _row(row: Row, keys: str) -> str:
+    what = "refused: " if row.how == "refuse" else ""
+    fine = ", ".join(
+        f"`{str(value).lower() if value is None or isinstance(value, bool) else value}`" for value in row.fine
+    )
+    accepted = f" (but {fine} is what RLRun does)" if fine else ""
+    fields = ", ".join(f"`{name}`" for name in row.to.split(", ")) if row.to else ""
+    return cells(keys, fields, f"{what}{row.note}{accepted}")
 
 
 def _aliases(dialect: Dialect) -> str:

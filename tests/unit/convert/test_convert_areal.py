@@ -148,7 +148,7 @@ def test_a_critic() -> None:
         ({"actor.use_sapo_loss": True, "actor.recompute_logprob": True}, "sapo", "recompute"),
         ({"actor.recompute_logprob": True}, "ppo", "recompute"),
         ({}, "ppo", "inference"),
-        ({"actor.use_decoupled_loss": True, "actor.prox_logp_method": "loglinear"}, "decoupled_ppo", "log_linear"),
+        ({"actor.use_decoupled_loss": True, "actor.prox_logp_method": "loglinear"}, "ppo", "log_linear"),
     ],
 )
 def test_losses(changes: dict[str, Any], loss: str, proximal: str) -> None:
@@ -213,3 +213,86 @@ def test_yaml_with_interpolations_is_read() -> None:
     found = convert(read_settings(text, "a.yaml", {}), Context("a"), ["a.yaml"])
     assert {fate.setting.key: fate.setting.value for fate in found.fates}["tokenizer_path"] == "Qwen/Qwen3-0.6B"
     assert parse_manifest(found.text, "a")[0].metadata.name == "a"
+
+
+DECOUPLED = {"actor.use_decoupled_loss": True, "actor.recompute_logprob": True}
+R = "actor.rejection_sampling."
+
+
+@pytest.mark.parametrize(
+    ("changes", "loss", "correction"),
+    [
+        ({R + "upper": 5.0, R + "action": "mask"}, {"cap": 5.0, "cap_mode": "mask"}, None),
+        ({R + "upper": 2.0, R + "action": "clamp"}, {"cap": 2.0, "cap_mode": "clamp"}, None),
+        ({R + "level": "token"}, {"cap": 5.0, "cap_mode": "mask"}, None),
+        (
+            {R + "upper": 5.0, R + "lower": 0.5},
+            None,
+            {"action": "mask", "level": "token", "weight": "token", "low": 0.5, "high": 5.0},
+        ),
+        (
+            {R + "action": "clamp", R + "upper": 2.0, R + "lower": 0.5},
+            None,
+            {"action": "clamp", "level": "token", "low": 0.5, "high": 2.0},
+        ),
+        (
+            {R + "level": "sequence", R + "agg": "sum", R + "upper": 2.0},
+            None,
+            {"action": "mask", "level": "sequence", "reduce": "sum", "weight": "geometric", "high": 2.0},
+        ),
+        (
+            {R + "metric": "kl_k2", R + "upper": 0.5},
+            None,
+            {"action": "mask", "level": "token", "measure": "k2", "weight": "token", "high": 0.5},
+        ),
+        (
+            {R + "metric": "kl_k1", R + "upper": 0.5, R + "lower": -0.25},
+            None,
+            {"action": "mask", "level": "token", "measure": "k1", "weight": "token", "low": -0.5, "high": 0.25},
+        ),
+    ],
+)
+def test_rejection_sampling(
+    changes: dict[str, Any], loss: dict[str, Any] | None, correction: dict[str, Any] | None
+) -> None:
+    algorithm = spec(DECOUPLED | changes).algorithm
+    assert algorithm.effective_loss.name == ("decoupled_ppo" if loss else "ppo")
+    assert dict(algorithm.effective_loss.options).items() >= (loss or {}).items()
+    found = algorithm.correction.model_dump(exclude_unset=True) if algorithm.correction is not None else None
+    assert found == correction
+    assert algorithm.effective_proximal == "recompute"
+
+
+def test_decoupled_loss_without_rejection_sampling_weighs_nothing() -> None:
+    algorithm = spec(DECOUPLED).algorithm
+    assert (algorithm.effective_loss.name, algorithm.effective_proximal) == ("ppo", "recompute")
+    assert spec(DECOUPLED | {"actor.behav_imp_weight_cap": 5.0}).algorithm.effective_loss.options["cap"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "reason"),
+    [
+        ({R + "metric": "kl_k3"}, R + "metric", "nearest: metric: kl_k2"),
+        ({R + "metric": "kl_k1"}, R + "metric", "add lower: -5"),
+        ({R + "metric": "kpop"}, R + "metric", "known: ratio"),
+        ({R + "level": "sequence", R + "action": "clamp", R + "agg": "max"}, R + "agg", "write agg: mean"),
+        ({R + "action": "clamp", R + "metric": "kl_k2"}, R + "action", "write action: mask"),
+        ({"actor.use_sapo_loss": True}, "actor.use_sapo_loss", "set use_decoupled_loss: false"),
+        ({"teacher.path": "Qwen/Qwen3-8B"}, "teacher.path", "preset distill"),
+        ({"rollout.agent.mode": "subproc"}, "rollout.agent.mode", "docs/environments.md"),
+        ({"scheduler.reward_model_path": "org/rm"}, "scheduler.reward_model_path", "args.reward"),
+        ({"gconfig.use_beam_search": True}, "gconfig.use_beam_search", "samples"),
+        ({"actor.path": "Qwen/Qwen2.5-VL-3B-Instruct"}, "actor.path", "vision"),
+    ],
+)
+def test_objectives_that_are_not_here_are_refused(changes: dict[str, Any], key: str, reason: str) -> None:
+    refused = {fate.setting.key: fate.note for fate in result(DECOUPLED | changes).refused}
+    assert list(refused) == [key]
+    assert reason in refused[key]
+
+
+def test_defaults_are_areals() -> None:
+    optimizer = spec({}).trainer.optimizer
+    assert (optimizer.lr, optimizer.weight_decay, optimizer.beta1, optimizer.beta2) == (1e-3, 0.01, 0.9, 0.999)
+    assert (optimizer.eps, optimizer.max_grad_norm) == (1e-8, 1.0)
+    assert spec({}).seed == 1

@@ -63,6 +63,34 @@ def test_areal() -> None:
 
 def test_a_wrong_allocation_is_refused_and_an_unknown_key_told() -> None:
     found = areal(**{"allocation_mode": "fsdp:q9", "model.optimiser.lr": 1, "nonsense": 2})
-    assert [fate.setting.key for fate in found.refused] == ["allocation_mode"]
-    assert any("did you mean model.optimizer.lr?" in notice for notice in found.notices)
-    assert {fate.setting.key for fate in found.fates if fate.kind == "unknown"} == {"nonsense"}
+    refused = {fate.setting.key: fate.note for fate in found.refused}
+    assert set(refused) == {"allocation_mode", "model.optimiser.lr", "nonsense"}
+    assert "did you mean actor.optimizer.lr?" in refused["model.optimiser.lr"]
+    assert "~nonsense" in refused["nonsense"]
+
+
+def test_areals_block_of_the_engine_is_called_actor() -> None:
+    keys = {
+        "train_dataset.type": "sft",
+        "train_dataset.path": "openai/gsm8k",
+        "train_dataset.batch_size": 128,
+        "train_dataset.max_length": 3072,
+        "actor.path": "Qwen/Qwen3-1.7B",
+        "actor.backend": "fsdp:d8",
+        "actor.gradient_checkpointing": True,
+        "actor.mb_spec.max_tokens_per_mb": 4096,
+        "actor.optimizer.lr": 2e-5,
+        "actor.optimizer.weight_decay": 0.05,
+        "actor.optimizer.beta2": 0.95,
+        "actor.optimizer.lr_scheduler_type": "cosine",
+        "actor.optimizer.warmup_steps_proportion": 0.1,
+    }
+    found = convert([Setting(k, v, "t") for k, v in keys.items()], Context("run", 1280), ["t"])
+    spec = parse_manifest(found.text, "t")[0].spec
+    trainer = spec.trainer
+    assert found.refused == []
+    assert (spec.task, spec.seq_len, spec.max_steps) == ("SFT", 3072, 10)
+    assert (trainer.optimizer.lr, trainer.optimizer.weight_decay, trainer.optimizer.beta2) == (2e-5, 0.05, 0.95)
+    assert (trainer.scheduler.name, trainer.scheduler.warmup_steps) == ("cosine", 1)
+    assert (trainer.gpus_per_replica, trainer.micro_batch_tokens) == (8, 4096)
+    assert trainer.activation_checkpointing == "full"

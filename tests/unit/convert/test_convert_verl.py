@@ -260,12 +260,17 @@ def test_what_rlrun_cannot_do_is_refused_with_the_nearest(key: str, value: Any, 
     assert reason in refused[0].note
 
 
-def test_what_deviates_is_noticed_and_what_nobody_knows_too() -> None:
-    found = result({R + "top_p": 0.9, "trainer.foo": 3, "datta.train_files": "x", R + "name": "sglang"})
+def test_what_deviates_is_noticed_and_what_nobody_knows_is_refused() -> None:
+    found = result(
+        {R + "top_p": 0.9, "trainer.foo": 3, "datta.train_files": "x", R + "name": "sglang", "ray_init.x": 1}
+    )
     assert any(R + "top_p=0.9" in notice for notice in found.notices)
-    assert any("did you mean data.train_files" in notice for notice in found.notices)
+    refused = {fate.setting.key: fate.note for fate in found.refused}
+    assert set(refused) == {"trainer.foo", "datta.train_files"}
+    assert "did you mean data.train_files" in refused["datta.train_files"]
+    assert any("ray_init.x=1" in notice for notice in found.notices)
     assert any("read as vllm" in notice for notice in found.notices)
-    assert "datta.train_files=x: unknown" in found.text
+    assert "datta.train_files=x: refused" in found.text
 
 
 def test_a_variable_that_nothing_sets_is_missing() -> None:

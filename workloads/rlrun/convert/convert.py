@@ -36,6 +36,8 @@ class Dialect:
     compose: Callable[[Draft, Context], None]
     named_by: str
     """Key of the run's name."""
+    indifferent: tuple[str, ...]
+    """Beginnings of keys of which one without a row changes nothing that is learned; any other one is refused."""
     marks: tuple[str, ...]
     """Beginnings of keys, or keys with a value, that no other has; the first dialect with one counts."""
 
@@ -47,6 +49,7 @@ VERL = Dialect(
     verl_table.DEFAULTS,
     verl.compose,
     "trainer.experiment_name",
+    verl_table.INDIFFERENT,
     ("actor_rollout_ref.", "algorithm.adv_estimator"),
 )
 AREAL = Dialect(
@@ -56,6 +59,7 @@ AREAL = Dialect(
     areal_table.DEFAULTS,
     areal.compose,
     "experiment_name",
+    areal_table.INDIFFERENT,
     ("allocation_mode", "gconfig.", "train_dataset.", "actor.", "rollout.backend", "trial_name"),
 )
 VERL_SFT = Dialect(
@@ -65,6 +69,7 @@ VERL_SFT = Dialect(
     verl_sft_table.DEFAULTS,
     sft.compose_verl,
     "trainer.experiment_name",
+    verl_sft_table.INDIFFERENT,
     ("data.train_files",),
 )
 AREAL_SFT = Dialect(
@@ -74,6 +79,7 @@ AREAL_SFT = Dialect(
     areal_sft_table.DEFAULTS,
     sft.compose_areal,
     "experiment_name",
+    areal_table.INDIFFERENT,
     ("train_dataset.type=sft",),
 )
 DIALECTS = (VERL, AREAL_SFT, AREAL, VERL_SFT)
@@ -165,10 +171,11 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
     ]
     found = resolve(latest(one for one in kept if one.key != LATER).values())
     dialect = dialect_of(found, sources)
-    canonical = {_canonical(setting.key, dialect.aliases): setting for setting in found}
-    shadowed = [setting for setting in found if canonical[_canonical(setting.key, dialect.aliases)] is not setting]
+    canonical = {canonical_key(setting.key, dialect.aliases): setting for setting in found}
+    shadowed = [setting for setting in found if canonical[canonical_key(setting.key, dialect.aliases)] is not setting]
     draft = Draft(dialect.name.partition(" (")[0], canonical, dialect.rows, dialect.defaults)
     draft.take_rows()
+    draft.refuse_unknown(dialect.indifferent)
     dialect.compose(draft, context)
     name = named(draft, dialect.named_by, context)
     if name.causes:
@@ -203,7 +210,8 @@ def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:
     )
 
 
-def _canonical(key: str, aliases: Mapping[str, str]) -> str:
+def canonical_key(key: str, aliases: Mapping[str, str]) -> str:
+    """Return the name that the tables have for a key of another release."""
     for _ in range(3):
         start = next(
             (start for start in aliases if key == start or (start.endswith(".") and key.startswith(start))), None

@@ -121,6 +121,20 @@ class Draft:
             elif row.how == "value" and not row.is_fine(setting.value):
                 self._take(key, row, setting.value)
 
+    def refuse_unknown(self, indifferent: tuple[str, ...]) -> None:
+        """Refuse keys without a row that can change what is learned.
+
+        Args:
+            indifferent: beginnings of keys that cannot.
+        """
+        known = [row.key for row in self.rows if "*" not in row.key]
+        for key, setting in self.settings.items():
+            if self.row(key) is None and setting.value not in (None, {}, []) and not key.startswith(indifferent):
+                self.refused[key] = (
+                    f"not a key of {self.trainer} that this command knows{did_you_mean(key, known)}; if the run learns the same "
+                    f"without it, take it out: ~{setting.key} on the command line"
+                )
+
     def _take(self, key: str, row: Row, value: object) -> None:
         try:
             if row.values and not (isinstance(value, str) and value in row.values):

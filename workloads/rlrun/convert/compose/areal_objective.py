@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlrun.convert.compose.areal_rejection import Weight, put_correction, weigh_behavior
 from rlrun.convert.draft import Draft
 
 _A = "actor."
@@ -29,7 +30,13 @@ def _loss(draft: Draft, critic: bool) -> None:
     low, high = _A + "eps_clip", _A + "eps_clip_higher"
     bounds: dict[str, Any] = {"eps_low": draft.number(low), "eps_high": draft.number(high) or draft.number(low)}
     clips = [low, *([high] if draft.has(high) else [])]
+    if draft.flag(_SAPO) and draft.flag(_DECOUPLED):
+        draft.refused[_SAPO] = "AReaL refuses SAPO with use_decoupled_loss; set use_decoupled_loss: false"
     if draft.flag(_SAPO):
+        if draft.get(_LEVEL) == "sequence":
+            draft.refused[_LEVEL] = (
+                "SAPO's gate on the ratio of whole answers; nearest: importance_sampling_level: token"
+            )
         taus = [_A + "sapo_tau_pos", _A + "sapo_tau_neg"]
         options = {"tau_positive": draft.number(taus[0]) or 1.0, "tau_negative": draft.number(taus[1]) or 1.05}
         _put(draft, "sapo", options, "sapo", [_SAPO, *(tau for tau in taus if draft.has(tau))])
@@ -37,7 +44,8 @@ def _loss(draft: Draft, critic: bool) -> None:
     elif draft.get(_LEVEL) == "sequence":
         _put(draft, "gspo", bounds, "gspo", [_LEVEL, *clips])
         _proximal(draft)
-        draft.put("algorithm.correction", {"action": "none"}, note="AReaL corrects only in the decoupled loss")
+        weight = weigh_behavior(draft, as_correction=True) if draft.flag(_DECOUPLED) else None
+        put_correction(draft, weight, "AReaL weighs only in the decoupled loss with rejection_sampling")
     elif draft.flag(_DECOUPLED):
         _decoupled(draft, bounds, clips, critic)
     else:
@@ -48,15 +56,22 @@ def _loss(draft: Draft, critic: bool) -> None:
 
 
 def _decoupled(draft: Draft, bounds: dict[str, Any], clips: list[str], critic: bool) -> None:
+    """The ratio to the proximal policy, weighed by the proximal policy's ratio to the engine within the bounds of the file."""
     dual, cap, mode = _A + "c_clip", _A + "behav_imp_weight_cap", _A + "behave_imp_weight_mode"
-    truncates = "truncate" in str(draft.get(mode) or "")
-    options = bounds | {
-        "dual_clip": draft.number(dual),
-        "cap": draft.number(cap),
-        "cap_mode": "clamp" if truncates else "mask",
-    }
-    causes = [_DECOUPLED, *clips, *(key for key in (dual, cap, mode) if draft.has(key))]
-    _put(draft, "decoupled_ppo", options, "ppo" if critic else "decoupled_ppo", causes)
+    dual_clip = {"dual_clip": draft.number(dual)}
+    causes = [_DECOUPLED, *clips, *([dual] if draft.has(dual) else [])]
+    weight = weigh_behavior(draft)
+    if weight is None and draft.has(cap):  # releases before 1.0
+        truncates = "truncate" in str(draft.get(mode) or "")
+        weight = Weight(
+            draft.number(cap), "clamp" if truncates else "mask", None, (cap, *((mode,) if draft.has(mode) else ()))
+        )
+    if weight is not None and weight.correction is None:
+        options = bounds | dual_clip | {"cap": weight.cap, "cap_mode": weight.cap_mode}
+        _put(draft, "decoupled_ppo", options, "ppo" if critic else "decoupled_ppo", [*causes, *weight.causes])
+    else:
+        _put(draft, "ppo", bounds | dual_clip, "ppo" if critic else "grpo", causes)
+        put_correction(draft, weight, "AReaL weighs only with rejection_sampling")
     _proximal(draft)
 
 

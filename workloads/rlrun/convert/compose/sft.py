@@ -38,6 +38,11 @@ def compose_verl(draft: Draft, context: Context) -> None:
     if total is not None and total > 0:
         draft.put("maxSteps", total, "trainer.total_training_steps")
     warmup(draft, "optim.warmup_steps_ratio")
+    if (steps := draft.whole("optim.lr_warmup_steps") or 0) > 0:
+        draft.put("trainer.scheduler.warmupSteps", steps, "optim.lr_warmup_steps")
+    lowest, rate = draft.number("optim.min_lr") or 0.0, draft.number("optim.lr") or 0.0
+    if lowest > 0 and rate > 0:
+        draft.put("trainer.scheduler.minLrRatio", lowest / rate, "optim.min_lr", "optim.lr")
     held_out = file_list(draft.get("data.val_files"))
     if held_out:
         steps = draft.whole("trainer.test_freq") or 0
@@ -52,13 +57,16 @@ def compose_verl(draft: Draft, context: Context) -> None:
 def compose_areal(draft: Draft, context: Context) -> None:
     """Set all fields that more than one key of AReaL decides."""
     draft.put("task", "SFT", "train_dataset.type")
-    put_model(draft, "model.path")
-    longest, tokens = "train_dataset.max_length", "model.mb_spec.max_tokens_per_mb"
+    put_model(draft, "actor.path")
+    longest, tokens = "train_dataset.max_length", "actor.mb_spec.max_tokens_per_mb"
     length = draft.whole(longest) or draft.whole(tokens) or 2048
     draft.put("seqLen", length, longest if draft.has(longest) else tokens)
     draft.put("trainer.microBatchTokens", max(length, draft.whole(tokens) or 0), tokens)
     path = str(draft.get("train_dataset.path") or "")
-    split = {"split": "train"} if path in _QUESTIONS else {}
+    named = draft.has("train_dataset.split")
+    split = (
+        {"split": str(draft.get("train_dataset.split"))} if named else {"split": "train"} if path in _QUESTIONS else {}
+    )
     _sources(draft, "train_dataset.path", [_source(path) | split] if path else [])
     if path in _QUESTIONS:
         draft.put("data.promptField", _QUESTIONS[path][0], "train_dataset.path")
@@ -72,9 +80,9 @@ def compose_areal(draft: Draft, context: Context) -> None:
     per_epoch = _steps(draft, context, batch="train_dataset.batch_size", epochs="total_train_epochs", files=[path])
     if draft.has("total_train_steps"):
         draft.put("maxSteps", draft.whole("total_train_steps"), "total_train_steps")
-    warmup(draft, "model.optimizer.warmup_steps_proportion")
+    warmup(draft, "actor.optimizer.warmup_steps_proportion")
     _areal_intervals(draft, path, per_epoch)
-    put_lora(draft, "model.", use="model.use_lora")
+    put_lora(draft, "actor.", use="actor.use_lora")
     _areal_gpus(draft)
 
 
@@ -149,12 +157,14 @@ def _areal_intervals(draft: Draft, path: str, per_epoch: int | None) -> None:
     if draft.has("valid_dataset.path"):
         held_out = str(draft.get("valid_dataset.path"))
         every = interval(draft, "evaluator", per_epoch)
-        source = _source(held_out) | ({"split": "test"} if held_out in _QUESTIONS else {})
+        named = draft.has("valid_dataset.split")
+        split = draft.get("valid_dataset.split") if named else "test" if held_out in _QUESTIONS else None
+        source = _source(held_out) | ({"split": split} if split else {})
         _held_out(draft, source, "valid_dataset.path", every)
 
 
 def _areal_gpus(draft: Draft) -> None:
-    key = next((key for key in ("allocation_mode", "model.backend") if ":" in str(draft.get(key) or "")), None)
+    key = next((key for key in ("allocation_mode", "actor.backend") if ":" in str(draft.get(key) or "")), None)
     node = draft.whole("cluster.n_gpus_per_node") or 8
     if key is None:
         draft.put("trainer.replicas", draft.whole("cluster.n_nodes") or 1, "cluster.n_nodes")

@@ -83,6 +83,9 @@ def _steps(draft: Draft, context: Context) -> None:
     else:
         warmup(draft, _A + "optim.lr_warmup_steps_ratio")
     put_betas(draft, _A + "optim.betas")
+    lowest, rate = draft.number(_A + "optim.min_lr") or 0.0, draft.number(_A + "optim.lr") or 0.0
+    if lowest > 0 and rate > 0:
+        draft.put("trainer.scheduler.minLrRatio", lowest / rate, _A + "optim.min_lr", _A + "optim.lr")
 
 
 def _gpus(draft: Draft) -> None:

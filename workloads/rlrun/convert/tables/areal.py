@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlrun.convert.tables.row import Row, drop, joined, refuse, value
+from rlrun.convert.tables.areal_engine import ROLLOUT, UTILITIES, engine_rows
+from rlrun.convert.tables.row import Row, drop, drops, joined, refuse, value
 
 ALIASES: Mapping[str, str] = {"actor.behave_imp_weight_cap": "actor.behav_imp_weight_cap"}
 """Keys of other releases."""
 
 DEFAULTS: Mapping[str, object] = {
+    "actor.optimizer.lr": 1e-3,
     "actor.optimizer.weight_decay": 0.01,
+    "actor.optimizer.beta1": 0.9,
+    "actor.optimizer.beta2": 0.999,
+    "actor.optimizer.eps": 1e-8,
+    "actor.optimizer.gradient_clipping": 1.0,
+    "actor.optimizer.lr_scheduler_type": "constant",
+    "actor.optimizer.min_lr_ratio": 0.0,
+    "actor.gradient_checkpointing": False,
+    "actor.rejection_sampling.level": "token",
+    "seed": 1,
     "actor.optimizer.warmup_steps_proportion": 0.001,
     "actor.ppo_n_minibatches": 4,
     "actor.eps_clip": 0.2,
@@ -34,24 +45,19 @@ DEFAULTS: Mapping[str, object] = {
 
 DTYPES: Mapping[str, str] = {name: name for name in ("bfloat16", "float16", "float32")}
 
-_NAMES = "each run has one name: metadata.name"
-_ENGINE = "vLLM's own default"
-_SGLANG = "of SGLang; vLLM is the engine here"
-_TRACKER = "metrics are in metrics.jsonl of the run's folder"
 _PODS = "pods have trainer.resources and inference.resources"
 _FOLDER = "the run's folder is <storage.mountPath>/<name>"
+_TRACKER = "metrics are in metrics.jsonl of the run's folder"
 _REFERENCE = "the reference is sharded and computed as the policy is"
+_CRITIC = "the critic's optimizer and schedule are the policy's, but for its rate"
+_LOADER = "rows are read by number, played as they come"
 _SCALE = "rewards or advantages are divided by their standard deviation, which undoes it"
 
 _ACTOR: tuple[Row, ...] = (
-    drop("*.experiment_name", _NAMES),
-    drop("*.trial_name", _NAMES),
-    drop("*.fileroot", _FOLDER),
     joined("actor.path", "model.name or model.path"),
     value("actor.dtype", "model.dtype", "of published weights and the engine", values=DTYPES),
     value("actor.gradient_checkpointing", "trainer.activationCheckpointing", convert="checkpointing"),
     joined("actor.mb_spec.max_tokens_per_mb", "trainer.microBatchTokens"),
-    drop("actor.mb_spec.*", "micro-batches are packed by tokens"),
     value(
         "actor.optimizer.type", "trainer.optimizer.name", values={"adam": "adamw", "adam_bf16": "adamw", "sgd": "sgd"}
     ),
@@ -70,18 +76,27 @@ _ACTOR: tuple[Row, ...] = (
     joined("actor.optimizer.warmup_steps_proportion", "trainer.scheduler.warmupSteps", "no warm-up"),
     value("actor.optimizer.offload", "trainer.optimizer.offload", convert="flag"),
     value("actor.fsdp.offload_params", "trainer.cpuOffload", convert="flag"),
-    drop("actor.optimizer.*", "of loss scaling: bfloat16 needs none"),
+    *drops("actor.optimizer.", "of loss scaling: bfloat16 needs none", "initial_loss_scale", "min_loss_scale"),
+    *drops("actor.optimizer.", "of loss scaling: bfloat16 needs none", "loss_scale_window", "hysteresis"),
     joined("actor.ppo_n_minibatches", "trainer.updatesPerStep"),
-    joined("actor.eps_clip*", "algorithm.loss", "this loss has no such bound"),
+    joined("actor.eps_clip", "algorithm.loss", "this loss has no such bound"),
+    joined("actor.eps_clip_higher", "algorithm.loss", "this loss has no such bound"),
     joined("actor.c_clip", "algorithm.loss", "no dual clip"),
     joined("actor.behav_imp_weight_cap", "algorithm.loss", "only with use_decoupled_loss"),
     joined("actor.behave_imp_weight_mode", "algorithm.loss", "only with use_decoupled_loss"),
+    *(
+        joined(
+            f"actor.rejection_sampling{name}", "algorithm.loss, algorithm.correction", "only with use_decoupled_loss"
+        )
+        for name in ("", ".level", ".action", ".metric", ".agg", ".upper", ".lower")
+    ),
     joined("actor.use_decoupled_loss", "algorithm.preset, algorithm.loss"),
     joined("actor.recompute_logprob", "algorithm.proximal", "use_decoupled_loss recomputes them anyway"),
     joined("actor.prox_logp_method", "algorithm.proximal", "only with use_decoupled_loss"),
     joined("actor.importance_sampling_level", "algorithm.loss", "one ratio per token, or per answer (gspo)"),
     joined("actor.use_sapo_loss", "algorithm.loss", "not SAPO's loss"),
-    joined("actor.sapo_tau_*", "algorithm.loss", "only with use_sapo_loss"),
+    joined("actor.sapo_tau_pos", "algorithm.loss", "only with use_sapo_loss"),
+    joined("actor.sapo_tau_neg", "algorithm.loss", "only with use_sapo_loss"),
     refuse(
         "actor.m2_threshold", "M2PO masks tokens by the second moment of the batch's ratios, which no loss here does"
     ),
@@ -91,14 +106,19 @@ _ACTOR: tuple[Row, ...] = (
         fine=(None,),
     ),
     joined("actor.reward_norm", "algorithm.advantage", "rewards are not normalised"),
-    joined("actor.reward_norm.*_level", "algorithm.advantage"),
+    joined("actor.reward_norm.mean_level", "algorithm.advantage"),
+    joined("actor.reward_norm.std_level", "algorithm.advantage"),
     joined("actor.reward_norm.mean_leave1out", "algorithm.advantage", "the mean is the whole group's"),
     drop("actor.reward_norm.group_size", "the group is environments[].groupSize"),
-    drop("actor.reward_norm.*", "standard deviations are unbiased, + 1e-6", fine=(True,)),
+    drop("actor.reward_norm.std_unbiased", "standard deviations are unbiased", fine=(True,)),
+    drop("actor.reward_norm.eps", "standard deviations are divided by + 1e-6"),
     joined("actor.adv_norm", "algorithm.advantage", "advantages are not normalised"),
-    joined("actor.adv_norm.*_level", "algorithm.advantage"),
+    joined("actor.adv_norm.mean_level", "algorithm.advantage"),
+    joined("actor.adv_norm.std_level", "algorithm.advantage"),
+    refuse("actor.adv_norm.mean_leave1out", "advantages are divided and shifted by all of the batch"),
     drop("actor.adv_norm.group_size", "the group is environments[].groupSize"),
-    drop("actor.adv_norm.*", "standard deviations are unbiased, + 1e-6", fine=(True,)),
+    drop("actor.adv_norm.std_unbiased", "standard deviations are unbiased", fine=(True,)),
+    drop("actor.adv_norm.eps", "standard deviations are divided by + 1e-6"),
     drop("actor.reward_scaling", _SCALE),
     drop("actor.reward_bias", "the mean of rewards or advantages is subtracted, which undoes it"),
     drop("actor.reward_clip", "rewards are not clipped"),
@@ -122,31 +142,37 @@ _ACTOR: tuple[Row, ...] = (
         values={"disk": "Filesystem", "xccl": "NCCL", "nccl": "NCCL"},
     ),
     joined("actor.backend", "trainer.parallelism", "allocation_mode goes before"),
-    drop("actor.megatron.*", "of Megatron, which does not train here"),
-    drop("actor.fsdp.*", "layers are wrapped one by one"),
     drop("actor.max_new_tokens", "gconfig.max_new_tokens goes before"),
     drop("actor.temperature", "gconfig.temperature goes before"),
     drop("actor.group_size", "gconfig.n_samples goes before"),
-    refuse("actor.init_from_scratch", "training begins with the model's weights"),
-    drop("actor.disable_dropout", "dropout is off", fine=(True,)),
-    drop("actor.attn_impl", "trainer.attention: auto takes flash attention on GPUs", fine=("flash_attention_2",)),
-    drop("actor.scheduling_spec*", _PODS),
-    drop("actor.scheduling_strategy*", "trainer and engines are placed by placement"),
-    drop("actor.log_agent_stats*", _TRACKER),
-    drop("actor.*", "of AReaL's engine"),
+    *drops("actor.", _TRACKER, "log_agent_stats", "log_agent_stats_keys"),
+    *engine_rows("actor"),
 )
 
+_ENGINE_KEYS = {row.key for row in engine_rows("actor")} | {"actor.backend"}
+
 _OTHERS: tuple[Row, ...] = (
-    joined(
-        "critic.optimizer*",
-        "algorithm.critic.lr",
-        "the critic's optimizer and schedule are the policy's, but for its rate",
-    ),
+    joined("critic.optimizer", "algorithm.critic.lr", _CRITIC),
+    joined("critic.optimizer.lr", "algorithm.critic.lr", _CRITIC),
+    *drops("critic.optimizer.", _CRITIC, "type", "weight_decay", "beta1", "beta2", "eps", "min_lr_ratio", "offload"),
+    *drops("critic.optimizer.", _CRITIC, "lr_scheduler_type", "warmup_steps_proportion", "gradient_clipping"),
+    *drops("critic.optimizer.", _CRITIC, "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"),
     joined("critic.eps_clip", "algorithm.critic.valueClip"),
-    drop("critic.*", "the critic is trained as the policy is"),
-    drop("ref", _REFERENCE),
-    drop("ref.*", _REFERENCE),
-    drop("teacher.*", "a teacher is algorithm.reference.model with preset distill"),
+    joined("critic", "algorithm.critic", "no critic"),
+    *drops("critic.", _CRITIC, "path", "dtype", "gradient_checkpointing", "ppo_n_minibatches", "weight_update_mode"),
+    *drops("critic.", _CRITIC, "mask_no_eos_with_zero", "backend", "temperature", "mb_spec.max_tokens_per_mb"),
+    *drops("critic.", _CRITIC, "fsdp.offload_params", "use_lora", "lora_rank", "lora_alpha", "target_modules"),
+    drop("critic.peft_type", _CRITIC),
+    drop("critic.is_critic", "the critic is algorithm.critic", fine=(True,)),
+    *(row for row in engine_rows("critic") if row.key != "critic.is_critic"),
+    *drops("ref", _REFERENCE, "", ".backend", ".optimizer"),
+    *(drop("ref." + row.key.removeprefix("actor."), _REFERENCE) for row in _ACTOR if row.key not in _ENGINE_KEYS),
+    *engine_rows("ref"),
+    refuse(
+        "teacher*",
+        "distillation from a teacher next to rewards; without rewards: preset distill with algorithm.reference.model",
+        fine=(None,),
+    ),
     joined("gconfig.n_samples", "environments[].groupSize, orchestrator.batchSize"),
     joined("gconfig.max_new_tokens", "sampling.maxTokens, seqLen"),
     joined("gconfig.max_tokens", "seqLen"),
@@ -156,20 +182,35 @@ _OTHERS: tuple[Row, ...] = (
     drop("gconfig.top_k", "training samples from the whole distribution", fine=(-1, 100_000_000)),
     drop("gconfig.min_new_tokens", "training samples from the whole distribution", fine=(0,)),
     drop("gconfig.frequency_penalty", "training samples from the whole distribution", fine=(0,)),
-    drop("gconfig.stop*", "a reply ends with the model's end token", fine=([], None)),
+    drop("gconfig.stop", "a reply ends with the model's end token", fine=([], None)),
+    drop("gconfig.stop_token_ids", "a reply ends with the model's end token", fine=([], None)),
     drop("gconfig.lora_name", "versions of an adapter have names of their own"),
-    drop("gconfig.*", "not a field of sampling"),
-    drop("eval_gconfig.*", "evaluation samples as training does, but for evaluation.sampling"),
+    drop("gconfig.skip_special_tokens", "answers are tokens"),
+    refuse("gconfig.ignore_eos", "an answer ends with the model's end token"),
+    refuse("gconfig.use_beam_search", "training samples"),
+    value("eval_gconfig.temperature", "evaluation.sampling.temperature", convert="number"),
+    value("eval_gconfig.top_p", "evaluation.sampling.topP", convert="number"),
+    value("eval_gconfig.n_samples", "evaluation.samplesPerTask", convert="whole"),
+    value("eval_gconfig.max_new_tokens", "evaluation.sampling.maxTokens", convert="whole"),
+    joined("eval_gconfig", "evaluation.sampling", "evaluation samples as training does"),
+    drop("eval_gconfig.greedy", "evaluation.sampling.temperature: 0 is greedy", fine=(False,)),
+    *(
+        drop(f"eval_gconfig.{name}", "evaluation samples from the whole distribution", fine=fine)
+        for name, fine in {
+            "top_k": (-1, 100_000_000),
+            "min_new_tokens": (0,),
+            "frequency_penalty": (0,),
+            "stop": ([], None),
+            "stop_token_ids": ([], None),
+            "ignore_eos": (False,),
+            "use_beam_search": (False,),
+        }.items()
+    ),
+    *drops("eval_gconfig.", "seqLen is the bound", "max_tokens", "skip_special_tokens", "lora_name"),
     joined("rollout.max_concurrent_rollouts", "orchestrator.maxConcurrency"),
     joined("rollout.max_head_offpolicyness", "algorithm.maxAsyncLevel, algorithm.maxOffPolicySteps"),
     joined("rollout.backend", "inference.tensorParallel, inference.replicas", "allocation_mode goes before"),
-    drop("rollout.queue_size", "orchestrator.maxConcurrency bounds what is in flight", fine=(None,)),
-    drop("rollout.consumer_batch_size", "train_dataset.batch_size goes before"),
-    drop("rollout.use_lora", "actor.use_lora goes before"),
-    drop("rollout.scheduling_spec*", _PODS),
-    drop("rollout.enable_rollout_tracing", "traces of rollouts are in the run's folder"),
-    drop("rollout.dump_to_file", "traces of rollouts are in the run's folder"),
-    drop("rollout.*", "of AReaL's client"),
+    *ROLLOUT,
     joined("train_dataset.path", "environments[]"),
     joined("train_dataset.batch_size", "orchestrator.batchSize"),
     joined("train_dataset.max_length", "seqLen", "the longest prompt"),
@@ -179,14 +220,21 @@ _OTHERS: tuple[Row, ...] = (
         "only RL is converted: supervised runs are docs/sft.md, reward models are not trained here",
         fine=("rl",),
     ),
-    drop("train_dataset.*", "rows are read by number, played as they come"),
+    *drops("train_dataset.", _LOADER, "pin_memory", "num_workers", "num_dataset_workers", "drop_last", "setup_timeout"),
+    drop("train_dataset.split", "environments read the split train", fine=("train",)),
+    refuse("train_dataset.dataset_kwargs*", "arguments of Python of AReaL's script", fine=({}, None)),
+    drop("valid_dataset", "held-out tasks are the environment's", fine=(None,)),
     joined("valid_dataset.path", "evaluation", "no evaluation between steps, or the environment's own held-out tasks"),
-    drop("valid_dataset.*", "held-out tasks are the environment's"),
+    *drops(
+        "valid_dataset.", "held-out tasks are the environment's", "batch_size", "shuffle", "pin_memory", "num_workers"
+    ),
+    *drops(
+        "valid_dataset.", "held-out tasks are the environment's", "num_dataset_workers", "drop_last", "setup_timeout"
+    ),
+    *drops("valid_dataset.", "held-out tasks are the environment's", "max_length", "split", "type"),
+    refuse("valid_dataset.dataset_kwargs*", "arguments of Python of AReaL's script", fine=({}, None)),
     joined("allocation_mode", "trainer, inference, placement.colocate"),
     joined("cluster.n_gpus_per_node", "trainer.replicas, trainer.gpusPerReplica"),
-    drop("cluster.n_nodes", "pods are as many as the allocation needs"),
-    drop("cluster.name_resolve.*", "roles find each other by Kubernetes, or on one machine"),
-    drop("cluster.*", "of AReaL's launcher"),
     joined("total_train_epochs", "maxSteps", "total_train_steps goes before"),
     joined("total_train_steps", "maxSteps", "total_train_epochs decides"),
     drop("total_train_n_seqs", "maxSteps bounds a run", fine=(None,)),
@@ -200,23 +248,18 @@ _OTHERS: tuple[Row, ...] = (
     value("vllm.max_model_len", "inference.maxModelLen", convert="whole"),
     joined("vllm.gpu_memory_utilization", "inference.gpuMemoryUtilization"),
     value("vllm.max_num_seqs", "inference.maxNumSeqs", convert="whole"),
-    drop("vllm.model", "the engine's model is the run's"),
-    drop("vllm.*", _ENGINE),
     joined("sglang.mem_fraction_static", "inference.gpuMemoryUtilization", "vllm.gpu_memory_utilization goes before"),
-    drop("sglang.*", _SGLANG),
-    joined("saver.freq_*", "checkpoint.export.interval", "no exports on the way"),
-    joined("recover.freq_*", "checkpoint.interval", "checkpoints every 20 steps"),
+    joined("saver.freq_steps", "checkpoint.export.interval", "no exports on the way"),
+    joined("saver.freq_epochs", "checkpoint.export.interval", "no exports on the way"),
+    joined("saver.freq_secs", "checkpoint.export.interval", "no exports on the way"),
+    joined("recover.freq_steps", "checkpoint.interval", "checkpoints every 20 steps"),
+    joined("recover.freq_epochs", "checkpoint.interval", "checkpoints every 20 steps"),
+    joined("recover.freq_secs", "checkpoint.interval", "checkpoints every 20 steps"),
     value("recover.retries", "failurePolicy.maxRestarts", convert="whole"),
-    drop("recover.mode", "a run always resumes from its newest checkpoint"),
-    joined("evaluator.freq_*", "evaluation.interval", "no evaluation between steps"),
-    drop("stats_logger.*", _TRACKER),
-    drop("perf_tracer.*", "times of phases are in metrics.jsonl"),
-    drop("launcher.*", _PODS),
-    drop("scheduler.*", "Kubernetes, or rlrun local, starts the roles"),
-    drop("saver.*", _FOLDER),
-    drop("recover.*", _FOLDER),
-    drop("evaluator.*", _FOLDER),
-    drop("model.*", "of a supervised run"),
+    joined("evaluator.freq_steps", "evaluation.interval", "no evaluation between steps"),
+    joined("evaluator.freq_epochs", "evaluation.interval", "no evaluation between steps"),
+    joined("evaluator.freq_secs", "evaluation.interval", "no evaluation between steps"),
+    *UTILITIES,
     drop("defaults*", "Hydra's list of files"),
     drop("--config", "not followed: name that file on the command line too", fine=(None,)),
     drop("--*", "an option of AReaL's launcher"),
@@ -226,7 +269,13 @@ _OTHERS: tuple[Row, ...] = (
     drop("n_trajs", "gconfig.n_samples is the size of a group", fine=(1,)),
     drop("max_tokens_per_trajectory", "seqLen is the bound"),
     drop("batch_size", "train_dataset.batch_size goes before"),
-    drop("max_*_len", "gconfig and train_dataset have the bounds"),
+    *drops("", "gconfig and train_dataset have the bounds", "max_prompt_len", "max_answer_len", "max_seq_len"),
 )
 
 ROWS: tuple[Row, ...] = (*_ACTOR, *_OTHERS)
+
+INDIFFERENT = (
+    *("cluster.", "launcher.", "scheduler.", "stats_logger.", "perf_tracer.", "memory_profiler.", "saver.", "recover."),
+    *("evaluator.", "vllm.", "sglang.", "-"),
+)
+"""Beginnings of keys of which one that is not known changes nothing that is learned."""

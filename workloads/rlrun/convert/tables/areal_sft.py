@@ -1,19 +1,24 @@
-"""AReaL's keys of supervised fine-tuning: those of `actor` are `model`'s, and nothing is sampled."""
+"""AReaL's keys of supervised fine-tuning: those of the training engine, and nothing is sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from rlrun.convert.tables import areal
 from rlrun.convert.tables.row import Row, drop, joined
 
-ALIASES: Mapping[str, str] = {}
+ALIASES: Mapping[str, str] = {"model.": "actor."}
+"""Until 0.5 the block of the training engine was called `model`."""
 DEFAULTS: Mapping[str, object] = {
-    "model.optimizer.weight_decay": 0.01,
-    "model.optimizer.warmup_steps_proportion": 0.001,
+    **{
+        key: default
+        for key, default in areal.DEFAULTS.items()
+        if key.startswith(("actor.optimizer.", "actor.gradient"))
+    },
+    "actor.lora_rank": 32,
     "cluster.n_gpus_per_node": 8,
     "cluster.n_nodes": 1,
+    "seed": 1,
     "total_train_epochs": 1,
     "train_dataset.batch_size": 1,
 }
@@ -23,22 +28,36 @@ _DATA: tuple[Row, ...] = (
     joined("train_dataset.max_length", "seqLen", "no bound"),
     joined("train_dataset.shuffle", "data.shuffle", "each epoch has a new order"),
     drop("train_dataset.type", "task: SFT", fine=("sft",)),
+    joined("train_dataset.split", "data.sources", "the split train"),
     joined("valid_dataset.path", "data.validation", "no held-out loss"),
-    drop("valid_dataset.*", "held-out rows are read as the others"),
-    joined("evaluator.freq_*", "data.validation", "a held-out loss every 50 steps, where there is one"),
+    joined("valid_dataset.split", "data.validation", "the split test"),
+    joined("evaluator.freq_steps", "data.validation", "a held-out loss every 50 steps, if there is one"),
+    joined("evaluator.freq_epochs", "data.validation", "a held-out loss every 50 steps, if there is one"),
     joined("total_train_epochs", "data.epochs, maxSteps"),
     joined("cluster.n_nodes", "trainer.replicas", "the allocation goes before"),
 )
-_NOT_HERE = ("rollout.", "gconfig.", "critic.", "ref", "teacher.", "vllm.", "sglang.", "model.", "max_", "n_trajs")
-
-_PARTS = ("rollout.", "gconfig.", "actor.", "critic.", "ref.", "teacher.", "vllm.", "sglang.")
+_NOT_HERE = (
+    *(
+        "rollout",
+        "gconfig",
+        "eval_gconfig",
+        "critic",
+        "ref",
+        "teacher",
+        "max_",
+        "n_trajs",
+        "async_training",
+        "dynamic_bs",
+    ),
+    *("actor.ppo", "actor.eps", "actor.c_clip", "actor.behav", "actor.use_decoupled", "actor.recompute", "actor.prox"),
+    *("actor.importance", "actor.use_sapo", "actor.sapo", "actor.m2", "actor.self_dist", "actor.reward", "actor.adv"),
+    *("actor.overlong", "actor.mask_no", "actor.dynamic", "actor.discount", "actor.gae", "actor.kl", "actor.rejection"),
+    *("actor.weight_update_mode", "batch_size"),
+)
+_OWN = {mine.key for mine in _DATA}
 
 ROWS: tuple[Row, ...] = (
     *_DATA,
-    *(
-        replace(row, key=row.key.replace("actor.", "model.", 1))
-        for row in areal.ROWS
-        if not row.key.startswith(_NOT_HERE) and row.key not in {mine.key for mine in _DATA} | {"batch_size"}
-    ),
-    *(drop(f"{name}*", "of parts that a supervised run has not") for name in _PARTS),
+    drop("actor.weight_update_mode", "a supervised run has no engines"),
+    *(row for row in areal.ROWS if not row.key.startswith(_NOT_HERE) and row.key not in _OWN),
 )

@@ -69,6 +69,11 @@ def drop(key: str, note: str, *, fine: tuple[object, ...] = ()) -> Row:
     return Row(key, "", "drop", note, fine=fine)
 
 
+def drops(start: str, note: str, *names: str) -> tuple[Row, ...]:
+    """Keys without a field that share a beginning and the reason, one row each."""
+    return tuple(drop(start + name, note) for name in names)
+
+
 def refuse(key: str, note: str, *, fine: tuple[object, ...] = (None, False)) -> Row:
     """A key whose value, unless it is one of `fine`, makes the run another one than RLRun can do."""
     return Row(key, "", "refuse", note, fine=fine)

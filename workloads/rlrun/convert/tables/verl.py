@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlrun.convert.tables.row import Row, drop, joined, refuse, value
+from rlrun.convert.tables.key_list import read_rows
+from rlrun.convert.tables.row import Row, drop, drops, joined, refuse, value
 from rlrun.convert.tables.verl_data import ROWS as DATA_ROWS
 
 ALIASES: Mapping[str, str] = {
     "reward.custom_reward_function.": "custom_reward_function.",
     "reward.reward_model.": "reward_model.",
+    "actor_rollout_ref.actor.optim.lr_min": "actor_rollout_ref.actor.optim.min_lr",
+    "reward_model.model_path": "reward_model.model.path",
     "reward.reward_manager.name": "reward_model.reward_manager",
     "reward.reward_manager": "reward_model.reward_manager",
     "reward.reward_kwargs.": "reward_model.reward_kwargs.",
@@ -43,7 +46,11 @@ DEFAULTS: Mapping[str, object] = {
     "actor_rollout_ref.actor.kl_loss_coef": 0.001,
     "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
     "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.grad_clip": 1.0,
+    "actor_rollout_ref.actor.optim.betas": [0.9, 0.999],
+    "actor_rollout_ref.actor.optim.eps": 1e-8,
     "actor_rollout_ref.actor.optim.lr": 1e-6,
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",
     "actor_rollout_ref.actor.optim.weight_decay": 0.01,
     "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
     "actor_rollout_ref.actor.ppo_epochs": 1,
@@ -53,6 +60,7 @@ DEFAULTS: Mapping[str, object] = {
     "actor_rollout_ref.model.enable_gradient_checkpointing": True,
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
     "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.temperature": 1.0,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
     "actor_rollout_ref.rollout.val_kwargs.n": 1,
     "actor_rollout_ref.rollout.val_kwargs.temperature": 0.0,
@@ -109,6 +117,15 @@ AGGREGATIONS: Mapping[str, str] = {
     "seq-mean-token-sum": "seq_mean_token_sum",
     "seq-mean-token-mean": "seq_mean_token_mean",
     "seq-mean-token-sum-norm": "constant_length",
+}
+SCHEDULES: Mapping[str, str] = {name: name for name in ("constant", "cosine", "linear")}
+OPTIMIZERS: Mapping[str, str] = {
+    "adam": "adamw",
+    "adamw": "adamw",
+    "AdamW": "adamw",
+    "sgd": "sgd",
+    "SGD": "sgd",
+    "muon": "muon",
 }
 DTYPES: Mapping[str, str] = {name: name for name in ("bfloat16", "float16", "float32")}
 KL_KINDS: Mapping[str, str] = {
@@ -180,21 +197,28 @@ _ACTOR: tuple[Row, ...] = (
         _A + "optim.lr_scheduler_type",
         "trainer.scheduler.name",
         "shape after the warm-up",
-        values={"constant": "constant", "cosine": "cosine", "linear": "linear"},
+        values=SCHEDULES,
     ),
+    value(_A + "optim.lr_decay_style", "trainer.scheduler.name", "shape after the warm-up", values=SCHEDULES),
+    value(_A + "optim.name", "trainer.optimizer.name", values=OPTIMIZERS),
+    value(_A + "optim.optimizer", "trainer.optimizer.name", values=OPTIMIZERS),
+    value(_A + "optim.eps", "trainer.optimizer.eps", convert="number"),
+    joined(_A + "optim.min_lr", "trainer.scheduler.minLrRatio", "0, the default"),
     value(_A + "optim.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
-    drop(_A + "optim.*", "the schedule runs over maxSteps, and the optimizer is trainer.optimizer.name"),
     value(_A + "grad_clip", "trainer.optimizer.maxGradNorm", convert="number"),
     joined(_A + "ppo_mini_batch_size", "trainer.updatesPerStep"),
     joined(_A + "ppo_epochs", "trainer.updatesPerStep", "each sample is trained once per step"),
-    joined(_A + "ppo_micro_batch_size*", "trainer.microBatchTokens", "microBatchTokens is set by tokens"),
+    joined(_A + "ppo_micro_batch_size", "trainer.microBatchTokens", "microBatchTokens is set by tokens"),
+    joined(_A + "ppo_micro_batch_size_per_gpu", "trainer.microBatchTokens", "microBatchTokens is set by tokens"),
     joined(_A + "use_dynamic_bsz", "trainer.microBatchTokens", "micro-batches are always packed by tokens"),
     joined(_A + "ppo_max_token_len_per_gpu", "trainer.microBatchTokens", "only with use_dynamic_bsz"),
     joined(_A + "clip_ratio", "algorithm.loss", "clip_ratio_low and clip_ratio_high go before"),
-    joined(_A + "clip_ratio_*", "algorithm.loss", "this loss has no such bound"),
+    joined(_A + "clip_ratio_low", "algorithm.loss", "this loss has no such bound"),
+    joined(_A + "clip_ratio_high", "algorithm.loss", "this loss has no such bound"),
+    joined(_A + "clip_ratio_c", "algorithm.loss", "this loss has no such bound"),
     joined(_A + "policy_loss.loss_mode", "algorithm.loss"),
-    drop(_A + "policy_loss.*", "of a loss that is not chosen"),
-    joined(_A + "tau_*", "algorithm.loss", "of loss sapo"),
+    joined(_A + "tau_pos", "algorithm.loss", "of loss sapo"),
+    joined(_A + "tau_neg", "algorithm.loss", "of loss sapo"),
     joined(_A + "loss_agg_mode", "algorithm.aggregation"),
     joined(_A + "use_token_level_loss", "algorithm.aggregation", "loss_agg_mode goes before"),
     joined(_A + "loss_scale_factor", "algorithm.aggregationLength", "only with seq-mean-token-sum-norm"),
@@ -208,8 +232,6 @@ _ACTOR: tuple[Row, ...] = (
     value(
         _A + "fsdp_config.offload_policy", "trainer.cpuOffload", "masters and optimizer in host memory", convert="flag"
     ),
-    drop(_A + "fsdp_config.*offload", _MEMORY),
-    drop(_A + "fsdp_config.*", _SPEED),
     joined(_A + "megatron.pipeline_model_parallel_size", "trainer.parallelism.pp", "one stage"),
     joined(_A + "megatron.tensor_model_parallel_size", "trainer.parallelism.tp", "one rank per matrix"),
     joined(_A + "megatron.context_parallel_size", "trainer.parallelism.cp", "one rank per row"),
@@ -220,25 +242,19 @@ _ACTOR: tuple[Row, ...] = (
         fine=(None, 1),
     ),
     drop(_A + "megatron.expert_tensor_parallel_size", "experts are divided by ep alone", fine=(None, 1)),
-    drop(_A + "megatron.*", "of Megatron, which does not train here"),
     value(_A + "use_torch_compile", "trainer.compile", "compile every decoder layer", convert="flag"),
     drop(_A + "checkpoint.async_save", "checkpoint.saveAsync is on by itself"),
-    drop(_A + "checkpoint.*", "a checkpoint always holds model, optimizer and progress; exports are checkpoint.export"),
     drop(_A + "shuffle", "a step's batch is always divided at random"),
     drop(_A + "use_remove_padding", "rows are always packed without padding"),
-    drop(_A + "entropy_*", _SPEED),
     drop(_A + "use_fused_kernels", _SPEED),
     drop(_A + "data_loader_seed", "seed is the run's"),
 )
 
 _REFERENCE: tuple[Row, ...] = (
-    drop("actor_rollout_ref.ref.*micro_batch*", "the reference's passes use trainer.microBatchTokens"),
-    drop("actor_rollout_ref.ref.log_prob_*", "the reference's passes use trainer.microBatchTokens"),
     refuse(
         "actor_rollout_ref.ref.model*",
         "another reference model than the run's start: algorithm.reference.model names it",
     ),
-    drop("actor_rollout_ref.ref.*", "the reference is sharded and moved as the policy is"),
     drop("actor_rollout_ref.hybrid_engine", "trainer and engines share GPUs by placement.colocate"),
 )
 
@@ -269,21 +285,15 @@ _ROLLOUT: tuple[Row, ...] = (
     joined(_R + "val_kwargs.top_k", "evaluation.sampling.topK", "no evaluation, or greedy"),
     joined(_R + "val_kwargs.n", "evaluation.samplesPerTask", "no evaluation"),
     joined(_R + "val_kwargs.do_sample", "evaluation.sampling.temperature", "no evaluation"),
-    drop(_R + "val_kwargs.*", "not a field of evaluation.sampling"),
-    drop(_R + "log_prob_*", "passes use trainer.microBatchTokens"),
     refuse(
         _R + "multi_turn.enable",
         "tools and interactions are Python classes of verl; write an environment (docs/environments.md)",
     ),
-    drop(_R + "multi_turn.*", "turns and tools are the environment's"),
-    drop(_R + "agent.*", "turns and tools are the environment's; orchestrator.maxConcurrency bounds what is in flight"),
     drop(_R + "calculate_log_probs", "every token always has the engine's log-prob"),
     drop(_R + "enforce_eager", "set by RLRun itself"),
     drop(_R + "free_cache_engine", "engines sleep while a step is trained (placement.colocate)"),
     drop(_R + "load_format", "engines load the published version"),
     drop(_R + "quantization", _ENGINE, fine=(None,)),
-    drop(_R + "skip_*", "rollouts are never skipped", fine=(False,)),
-    drop(_R + "*", _ENGINE),
 )
 
 _MODEL: tuple[Row, ...] = (
@@ -299,14 +309,10 @@ _MODEL: tuple[Row, ...] = (
     joined(_M + "lora_alpha", "trainer.lora.alpha", "no LoRA"),
     joined(_M + "target_modules", "trainer.lora.targets", "no LoRA, or all linear layers"),
     drop(_M + "exclude_modules", "targets names what has an adapter", fine=(None,)),
-    drop(_M + "lora*", "no LoRA, or of PEFT alone"),
     refuse(_M + "custom_chat_template", "the chat template is the model's; change it in the model's folder"),
     refuse(_M + "external_lib", "a module that is imported for its effects; models are those of transformers"),
-    drop(_M + "override_config*", "the model's own config.json"),
     drop(_M + "use_remove_padding", "rows are always packed without padding"),
     drop(_M + "use_rmpad", "rows are always packed without padding"),
-    drop(_M + "use_*", _SPEED),
-    drop(_M + "*", _SPEED),
 )
 
 _TRAINER: tuple[Row, ...] = (
@@ -321,7 +327,6 @@ _TRAINER: tuple[Row, ...] = (
     joined("async_training.require_batches", "orchestrator.batchSize, trainer.updatesPerStep", "one minibatch"),
     joined("async_training.staleness_threshold", "algorithm.maxAsyncLevel, algorithm.maxOffPolicySteps"),
     drop("async_training.partial_rollout", "rollouts go on over an update of the weights; each token has its version"),
-    drop("async_training.*", "of verl's queue; trainer and engines meet once per version"),
     value("trainer.save_freq", "checkpoint.interval", convert="positive"),
     value("trainer.max_actor_ckpt_to_keep", "checkpoint.keepLast", convert="positive"),
     joined("trainer.test_freq", "evaluation.interval", "no evaluation between steps"),
@@ -343,18 +348,16 @@ _TRAINER: tuple[Row, ...] = (
     joined("trainer.project_name", "tracking", _TRACKER),
     joined("trainer.logger", "tracking", _TRACKER),
     drop("trainer.log_val_generations", "answers are in traces of the run's folder"),
-    drop("trainer.*_data_dir", "rollouts are in the run's folder; orchestrator.recordRollouts keeps batches"),
-    drop("trainer.default_*", "the run's folder is <storage.mountPath>/<name>"),
+    *drops("trainer.", "the run's folder is <storage.mountPath>/<name>", "default_local_dir", "default_hdfs_dir"),
     drop("trainer.critic_warmup", "critic and policy learn from the first step on", fine=(0,)),
     drop("trainer.balance_batch", "batches are always balanced"),
     drop("trainer.device", "GPUs where gpusPerReplica is above 0", fine=("cuda",)),
-    drop("trainer.*", "of verl's controller"),
-    drop("ray_kwargs.*", "no Ray: the operator, or rlrun local, starts the roles"),
-    drop("ray_init.*", "no Ray: the operator, or rlrun local, starts the roles"),
-    drop("transfer_queue.*", "batches go from orchestrator to trainer directly"),
     drop("defaults*", "Hydra's list of files; verl's defaults are assumed"),
-    drop("hydra.*", "of Hydra itself"),
+    *drops("hydra.", "of Hydra itself", "run.dir", "searchpath", "job.chdir", "output_subdir", "sweep.dir"),
     drop("--*", "an option of Hydra; verl's defaults are assumed"),
 )
 
-ROWS: tuple[Row, ...] = (*_ACTOR, *_REFERENCE, *_ROLLOUT, *_MODEL, *DATA_ROWS, *_TRAINER)
+ROWS: tuple[Row, ...] = (*_ACTOR, *_REFERENCE, *_ROLLOUT, *_MODEL, *DATA_ROWS, *_TRAINER, *read_rows("verl_keys.txt"))
+
+INDIFFERENT = ("ray_kwargs.", "ray_init.", "transfer_queue.", "global_profiler.", "hydra.", "-", _R + "engine_kwargs.")
+"""Beginnings of keys of which one that is not known changes nothing that is learned."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlrun.convert.tables.row import Row, drop, joined, refuse, value
+from rlrun.convert.tables.row import Row, drop, drops, joined, refuse, value
 
 _C = "critic."
 _CRITIC = "the critic is trained as the policy is"
@@ -36,11 +36,8 @@ _DATA: tuple[Row, ...] = (
     drop("data.reward_fn_key", "one reward per environment: args.reward", fine=("data_source",)),
     drop("data.apply_chat_template_kwargs*", "the chat template has no arguments here", fine=({},)),
     refuse("data.custom_cls.path", "a Python class of verl; write an environment (docs/environments.md)"),
-    drop("data.custom_cls.*", "of a class that is not given"),
     refuse("data.sampler.class_path", "a Python class of verl; environments[].curriculum chooses tasks"),
-    drop("data.sampler.*", "of a class that is not given"),
     refuse("data.datagen.path", "a Python class of verl; write an environment (docs/environments.md)"),
-    drop("data.*", _PARQUET),
 )
 
 _ALGORITHM: tuple[Row, ...] = (
@@ -51,16 +48,11 @@ _ALGORITHM: tuple[Row, ...] = (
     joined("algorithm.use_kl_in_reward", "algorithm.regularizers.klReward", "no KL in the reward"),
     joined("algorithm.kl_ctrl.kl_coef", "algorithm.regularizers.klReward", "only with use_kl_in_reward"),
     drop("algorithm.kl_ctrl.type", "the weight of the KL term is fixed", fine=("fixed",)),
-    drop("algorithm.kl_ctrl.*", "the weight of the KL term is fixed"),
     joined("algorithm.kl_penalty", "algorithm.regularizers.klRewardKind", "only with use_kl_in_reward"),
     joined(
         "algorithm.filter_groups.enable", "algorithm.filters.zeroVariance", "groups of equal rewards are trained on"
     ),
     drop("algorithm.filter_groups.metric", "groups are compared by their rewards"),
-    drop(
-        "algorithm.filter_groups.*",
-        "sampling goes on until the batch is full, and fails after 64 batches of filtered rollouts",
-    ),
     joined("algorithm.rollout_correction.rollout_is", "algorithm.correction", "no importance weights"),
     joined("algorithm.rollout_correction.rollout_is_threshold", "algorithm.correction", "no importance weights"),
     joined(
@@ -69,7 +61,8 @@ _ALGORITHM: tuple[Row, ...] = (
         "log-probs are recomputed at the start of a step",
     ),
     joined("algorithm.rollout_correction.rollout_rs", "algorithm.correction", "no rejection"),
-    joined("algorithm.rollout_correction.rollout_rs_threshold*", "algorithm.correction", "no rejection"),
+    joined("algorithm.rollout_correction.rollout_rs_threshold", "algorithm.correction", "no rejection"),
+    joined("algorithm.rollout_correction.rollout_rs_threshold_lower", "algorithm.correction", "no rejection"),
     refuse(
         "algorithm.rollout_correction.rollout_is_batch_normalize",
         "weights divided by their mean over the batch, which no correction here does",
@@ -83,23 +76,29 @@ _ALGORITHM: tuple[Row, ...] = (
         "REINFORCE with importance weights: algorithm.loss aipo, whose delta is rollout_is_threshold",
         fine=(None, "ppo_clip"),
     ),
-    drop("algorithm.rollout_correction.*", "of a correction that is not chosen"),
     refuse(
         "algorithm.rollout_is",
         "the correction of verl until 2025-10; write algorithm.rollout_correction.rollout_is and rollout_is_threshold",
         fine=(None, False),
     ),
-    drop("algorithm.rollout_is_*", "only with rollout_is"),
+    *drops("algorithm.kl_ctrl.", "the weight of the KL term is fixed", "horizon", "target_kl"),
+    drop(
+        "algorithm.filter_groups.max_num_gen_batches",
+        "sampling goes on until the batch is full, and fails after 64 batches of filtered rollouts",
+    ),
+    *drops(
+        "algorithm.", "only with rollout_is", "rollout_is_threshold", "rollout_is_threshold_lower", "rollout_is_level"
+    ),
+    *drops("algorithm.", "only with rollout_is", "rollout_is_mode", "rollout_is_veto_threshold"),
+    *drops("algorithm.pf_ppo.", "only with use_pf_ppo", "reweight_method", "weight_pow"),
+    *drops("algorithm.pf_ppo", "only with use_pf_ppo", ""),
     refuse("algorithm.use_pf_ppo", "PF-PPO draws samples again by their rewards"),
-    drop("algorithm.pf_ppo.*", "only with use_pf_ppo"),
 )
 
 _CRITIC_ROWS: tuple[Row, ...] = (
     joined(_C + "optim.lr", "algorithm.critic.lr", "no critic: the advantage is not gae"),
-    drop(_C + "optim.*", "the critic's optimizer and schedule are the policy's, but for its rate"),
     joined(_C + "cliprange_value", "algorithm.critic.valueClip", "no critic: the advantage is not gae"),
     joined(_C + "model.path", "algorithm.critic", "the critic's body begins as the policy's"),
-    drop(_C + "*", _CRITIC),
 )
 
 _REWARDS: tuple[Row, ...] = (
@@ -110,7 +109,6 @@ _REWARDS: tuple[Row, ...] = (
     joined(
         "reward_model.overlong_buffer.penalty_factor", "algorithm.filters.overlongPenalty", "no penalty of long answers"
     ),
-    drop("reward_model.overlong_buffer.*", "of verl's log"),
     drop("reward_model.reward_kwargs.max_resp_len", "sampling.maxTokens"),
     refuse(
         "reward_model.reward_loop_class_name", "a Python class of verl; write an environment (docs/environments.md)"
@@ -119,15 +117,11 @@ _REWARDS: tuple[Row, ...] = (
         "reward_model.sandbox_fusion.url",
         "a server that runs programs: args.reward: code runs them in a sandbox of its own",
     ),
-    drop("reward_model.sandbox_fusion.*", "args.reward: code has a sandbox of its own"),
     drop(
         "reward_model.reward_manager", "environment dataset scores each answer by args.reward", fine=("naive", "dapo")
     ),
-    drop("reward_model.*", "a reward model has a server of its own, with its own options"),
     joined("custom_reward_function.path", "environments[].args", "no function of one's own"),
     joined("custom_reward_function.name", "environments[].args", "no function of one's own"),
-    drop("custom_reward_function.*", "of a function that is not given"),
-    drop("reward.*", "of a reward that is not enabled"),
 )
 
 ROWS: tuple[Row, ...] = (*_DATA, *_ALGORITHM, *_CRITIC_ROWS, *_REWARDS)

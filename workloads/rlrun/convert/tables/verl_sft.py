@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlrun.convert.tables.key_list import read_rows
 from rlrun.convert.tables.row import Row, drop, joined, refuse, value
+from rlrun.convert.tables.verl import OPTIMIZERS, SCHEDULES
 
 ALIASES: Mapping[str, str] = {
     "model.partial_pretrain": "model.path",
@@ -14,6 +16,7 @@ ALIASES: Mapping[str, str] = {
     "optim.lr_warmup_steps_ratio": "optim.warmup_steps_ratio",
     "optim.lr_scheduler": "optim.lr_scheduler_type",
     "optim.warmup_style": "optim.lr_scheduler_type",
+    "optim.lr_min": "optim.min_lr",
 }
 """Keys of other releases."""
 
@@ -23,13 +26,16 @@ DEFAULTS: Mapping[str, object] = {
     "data.messages_key": "messages",
     "optim.weight_decay": 0.01,
     "optim.lr": 1e-5,
+    "optim.betas": [0.9, 0.999],
+    "optim.clip_grad": 1.0,
+    "optim.eps": 1e-8,
+    "optim.lr_scheduler_type": "constant",
     "trainer.total_epochs": 4,
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 8,
 }
 """verl's defaults where a field follows from them, whether or not the key is written."""
 
-_SPEED = "speed alone; RLRun chooses its own kernels"
 _TRACKER = "no tracker; metrics are in metrics.jsonl of the run's folder"
 
 ROWS: tuple[Row, ...] = (
@@ -49,28 +55,32 @@ ROWS: tuple[Row, ...] = (
     drop("data.micro_batch_size", "micro-batches are packed by tokens"),
     refuse("data.custom_cls.path", "a Python class of verl; write the rows as chats (docs/sft.md)"),
     drop("data.apply_chat_template_kwargs*", "the chat template has no arguments here", fine=({},)),
-    drop("data.*", "of verl's loader; rows are packed without padding"),
     joined("model.path", "model.name or model.path"),
     value("model.trust_remote_code", "model.trustRemoteCode", convert="flag"),
     value("model.enable_gradient_checkpointing", "trainer.activationCheckpointing", convert="checkpointing"),
     joined("model.lora_rank", "trainer.lora.rank", "no LoRA"),
     joined("model.lora_alpha", "trainer.lora.alpha", "no LoRA"),
     joined("model.target_modules", "trainer.lora.targets", "no LoRA, or all linear layers"),
-    drop("model.*", _SPEED),
     value("optim.lr", "trainer.optimizer.lr", "peak learning rate", convert="number"),
     value("optim.weight_decay", "trainer.optimizer.weightDecay", convert="number"),
     joined("optim.betas", "trainer.optimizer.beta1, trainer.optimizer.beta2"),
     value("optim.clip_grad", "trainer.optimizer.maxGradNorm", convert="number"),
     joined("optim.warmup_steps_ratio", "trainer.scheduler.warmupSteps", "no warm-up"),
+    joined("optim.lr_warmup_steps", "trainer.scheduler.warmupSteps", "warmup_steps_ratio decides"),
+    value("optim.eps", "trainer.optimizer.eps", convert="number"),
+    value("optim.name", "trainer.optimizer.name", values=OPTIMIZERS),
+    value("optim.optimizer", "trainer.optimizer.name", values=OPTIMIZERS),
+    value("optim.lr_decay_style", "trainer.scheduler.name", values=SCHEDULES),
+    value("optim.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
+    joined("optim.min_lr", "trainer.scheduler.minLrRatio", "0, the default"),
     value(
         "optim.lr_scheduler_type",
         "trainer.scheduler.name",
-        values={"constant": "constant", "cosine": "cosine", "linear": "linear"},
+        values=SCHEDULES,
     ),
-    drop("optim.*", "the schedule runs over maxSteps, and the optimizer is trainer.optimizer.name"),
     joined("ulysses_sequence_parallel_size", "trainer.parallelism.cp", "one rank per row"),
-    drop("engine*", "FSDP2 trains, with tensor, context, expert and pipeline parallelism"),
     drop("use_remove_padding", "rows are always packed without padding"),
+    drop("engine", "FSDP2 trains, with tensor, context, expert and pipeline parallelism"),
     joined("trainer.total_epochs", "data.epochs, maxSteps"),
     joined("trainer.total_training_steps", "maxSteps", "total_epochs decides"),
     joined("trainer.nnodes", "trainer.replicas"),
@@ -84,10 +94,10 @@ ROWS: tuple[Row, ...] = (
     joined("trainer.experiment_name", "metadata.name"),
     joined("trainer.project_name", "tracking", _TRACKER),
     joined("trainer.logger", "tracking", _TRACKER),
-    drop("trainer.default_*", "the run's folder is <storage.mountPath>/<name>"),
-    drop("trainer.*", "of verl's controller"),
-    drop("checkpoint.*", "a checkpoint always holds model, optimizer and progress"),
-    drop("profiler*", "profiling is another command here: trainer --bench"),
     drop("defaults*", "Hydra's list of files; verl's defaults are assumed"),
     drop("--*", "an option of torchrun or Hydra"),
+    *read_rows("verl_sft_keys.txt"),
 )
+
+INDIFFERENT = ("engine.", "profiler", "checkpoint.", "hydra.", "-")
+"""Beginnings of keys of which one that is not known changes nothing that is learned."""

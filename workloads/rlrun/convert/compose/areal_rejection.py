@@ -1,0 +1,114 @@
+"""AReaL's `actor.rejection_sampling`: which tokens of the decoupled loss count, and how much.
+
+With x = the proximal policy's log-probability less the engine's: every kept token weighs exp(x), with `level: sequence` and
+`metric: ratio` the geometric mean of its answer. `mask` drops tokens or answers whose metric is outside of the bounds,
+`clamp` bounds the weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.convert.draft import Draft
+
+_R = "actor.rejection_sampling"
+_KEYS = ("level", "action", "metric", "agg", "upper", "lower")
+_DEFAULTS = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0}
+_CHOICES = {
+    "level": ("token", "sequence"),
+    "action": ("mask", "clamp"),
+    "metric": ("ratio", "kl_k1", "kl_k2", "kl_k3"),
+    "agg": ("sum", "mean", "max"),
+}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Weight of the proximal policy's ratio to the engine."""
+
+    cap: float | None
+    """Option `cap` of loss decoupled_ppo."""
+    cap_mode: str
+    correction: dict[str, Any] | None
+    """`algorithm.correction` in place of the loss's own cap."""
+    causes: tuple[str, ...]
+
+
+def weigh_behavior(draft: Draft, *, as_correction: bool = False) -> Weight | None:
+    """Return the weight that the block asks for. None: there is no block, or a part of it is refused.
+
+    Args:
+        draft: the manifest.
+        as_correction: whether the loss has no weight of its own.
+    """
+    causes = tuple(f"{_R}.{name}" for name in _KEYS if draft.has(f"{_R}.{name}"))
+    if not causes and not draft.has(_R):
+        return None
+    chosen = {name: draft.get(f"{_R}.{name}") or default for name, default in _DEFAULTS.items()}
+    for name, known in _CHOICES.items():
+        if chosen[name] not in known:
+            draft.refused[f"{_R}.{name}"] = f"known: {', '.join(known)}"
+            return None
+    upper = draft.number(f"{_R}.upper") or 5.0
+    lower = draft.number(f"{_R}.lower")
+    bounds = {"high": upper} | ({"low": lower} if lower is not None else {})
+    if chosen["metric"] == "ratio" and chosen["level"] == "token" and not lower and not as_correction:
+        return Weight(upper, chosen["action"], None, causes)
+    bound = _bound_ratio if chosen["metric"] == "ratio" else _bound_divergence
+    correction = bound(draft, chosen, bounds)
+    return None if correction is None else Weight(None, "mask", correction, causes)
+
+
+def _bound_ratio(draft: Draft, chosen: dict[str, Any], bounds: dict[str, float]) -> dict[str, Any] | None:
+    sequence = {"level": "sequence", "reduce": chosen["agg"]}
+    if chosen["level"] == "token":
+        level: dict[str, Any] = {"level": "token"}
+        return {
+            "action": chosen["action"],
+            **level,
+            **({"weight": "token"} if chosen["action"] == "mask" else {}),
+            **bounds,
+        }
+    if chosen["action"] == "mask":
+        return {"action": "mask", **sequence, "weight": "geometric", **bounds}
+    if chosen["agg"] != "mean":
+        draft.refused[f"{_R}.agg"] = "with action: clamp the weight is the geometric mean; write agg: mean"
+        return None
+    return {"action": "clamp", **sequence, **bounds}
+
+
+def _bound_divergence(draft: Draft, chosen: dict[str, Any], bounds: dict[str, float]) -> dict[str, Any] | None:
+    metric = chosen["metric"].removeprefix("kl_")
+    if chosen["action"] == "clamp":
+        draft.refused[f"{_R}.action"] = "AReaL clamps with metric: ratio only; write action: mask"
+        return None
+    if metric == "k3":  # exp(-x) - 1 + x there
+        draft.refused[f"{_R}.metric"] = (
+            "measure k3 is of the other direction here, exp(x) - 1 - x; nearest: metric: kl_k2"
+        )
+        return None
+    if metric == "k1":  # x there, -x here
+        if "low" not in bounds:
+            draft.refused[f"{_R}.metric"] = f"kl_k1 has two bounds here: add lower: {-bounds['high']:g}"
+            return None
+        bounds = {"low": -bounds["high"], "high": -bounds["low"]}
+    level = {"level": "sequence", "reduce": chosen["agg"]} if chosen["level"] == "sequence" else {"level": "token"}
+    if level["level"] == "sequence" and metric == "k1" and chosen["agg"] == "max":
+        draft.refused[f"{_R}.agg"] = "the largest k1 of an answer is its smallest here; write agg: mean"
+        return None
+    return {"action": "mask", **level, "measure": metric, "weight": "token", **bounds}
+
+
+def put_correction(draft: Draft, weight: Weight | None, note: str) -> None:
+    """Set `algorithm.correction`.
+
+    Args:
+        draft: the manifest.
+        weight: the weight. None: no token is weighed.
+        note: the reason of None.
+    """
+    if weight is not None and weight.correction is not None:
+        draft.put("algorithm.correction", weight.correction, *weight.causes)
+    else:
+        draft.put("algorithm.correction", {"action": "none"}, note=note)
