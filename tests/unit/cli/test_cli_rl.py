@@ -9,6 +9,9 @@ import pytest
 
 from rlrun.cli.rl import main, read
 from rlrun.cli.sources.run_config import RlConfig
+from rlrun.cli.sources.run_layers import read_layer
+from rlrun.config.algorithm.tables import LOSS_ENTRIES
+from rlrun.config.loading.examine import validate
 from rlrun.config.loading.problems import ConfigError
 
 TRAINER = 'max_steps = 20\n[model]\npath = "m"\n[optimizer]\nlr = 1e-4\n[ckpt]\ninterval = 5\n'
@@ -90,9 +93,71 @@ def test_rollouts_per_example_is_the_group_size_where_none_is_set() -> None:
         "o.toml:4: rollouts_per_example: got 4, but o.toml:9 sets environments[1].group_size to 8; remove one"
     ]
     Path("o.toml").write_text("rollouts_per_example = 4\n")
-    assert "o.toml:1: rollouts_per_example: there is no environment in the files; set its group_size" in problems(
-        *ROLES
+    assert [(one.id, one.group_size) for one in config(*ROLES).environments] == [("verifiers:reverse-text", 4)]
+
+
+DEBUG = {
+    "train": 'max_steps = 5\n[model]\nname = "PrimeIntellect/Qwen3-0.6B"\n[data.fake]\n'
+    "batch_size = 16\nmicro_batch_size = 8\nseq_len = 128\n",
+    "orch": "max_steps = 5\nmax_inflight_groups = 16\n[sampling]\nmax_tokens = 16\n",
+    "infer": "[vllm]\nenforce_eager = true\n",
+}
+"""Values of PRIME-RL's files configs/debug/rl/train.toml, orch.toml and infer.toml."""
+
+
+def write_debug() -> list[str]:
+    for name, text in DEBUG.items():
+        Path(f"{name}.toml").write_text(text)
+    return ["--orchestrator", "@", "orch.toml", "--inference", "@", "infer.toml"]
+
+
+def test_files_without_a_loss_have_the_defaults_of_prime_rl_with_one_note() -> None:
+    layer = read_layer(write_debug(), {}).layer
+    found = validate(RlConfig, layer)
+    algorithm, optimizer = found.algorithm, found.trainer.optimizer
+    assert (algorithm.effective_loss.name, dict(algorithm.effective_loss.options)) == ("dppo", {})
+    defaults = {name: option.default for name, option in LOSS_ENTRIES["dppo"].options.items()}
+    assert defaults == {"mask_low": 0.2, "mask_high": 0.2, "kl_tau": 1e-3}
+    assert (optimizer.weight_decay, algorithm.filters.zero_variance) == (0.01, True)
+    assert [one.id for one in found.environments] == ["verifiers:reverse-text"]
+    assert len([notice for notice in layer.notices if "PRIME-RL's own defaults" in notice.message]) == 1
+
+
+def test_what_the_files_set_is_kept() -> None:
+    Path("orch.toml").write_text("[[env]]\nid = 'x'\n")
+    Path("train.toml").write_text("[optim]\nweight_decay = 0.1\n[loss]\ntype = 'ipo'\n")
+    found = config("--trainer", "@", "train.toml", "--orchestrator", "@", "orch.toml")
+    assert (found.algorithm.effective_loss.name, found.trainer.optimizer.weight_decay) == ("ipo", 0.1)
+    ours = config(
+        "--orchestrator", "@", "orch.toml", "--algorithm.preset", "grpo", "--algorithm.filters.zero-variance", "false"
     )
+    assert (ours.algorithm.preset, ours.algorithm.effective_loss.name, ours.algorithm.filters.zero_variance) == (
+        "grpo",
+        "ppo",
+        False,
+    )
+
+
+def test_a_file_of_ours_keeps_our_defaults() -> None:
+    found = config("@", "run.toml")
+    assert (found.algorithm.effective_loss.name, found.trainer.optimizer.weight_decay) == ("aipo", 0.0)
+
+
+def test_the_debug_files_of_prime_rl_are_a_run() -> None:
+    found = config("--trainer", "@", "train.toml", *write_debug())
+    assert (found.data, found.model.name, found.max_steps) == (None, "PrimeIntellect/Qwen3-0.6B", 5)
+
+
+@pytest.mark.parametrize(("gpus", "options", "expected"), [
+    (2, (), (1, 1)), (8, (), (1, 1)), (1, (), (0, 0)), (0, (), (0, 0)), (8, ("--trainer.gpus-per-replica", "4"), (4, 0)),
+])  # fmt: skip
+def test_one_gpu_trains_and_one_samples_if_the_machine_has_them(
+    gpus: int, options: tuple[str, ...], expected: tuple[int, int]
+) -> None:
+    layer = read_layer([*write_debug(), *options], {}, gpus=gpus).layer
+    found = validate(RlConfig, layer)
+    assert (found.trainer.gpus_per_replica, found.inference.gpus_per_replica) == expected
+    assert len([one for one in layer.notices if "one GPU trains" in one.message]) == (expected == (1, 1))
 
 
 def test_a_bad_group_size_is_told_at_its_own_name() -> None:

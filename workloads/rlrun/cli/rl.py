@@ -26,7 +26,7 @@ from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Hint, Origin
 from rlrun.config.loading.parser import Options, own_options
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError
-from rlrun.local.preflight import PreflightError, check_packages
+from rlrun.local.preflight import PreflightError, check_packages, count_gpus
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.options import full_names
@@ -73,7 +73,7 @@ def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str
         return exit_codes.USAGE
     try:
         rest, bench = take_bench(rest)
-        given = read_layer(rest, os.environ, model, hints=_hints(options), also=own_options(parser))
+        given = read_layer(rest, os.environ, model, hints=_hints(options), also=own_options(parser), gpus=count_gpus())
         bench = bench or fake_data(given.layer)
         if given.dry_run:
             notices(given.layer.notices)

@@ -184,7 +184,12 @@ def check_engine(gpus_per_replica: int) -> None:
 
 def has_gpus() -> bool:
     """True if this machine has an NVIDIA GPU; loads no library."""
-    return any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))
+    return count_gpus() > 0
+
+
+def count_gpus() -> int:
+    """Return the number of NVIDIA GPUs of this machine; loads no library."""
+    return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in Path("/dev").glob("nvidia*"))
 
 
 def refuse_options_of_the_host(options: argparse.Namespace, host: str) -> None:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlrun.config.loading.layers import Layer
+from rlrun.config.loading.layers import Hint, Layer
 from rlrun.config.loading.problems import Problem
 from rlrun.trainer.bench_options import BenchOptions
 
 
+def is_fake(layer: Layer) -> bool:
+    """True if the files name fake data."""
+    return _fake(layer) is not None
+
+
+def _fake(layer: Layer) -> Hint | None:
+    found = next((layer.hints[name] for name in ("data_type", "data_fake") if name in layer.hints), None)
+    return None if found is None or found.value == "sft" or found.value is False else found
+
+
 def fake_data(layer: Layer) -> BenchOptions | None:
     """The measurement that a run on fake data is; None for a run on data."""
-    fake = next((layer.hints[name] for name in ("data_type", "data_fake") if name in layer.hints), None)
-    if fake is None or fake.value == "sft" or fake.value is False:
+    fake = _fake(layer)
+    if fake is None:
         return None
     origin = fake.origin
     message = "nothing is learned from fake data: the trainer's step is measured, as with --bench"

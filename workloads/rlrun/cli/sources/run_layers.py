@@ -14,8 +14,15 @@ from typing import Any, get_args
 
 from rlrun.api.manifest import is_manifest
 from rlrun.api.resource import RLRun
+from rlrun.cli.sources.fake_data import is_fake
 from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig
-from rlrun.config.dialects.complete import complete, complete_model
+from rlrun.config.dialects.complete import (
+    complete,
+    complete_environments,
+    complete_gpus,
+    complete_learning,
+    complete_model,
+)
 from rlrun.config.dialects.prime_rl import PRIME_RL, PRIME_RL_EVAL
 from rlrun.config.dialects.translate import Translator
 from rlrun.config.loading.arguments import parse_arguments
@@ -49,6 +56,7 @@ def read_layer(
     *,
     hints: Mapping[str, Hint] | None = None,
     also: Collection[str] = (),
+    gpus: int = 0,
 ) -> Given:
     """All that the sources say, as one layer.
 
@@ -58,6 +66,7 @@ def read_layer(
         model: what is described.
         hints: what the options of the local run say of the run itself.
         also: these options, for the hint to a mistyped one.
+        gpus: GPUs of the machine that the run starts on.
 
     Raises:
         ConfigError: the command line is none, or a file cannot be read.
@@ -82,8 +91,15 @@ def read_layer(
         model, given, env=env, files=[*levels, *given_data], unread=problems, others=translator(model, ENVIRONMENT)
     )
     layer.hints |= hints or {}
+    if model is RlConfig:
+        complete_environments(layer)
     complete(layer)
     complete_model(layer)
+    if model is RlConfig:
+        if is_fake(layer):  # rows of a measurement, which no run of RL has
+            layer.values.pop("data", None)
+        complete_learning(layer)
+        complete_gpus(layer, gpus)
     return Given(layer, [path for _, path in files], given.dry_run)
 
 

@@ -5,7 +5,7 @@ Only fields that nothing sets are set here, so that a file of ours, an option an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,12 @@ _LOSSES = {
     "sft": "got 'sft'; rollouts are the policy's own: `rlrun synthesize` writes a teacher's, which sft learns from",
 }
 """Counterparts of losses that are not here."""
+_LEARNING: Mapping[str, object] = {
+    "algorithm.loss.name": "dppo",
+    "algorithm.filters.zero_variance": True,
+    "trainer.optimizer.weight_decay": 0.01,
+}
+"""PRIME-RL's loss (with this project's options of it, which are the same), `filter_zero_advantages` and weight decay."""
 PRIME_RL_MODEL = "Qwen/Qwen3-0.6B"
 PRIME_RL_ENVIRONMENT = "verifiers:reverse-text"
 """Model and environment of PRIME-RL's files that name none, in both of their versions."""
@@ -340,6 +346,47 @@ def _in_flight(run: RunView) -> None:
         and not any(True for one in sizes if one != size)
     ):
         run.put("orchestrator.batch_size", size * max(1, 64 // size), "group_size")
+
+
+def complete_learning(layer: Layer) -> None:
+    """Set the objective and the weight decay that the other project has where nothing sets them, and report it in one note.
+
+    Of a whole RL run alone; its preset, loss or advantage in our names leaves the objective as it is.
+    """
+    if DIALECT not in layer.hints or layer.hints[DIALECT].value != "PRIME-RL" or layer.values.get("task", "RL") != "RL":
+        return
+    run = RunView(layer, ())
+    given = {path: run.get(path) for path in (*_LEARNING, "algorithm.preset")}
+    for path, value in _LEARNING.items():
+        if given[path] is None and (given["algorithm.preset"] is None or not path.startswith("algorithm.")):
+            run.put(path, value, DIALECT)
+            layer.origins[key_of(path)] = replace(layer.hints[DIALECT].origin, path="", line=None)
+    added = [f"{path} {run.get(path)}" for path in _LEARNING if given[path] is None and run.get(path) is not None]
+    if added:
+        origin = layer.hints[DIALECT].origin
+        shown = ", ".join(added).replace("algorithm.loss.name", "loss").replace("True", "true")
+        layer.notices.append(Problem(origin.source, "algorithm", f"not set: PRIME-RL's own defaults, {shown}"))
+
+
+def complete_gpus(layer: Layer, gpus: int) -> None:
+    """Give trainer and engines one GPU each, as the other project does, if nothing names any.
+
+    Args:
+        layer: all sources as one.
+        gpus: GPUs of this machine.
+    """
+    if DIALECT not in layer.hints or layer.hints[DIALECT].value != "PRIME-RL" or gpus < 2:
+        return
+    run = RunView(layer, ())
+    if run.get("trainer.gpus_per_replica") is not None or run.get("inference.gpus_per_replica") is not None:
+        return
+    for role in ("trainer", "inference"):
+        run.put(f"{role}.gpus_per_replica", 1, DIALECT)
+        layer.origins[(role, "gpus_per_replica")] = replace(layer.hints[DIALECT].origin, path="", line=None)
+    said = (
+        "not set: one GPU trains and one samples, as in PRIME-RL; --trainer-gpu-ids and --inference-gpu-ids change it"
+    )
+    layer.notices.append(Problem(layer.hints[DIALECT].origin.source, "trainer.gpus_per_replica", said))
 
 
 def complete_environments(layer: Layer) -> None:
