@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rlrun.convert.convert import AREAL, AREAL_SFT, VERL, VERL_SFT, Converted, Dialect
 from rlrun.convert.draft import KINDS
+from rlrun.convert.tables.others import other_trainers
 from rlrun.convert.tables.row import Row
 from tools.convert_corpus import converted
 from tools.docs_resource import NOTE, cells, page
@@ -43,6 +44,15 @@ def convert_page() -> str:
         lines += [*documentation_rows(documented)]
         for dialect in dialects:
             lines += ["", f"## Keys of {dialect.name}", "", *_keys(dialect)]
+    lines += [
+        "",
+        "## Other trainers",
+        "",
+        "Files of these trainers are not converted. `rlrun convert` calls them by their name, with this table.",
+    ]
+    for trainer in other_trainers():
+        lines += ["", f"### {trainer.name}", "", f"| key of {trainer.name} | field below `spec` |", "|---|---|"]
+        lines += [cells(f"`{one.key}`", f"`{one.field}`{f' ({one.note})' if one.note else ''}") for one in trainer.keys]
     return page(lines)
 
 

@@ -16,6 +16,7 @@ from rlrun.convert.tables import areal as areal_table
 from rlrun.convert.tables import areal_sft as areal_sft_table
 from rlrun.convert.tables import verl as verl_table
 from rlrun.convert.tables import verl_sft as verl_sft_table
+from rlrun.convert.tables.others import other_trainers, trainer_of_command, trainer_of_keys
 from rlrun.convert.tables.row import Row
 from rlrun.convert.writer import manifest
 
@@ -116,6 +117,9 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
     if suffix in (".yaml", ".yml"):
         return read_yaml(text, source)
     commands = read_script(text, source, environment)
+    for command in commands:
+        if (other := trainer_of_command(command.texts)) is not None:
+            raise other.refusal(source, command.words[0].line if command.words else None)
     starting = [command for command in commands if command.has_settings]
     if not starting:
         raise refuse(
@@ -200,13 +204,17 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
 
 def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:
     """The trainer whose keys these are. Raises ConfigError: none is known."""
+    if (other := trainer_of_keys(setting.key for setting in settings)) is not None:
+        raise other.refusal(", ".join(sources))
     for dialect in DIALECTS:
         if any(f"{setting.key}={setting.value}".startswith(dialect.marks) for setting in settings):
             return dialect
     raise refuse(
         ", ".join(sources),
-        "has no key of verl (actor_rollout_ref...) or AReaL (allocation_mode, actor...); known: "
-        + ", ".join(dialect.name for dialect in DIALECTS),
+        "has no key of verl (actor_rollout_ref...) or AReaL (allocation_mode, actor...); converted: "
+        + ", ".join(dialect.name for dialect in DIALECTS)
+        + "; known by name: "
+        + ", ".join(one.name for one in other_trainers()),
     )
 
 
