@@ -106,6 +106,23 @@ def test_condition_that_is_not_known_leaves_variables_unset() -> None:
     assert command.is_certain
 
 
+def test_one_item_of_an_array_that_is_not_known_leaves_the_others_known() -> None:
+    script = (
+        "D=${D:-$(probe)}\nN=8\nA=(x.a=1)\ncase $D in\n gpu) ;;\n npu) N=16; A+=(x.a=2 x.b=3) ;;\n *) exit 1 ;;\nesac\n"
+    )
+    script += "B=(x.n=$N x.c=4)" + START + '"${A[@]}" "${B[@]}"'
+    command = next(one for one in read_script(script, "run.sh", {}) if one.has_settings)
+    assert [(word.text, word.unset) for word in command.words] == [
+        ("x.a=1", ()),
+        ("x.a=2", ("A (line 4)",)),
+        ("x.b=3", ("A (line 4)",)),
+        ("x.n=16", ("N (line 4)",)),
+        ("x.c=4", ()),
+    ]
+    known = next(one for one in read_script(script, "run.sh", {"D": "gpu"}) if one.has_settings)
+    assert [(word.text, word.unset) for word in known.words] == [("x.a=1", ()), ("x.n=8", ()), ("x.c=4", ())]
+
+
 def test_command_in_a_branch_is_read_behind_a_certain_one() -> None:
     script = "if [ -d ckpt ]; then" + START + "x.a=1; fi" + START + "x.a=2"
     found = [(one.words[0].text, one.is_certain) for one in read_script(script, "run.sh", {}) if one.has_settings]

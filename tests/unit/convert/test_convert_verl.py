@@ -351,3 +351,17 @@ def test_a_reward_model_is_asked_at_a_server_that_is_missing() -> None:
     assert {fate.setting.key: fate.kind for fate in result({"reward_model.enable": False}).fates}[
         "reward_model.enable"
     ] == "taken"
+
+
+def test_dppo_has_no_kl_term_and_reports_a_cap_of_the_ratio() -> None:
+    changes = {A + "policy_loss.loss_mode": "dppo_tv", A + "clip_ratio_low": 0.15, A + "clip_ratio_c": 10000.0}
+    assert dict(spec(changes).algorithm.effective_loss.options).items() >= {"mask_low": 0.15, "kl_tau": 0.0}.items()
+    assert not any("clip_ratio_c" in notice for notice in result(changes).notices)
+    assert any("has no cap here" in notice for notice in result({**changes, A + "clip_ratio_c": 3.0}).notices)
+
+
+def test_a_value_that_a_script_computes_is_missing() -> None:
+    word = override(R + "n=", "run.sh", 3, ("N (line 2)",))
+    assert word is not None
+    found = convert([*settings(), word], Context("run"), ["run.sh"])
+    assert f"{R}n: N (line 2) has no value that is known here; add {R}n=VALUE" in found.missing

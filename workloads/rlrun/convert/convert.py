@@ -181,6 +181,7 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
     draft.take_rows()
     draft.refuse_unknown(dialect.indifferent)
     dialect.compose(draft, context)
+    draft.require_known((dialect.named_by, "trainer.project_name", "trainer.logger"))
     name = named(draft, dialect.named_by, context)
     if name.causes:
         draft.fields["metadata.name"] = name

@@ -121,6 +121,19 @@ class Draft:
             elif row.how == "value" and not row.is_fine(setting.value):
                 self._take(key, row, setting.value)
 
+    def require_known(self, but: tuple[str, ...]) -> None:
+        """Ask for values that a script computes while it runs, of keys that decide fields.
+
+        Args:
+            but: beginnings of keys whose value changes nothing that is learned.
+        """
+        told = {line.partition(":")[0] for line in self.missing}
+        for key, setting in self.settings.items():
+            row = self.row(key)
+            if setting.unset and row is not None and row.to and not key.startswith(but) and setting.key not in told:
+                unset = ", ".join(setting.unset)
+                self.missing.append(f"{setting.key}: {unset} has no value that is known here; add {setting.key}=VALUE")
+
     def refuse_unknown(self, indifferent: tuple[str, ...]) -> None:
         """Refuse keys without a row that can change what is learned.
 

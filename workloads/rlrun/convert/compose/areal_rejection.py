@@ -54,7 +54,7 @@ def weigh_behavior(draft: Draft, *, as_correction: bool = False) -> Weight | Non
     lower = draft.number(f"{_R}.lower")
     bounds = {"high": upper} | ({"low": lower} if lower is not None else {})
     if chosen["metric"] == "ratio" and chosen["level"] == "token" and not lower and not as_correction:
-        return Weight(upper, chosen["action"], None, causes)
+        return Weight(upper, str(chosen["action"]), None, causes)
     bound = _bound_ratio if chosen["metric"] == "ratio" else _bound_divergence
     correction = bound(draft, chosen, bounds)
     return None if correction is None else Weight(None, "mask", correction, causes)

@@ -28,6 +28,10 @@ _IS, _RS = "algorithm.rollout_correction.rollout_is", "algorithm.rollout_correct
 _OVERLONG, _FILTER = "reward_model.overlong_buffer.", "algorithm.filter_groups.enable"
 
 
+_NO_CAP = 100.0
+"""A cap of a ratio that no token reaches: DPPO drops tokens whose probability moved long before."""
+
+
 def put_objective(draft: Draft) -> None:
     """Set `algorithm`."""
     estimator, mode = str(draft.get(_ESTIMATOR)), str(draft.get(_MODE))
@@ -94,7 +98,9 @@ def _loss(draft: Draft, mode: str) -> None:
         }
         causes = [_MODE, *(_A + f"tau_{theirs}" for _, theirs, _ in _TAU if draft.has(_A + f"tau_{theirs}"))]
     elif name == "dppo":
-        options = {"mask_low": low[0], "mask_high": high[0]}
+        options = {"mask_low": low[0], "mask_high": high[0], "kl_tau": 0.0}  # verl's loss has no such term
+        if (cap := draft.number(_A + "clip_ratio_c") or 0.0) < _NO_CAP:
+            draft.notices.append(f"{_A}clip_ratio_c={cap:g}: the ratio of loss dppo has no cap here")
     else:
         options = {"eps_low": min(1.0, low[0]), "eps_high": high[0]}
     if name == "ppo":

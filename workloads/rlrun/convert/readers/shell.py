@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 
 from rlrun.convert.readers.setting import refuse
 from rlrun.convert.readers.shell_conditions import test, test_words
-from rlrun.convert.readers.shell_expand import Scope, TooLongError, Value, expand, expand_text, source_of
+from rlrun.convert.readers.shell_expand import (
+    Scope,
+    TooLongError,
+    Value,
+    expand,
+    expand_text,
+    mark_unknown,
+    source_of,
+    split_marks,
+)
 from rlrun.runtime import extras
 
 if TYPE_CHECKING:
@@ -202,8 +211,22 @@ def _run_possibly(script: _Script, branches: Sequence[Callable[[], object]], lin
     script.scope.variables = last = outcomes[-1] if outcomes else before
     script.scope.unsure = unsure | script.scope.unsure
     for name in {name for outcome in outcomes for name in outcome}:
-        if any(outcome.get(name) != last.get(name) for outcome in outcomes):
-            script.scope.unsure.setdefault(name, line)
+        values = [outcome.get(name) for outcome in outcomes]
+        if any(value != values[-1] for value in values):
+            lists = [value for value in values if isinstance(value, list)]
+            if len(lists) == len(values):
+                last[name] = _merge_arrays(lists, f"{name} (line {line})")
+            else:
+                script.scope.unsure.setdefault(name, line)
+
+
+def _merge_arrays(outcomes: Sequence[list[str]], reason: str) -> list[str]:
+    """The items that all outcomes start with, and after them every other item as not known."""
+    same = 0
+    while all(len(items) > same and items[same] == outcomes[0][same] for items in outcomes):
+        same += 1
+    others = dict.fromkeys(item for items in outcomes for item in items[same:])
+    return [*outcomes[0][:same], *(mark_unknown(item, [reason]) for item in others)]
 
 
 def _run_if(script: _Script, node: Node) -> bool | None:
@@ -342,9 +365,9 @@ def _assign(script: _Script, node: Node) -> bool | None:
     before = script.scope.variables.get(name, "") if adds else ""
     if value is not None and value.type == "array":
         found = [expand(item, script.scope) for item in value.children if item.is_named and item.type != "comment"]
-        items = [text for each in found for text in each.fields]
+        items = [text if each.is_known else mark_unknown(text, each.unset) for each in found for text in each.fields]
         script.scope.variables[name] = [*([before] if isinstance(before, str) and before else before), *items]
-        _note_unsure(script, node, name, is_known=all(each.is_known for each in found), adds=adds)
+        _note_unsure(script, node, name, is_known=all(each.is_known or each.fields for each in found), adds=adds)
         return True
     text = expand_text(value, script.scope)
     if text.unset and not text.text and not adds:
@@ -369,7 +392,9 @@ def _run_command(script: _Script, node: Node) -> bool | None:
             _assign(script, child)
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect", "comment"):
             found = expand(child, script.scope)
-            words += [Word(text, script.line_of(child), tuple(found.unset)) for text in found.fields]
+            for field in found.fields:
+                text, names = split_marks(field)
+                words.append(Word(text, script.line_of(child), (*found.unset, *names)))
     return _run_words(script, words)
 
 

@@ -42,6 +42,21 @@ _REMOVING = ("#", "##", "%", "%%")
 _DEFAULTS = (":-", "-", ":=", "=", ":?", "?", ":+", "+")
 
 
+_MARK = "\ue000"
+"""Stands around the name of a value that is not known, in an item of an array: the other items stay known."""
+
+
+def mark_unknown(text: str, names: Sequence[str]) -> str:
+    """Return a text that carries the names of its values that are not known."""
+    return text + "".join(f"{_MARK}{name}{_MARK}" for name in names)
+
+
+def split_marks(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a text without its marks, and their names."""
+    parts = text.split(_MARK)
+    return "".join(parts[::2]), tuple(parts[1::2])
+
+
 class TooLongError(ValueError):
     """A word is longer than any command line."""
 
@@ -87,7 +102,8 @@ def expand_text(node: Node | None, scope: Scope) -> Expansion:
     word = _Word(scope, splits=False)
     word.add_node(node, quoted=False)
     found = word.end()
-    return Expansion([found.text], found.unset, found.is_known)
+    text, names = split_marks(found.text)
+    return Expansion([text], [*found.unset, *names], found.is_known and not names)
 
 
 def source_of(node: Node) -> str:

@@ -149,6 +149,16 @@ _ACTOR: tuple[Row, ...] = (
     *engine_rows("actor"),
 )
 
+_WHOLE_DISTRIBUTION: Mapping[str, tuple[object, ...]] = {
+    "top_k": (-1, 100_000_000),
+    "min_new_tokens": (0,),
+    "frequency_penalty": (0,),
+    "stop": ([], None),
+    "stop_token_ids": ([], None),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+}
+"""Values of options of sampling that change nothing."""
 _ENGINE_KEYS = {row.key for row in engine_rows("actor")} | {"actor.backend"}
 
 _OTHERS: tuple[Row, ...] = (
@@ -196,15 +206,7 @@ _OTHERS: tuple[Row, ...] = (
     drop("eval_gconfig.greedy", "evaluation.sampling.temperature: 0 is greedy", fine=(False,)),
     *(
         drop(f"eval_gconfig.{name}", "evaluation samples from the whole distribution", fine=fine)
-        for name, fine in {
-            "top_k": (-1, 100_000_000),
-            "min_new_tokens": (0,),
-            "frequency_penalty": (0,),
-            "stop": ([], None),
-            "stop_token_ids": ([], None),
-            "ignore_eos": (False,),
-            "use_beam_search": (False,),
-        }.items()
+        for name, fine in _WHOLE_DISTRIBUTION.items()
     ),
     *drops("eval_gconfig.", "seqLen is the bound", "max_tokens", "skip_special_tokens", "lora_name"),
     joined("rollout.max_concurrent_rollouts", "orchestrator.maxConcurrency"),
