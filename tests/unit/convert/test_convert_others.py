@@ -14,7 +14,7 @@ from rlrun.convert.tables.others import OtherTrainer, other_trainers
 
 SCHEMA = RLRunSpec.model_json_schema(by_alias=True)
 FILES = {
-    "EasyR1": ("run.sh", "python3 -m verl.trainer.main config=c.yaml worker.actor.model.model_path=$M data.seed=1\n"),
+    "EasyR1": ("run.sh", "python3 -m verl.trainer.main config=c.yaml data.seed=1\n"),
     "SkyRL": (
         "run.sh",
         "uv run --extra vllm -m skyrl_train.entrypoints.main_base trainer.policy.model.path=m trainer.epochs=2\n",
