@@ -11,6 +11,9 @@ from rlrun_operator.names import ROLE_LABEL, ROLES, RUN_LABEL, SPOT_LABEL, Names
 from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
+_NEVER_RAN = ("StartError", "ContainerCannotRun")
+"""Reasons of ends of containers that the runtime could not start."""
+
 
 @dataclass(frozen=True)
 class Exit:
@@ -92,6 +95,11 @@ class Pod:
     def exit(self) -> Exit | None:
         """End of the role's own container."""
         return self.main.exit if self.main else None
+
+    @property
+    def has_run(self) -> bool:
+        """True if a process of it runs, or has run. A container whose command is not in its image ends without one."""
+        return any(c.running or (c.exit is not None and c.exit.reason not in _NEVER_RAN) for c in self.containers)
 
     @property
     def has_started(self) -> bool:

@@ -26,6 +26,20 @@ class Grow:
 
 
 @dataclass(frozen=True)
+class Disown:
+    """Remove the run from the owners of its claim, so that the claim outlives it."""
+
+    claim: str
+    """Name of the claim."""
+    uid: str
+    """Precondition: a successor of the same name is not meant."""
+    version: str | None
+    """Precondition: resourceVersion of the one that the cache knows; its owners may have changed since."""
+    owners: tuple[Manifest, ...]
+    """Owner references that stay."""
+
+
+@dataclass(frozen=True)
 class Ungrown:
     """A growth that the API server refused, and its words."""
 
@@ -240,7 +254,7 @@ AT_ONCE = Actions(wake_in=0.0)
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions, in this order: grow, ask, dry-run, create, apply, annotate, scale, delete, repair, status, events."""
+    """Actions, in this order: grow, ask, dry-run, create, apply, annotate, scale, delete, disown, repair, status, events."""
 
     status: Manifest
     """The whole new status, camelCase, without nulls; written if it differs."""
@@ -258,6 +272,8 @@ class Decision:
     """An object that is gone is left out."""
     scale: tuple[Scale, ...] = ()
     delete: tuple[Delete, ...] = ()
+    disown: Disown | None = None
+    """A claim that has changed since, or is gone, is left alone."""
     repair: tuple[Apply, ...] = ()
     """Parts of a running attempt that were deleted or edited. Nothing waits for them: one that is refused is tried again."""
     grow: Grow | None = None

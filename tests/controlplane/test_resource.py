@@ -154,6 +154,39 @@ def test_a_running_run_is_frozen(cluster: Cluster, begun: str, spec: dict[str, A
     assert "since attempt 1 began" in message
 
 
+def test_run_of_which_a_role_has_not_started_may_be_edited(cluster: Cluster, namespace: str, run: str) -> None:
+    """The advice for a wrong image, a missing Secret or a wrong label is to edit the specification."""
+    begin(cluster, namespace, run)
+    patch(cluster, namespace, run, {"status": {"unstarted": ["inference"]}}, "status")
+    patch(cluster, namespace, run, {"spec": {"inference": {"image": "registry/inference:1"}, "seqLen": 4096}})
+    assert 'fixed since attempt 1 began: ["model.path"]' in refusal(
+        cluster, namespace, run, {"model": {"path": "/other"}}
+    )
+    patch(cluster, namespace, run, {"status": {"unstarted": None}}, "status")
+    assert 'frozen since attempt 1 began: ["inference.image"]' in refusal(
+        cluster, namespace, run, {"inference": {"image": "registry/inference:2"}}
+    )
+
+
+def test_storage_may_be_edited_until_there_is_a_volume(cluster: Cluster, namespace: str, run: str) -> None:
+    begin(cluster, namespace, run)
+    told = {"unstarted": ["trainer"], "storage": {"claimName": "a", "path": "/a", "size": "100Gi"}}
+    patch(cluster, namespace, run, {"status": told}, "status")
+    of_one_node = {"claimTemplate": {"storageClassName": "b", "accessModes": ["ReadWriteOnce"], "size": "10Gi"}}
+    patch(cluster, namespace, run, {"spec": {"storage": of_one_node}})
+    patch(cluster, namespace, run, {"spec": {"storage": {"claimTemplate": None, "claimName": "other"}}})
+    both = {"storage": {"claimName": "third"}, "model": {"path": "/other"}}
+    assert 'fixed since attempt 1 began: ["model.path"];' in refusal(cluster, namespace, run, both), "storage is not"
+    patch(cluster, namespace, run, {"status": {"storage": {"volumeName": "pv-1"}}}, "status")
+    assert 'fixed since attempt 1 began: ["storage"];' in refusal(
+        cluster, namespace, run, {"storage": {"claimName": "a"}}
+    )
+    patch(cluster, namespace, run, {"status": {"unstarted": None, "storage": {"volumeName": None}}}, "status")
+    assert 'fixed since attempt 1 began: ["storage"];' in refusal(
+        cluster, namespace, run, {"storage": {"claimName": "a"}}
+    )
+
+
 def test_a_claim_may_grow(cluster: Cluster, namespace: str, run: str) -> None:
     begin(cluster, namespace, run)
 

@@ -18,7 +18,7 @@ from rlrun_operator import render
 from rlrun_operator.decide import queueing, status_builder
 from rlrun_operator.decide.attempt_end import begun, fail, restarting
 from rlrun_operator.decide.lifetime import restart_request, rotation_request
-from rlrun_operator.decide.objects import keys, parts
+from rlrun_operator.decide.objects import keys, parts, unstarted
 from rlrun_operator.decide.reading.children import is_ending, rendering_of, uid_of
 from rlrun_operator.decide.running import TAKEN_SECONDS, configuration, follow, storage_at_rest, storage_status
 from rlrun_operator.decide.snapshot import Case
@@ -170,6 +170,7 @@ def _beginning(case: Case, spec: RLRunSpec, attempt: int, *, config_hash: str) -
         checkpoint=progress.unresumed(past.checkpoint),
         progress=_progress_of_before(case, spec),
     )
+    change |= unstarted.at_beginning(case)
     if case.host is None:
         return change
     return change | StatusChange(shared_with=SharedWithStatus(run=case.host.name, attempt=case.host.attempt))

@@ -1,4 +1,4 @@
-"""Start of a new attempt of a healthy or finished run: more steps, a restart by hand, or another API key."""
+"""Start of a new attempt on request: more steps, a restart by hand, another API key, or an edit before every role has started."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rlrun_operator.decide.attempt_end import restarting
 from rlrun_operator.decide.lifetime import has_more_steps, restart_request, rotation_request
+from rlrun_operator.decide.objects import unstarted
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
 from rlrun_operator.state import AT_ONCE, Decision, EventRecord
@@ -73,6 +74,16 @@ def asked(case: Case, *, is_restarting: bool) -> Decision | None:
     if rotates:
         change |= StatusChange(key_rotation_requested_at=rotation, key_attempt=case.attempt + 1)
     message = f"attempt {case.attempt} ends, as the annotation {asks}"
+    return restarting(case, message, reasons.PODS_ENDING, change, AT_ONCE)
+
+
+def renewed(case: Case) -> Decision | None:
+    """Restart of an attempt whose specification was edited before every role had started; it does not count."""
+    attempt = case.past.attempt
+    if case.spec is None or case.spec_hash == case.past.spec_hash or not unstarted.remaining(case, attempt):
+        return None
+    message = f"attempt {attempt} is made again: the specification was edited before all of its roles had started"
+    change = StatusChange(launched_attempt=attempt, next_retry_time=None)
     return restarting(case, message, reasons.PODS_ENDING, change, AT_ONCE)
 
 

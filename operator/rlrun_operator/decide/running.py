@@ -8,17 +8,18 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import StorageStatus
 from rlrun_operator.decide import host_run, stall, status_builder
 from rlrun_operator.decide.engines import scaling, spot
-from rlrun_operator.decide.objects import corrections, parts, volumes
+from rlrun_operator.decide.objects import corrections, parts, unstarted, volumes
 from rlrun_operator.decide.reading.children import is_refused
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.decide.trainers import look
 from rlrun_operator.failures import node_exclusion, policy
 from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Decision
-from rlrun_operator.status import diagnose, progress, reasons
+from rlrun_operator.status import claims, diagnose, progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange, combined
 from rlrun_operator.status.conditions import Say, begun, find, is_true, not_failed, since
 from rlrun_operator.status.scene import Scene
+from rlrun_operator.times import seconds_of
 
 PATIENCE_SECONDS = 2.0
 """A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""
@@ -62,7 +63,7 @@ def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: 
     )
     fields = _reached(case, attempt, heard)
     fields |= combined(scaling.chosen(case, heard, fields), look.noted(case, heard, fields))
-    fields |= combined(spot.noted(case, fields, renewed=bool(spot_engines)), change)
+    fields |= combined(spot.noted(case, fields, renewed=bool(spot_engines)), unstarted.noted(case, attempt), change)
     of_parts = beside.said | parts.outdated(case, corrected)
     return finish(case, {**said, **of_parts}, fields, todo, training=progress.is_training(heard))
 
@@ -168,7 +169,7 @@ def of_inference(case: Case, attempt: int) -> dict[str, Say]:
     """Report of storage and engines while no attempt runs: engines stay through a restart."""
     scene = _scene(case, attempt, None)
     waits = _Waits(case)
-    said = {reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY))}
+    said = {reasons.STORAGE_READY: claims.storage(scene, waits.patient(reasons.STORAGE_READY))}
     return said | _of_engines(scene, waits)
 
 
@@ -176,14 +177,15 @@ def storage_at_rest(case: Case) -> dict[str, Say]:
     """Report of the volume while the run has no pod, where there was one before: why it once was waited for may be over."""
     if find(case.past.conditions, reasons.STORAGE_READY) is None:
         return {}
-    return {reasons.STORAGE_READY: diagnose.storage(_scene(case, case.attempt, None), patient=True)}
+    return {reasons.STORAGE_READY: claims.storage(_scene(case, case.attempt, None), patient=True)}
 
 
 def storage_status(case: Case) -> StorageStatus | None:
     """The run's volume."""
     if case.spec is None or (case.host_name is not None and case.host is None):
         return case.past.storage
-    volume = ((case.claim or {}).get("spec") or {}).get("volumeName")
+    bound = ((case.claim or {}).get("status") or {}).get("phase") in ("Bound", "Lost")
+    volume = ((case.claim or {}).get("spec") or {}).get("volumeName") if bound else None
     folder = case.context(case.spec, case.past.attempt).folder
     return StorageStatus(claim_name=case.wanted.claim, path=folder, volume_name=volume)
 
@@ -230,6 +232,9 @@ def _scene(case: Case, attempt: int, heard: progress.Report | None) -> Scene:
         trouble=volumes.ready(heard, case.wanted.claim),
         engines_refused=is_refused(case.deployment),
         without=spot.missing(case),
+        namespace=str(case.metadata.get("namespace", "")),
+        template=case.spec.storage.template if case.spec is not None else None,
+        born=seconds_of(case.metadata.get("creationTimestamp")),
         tracker_secrets=_tracker_secrets(case.spec),
     )
 
@@ -242,7 +247,7 @@ def _tracker_secrets(spec: RLRunSpec | None) -> dict[str, str]:
 
 def _of_pods(scene: Scene, waits: _Waits) -> dict[str, Say]:
     return {
-        reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY)),
+        reasons.STORAGE_READY: claims.storage(scene, waits.patient(reasons.STORAGE_READY)),
         reasons.SCHEDULED: diagnose.scheduled(scene, waits.patient(reasons.SCHEDULED)),
         reasons.PODS_READY: diagnose.pods_ready(scene, waits.patient(reasons.PODS_READY)),
         **_of_engines(scene, waits),

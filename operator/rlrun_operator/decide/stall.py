@@ -22,6 +22,7 @@ from pathlib import Path
 from rlrun.defaults.words import shorten
 from rlrun.protocol.files.paths import RunPaths
 from rlrun_operator.decide import host_run
+from rlrun_operator.decide.objects import unstarted
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.failures.detect import Cause, Kind
 from rlrun_operator.names import ROLES, Names, Role
@@ -74,13 +75,18 @@ def say(case: Case, heard: progress.Report | None) -> Say | None:
     if clock is None or clock.left > 0:
         return None
     assert case.spec is not None
+    never, action = _never_starts(case), _action(case)
     waiting = heard.waiting_on if heard is not None and heard.waiting_on else _not_ready(case)
     over = f"{clock.what} since {rfc3339(clock.began)} ({clock.field}: {clock.limit:g}); it waits for {waiting}"
-    return Say("False", reasons.NO_PROGRESS, f"{over}; {_THEN[_action(case)]}")
+    if never is not None:
+        over = f"{never[1].message} (since {rfc3339(clock.began)}; {clock.field}: {clock.limit:g})"
+        action = "never" if action == "Restart" else action
+    return Say("False", reasons.NO_PROGRESS, f"{over}; {_THEN[action]}")
 
 
 _THEN = {  # what `_action` says, in words
     "Restart": "the run is restarted, which counts",
+    "never": "the run is ended, because a restart would find the same",
     "Fail": "the run is ended (progress.action: Fail)",
     "Report": "nothing is done about it (progress.action: Report)",
     "host": "its host, whose trainer it uses, does not get on either and decides",
@@ -109,6 +115,8 @@ def cause(case: Case) -> Cause | None:
     said = say(case, heard)
     if said is None:
         return None
+    if (never := _never_starts(case)) is not None:
+        return _of_start(case, *never, said.message.rpartition("; ")[0])
     role, pod = _waited_for(case, heard)
     name = pod.name if pod is not None else _name(case, role)
     message = said.message.rpartition("; ")[0]
@@ -120,6 +128,21 @@ def cause(case: Case) -> Cause | None:
     node = pod.node if pod is not None else None
     kind: Kind = "disruption" if blameless else "failure"
     return Cause(kind, case.now, role, name, node, None, reasons.NO_PROGRESS, shorten(message, _MESSAGE_MAX))
+
+
+def _never_starts(case: Case) -> tuple[Role, Say] | None:
+    """Role that cannot start without a person, and why; None: there is none, or the trainer of a host is missing."""
+    if case.host_name is not None and not host_run.trainer_ready(case.observed.host):
+        return None
+    return unstarted.stuck(case)
+
+
+def _of_start(case: Case, role: Role, why: Say, message: str) -> Cause:
+    """Cause that ends an attempt of which `role` never started. A restart would find the same."""
+    pods = sorted((pod for pod in case.needed_pods(case.past.attempt) if pod.role == role), key=lambda pod: pod.name)
+    pod = next((pod for pod in pods if not pod.has_run), None)
+    name, node = (pod.name, pod.node) if pod is not None else (_name(case, role), None)
+    return Cause("permanent", case.now, role, name, node, None, why.reason, shorten(message, _MESSAGE_MAX))
 
 
 def ends_run(case: Case) -> bool:
@@ -156,6 +179,9 @@ def _clock(case: Case, heard: progress.Report | None) -> _Clock | None:
 def _first_step_clock(case: Case, heard: progress.Report | None, least: float, limit: float) -> _Clock | None:
     """Clock of an attempt without a step of its own; it has not begun before `least`."""
     scheduled = since(case.past.conditions, reasons.SCHEDULED, true=True)
+    never = _never_starts(case)
+    if scheduled is None and never is not None and never[1].reason == reasons.REFERENCE_NOT_FOUND:
+        scheduled = since(case.past.conditions, reasons.SCHEDULED, true=False)
     if scheduled is None or case.observed.lease is None:
         return None
     what = f"the attempt's {case.words.first} {case.words.lacks}"

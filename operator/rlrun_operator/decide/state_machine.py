@@ -20,7 +20,7 @@ from rlrun_operator.decide.attempt import launch
 from rlrun_operator.decide.attempt_end import fail, give_up, record
 from rlrun_operator.decide.cause import cause_of, settled_at
 from rlrun_operator.decide.cost import budget
-from rlrun_operator.decide.objects import growth, keys
+from rlrun_operator.decide.objects import claims, growth, keys, unstarted
 from rlrun_operator.decide.restart import restart
 from rlrun_operator.decide.running import follow
 from rlrun_operator.decide.snapshot import Case
@@ -45,7 +45,9 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
     if "deletionTimestamp" in case.metadata:  # owner references do the rest
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
     decision = manual_restart.told_of_nonsense(case, _decide(case))
-    decision = replace(decision, grow=growth.wanted(case), ask=decision.ask or keys.in_doubt(case))
+    decision = replace(
+        decision, grow=growth.wanted(case), disown=claims.disowned(case), ask=decision.ask or keys.in_doubt(case)
+    )
     decision = replace(decision, look_up=decision.look_up | look.facts(case))
     clocks = [
         decision.wake_in,
@@ -151,6 +153,16 @@ def _launch(it: Situation) -> Decision | None:
     return launch(case, case.spec, max(case.attempt, 1)) if case.spec is not None and not it.launched else None
 
 
+def _end_unstartable(it: Situation) -> Decision | None:
+    """End a run one of whose roles never starts, also where its last pod cannot be made."""
+    whole = it.case.attempt == it.case.past.attempt
+    return _end_hanging(it) if whole and not it.restarting and unstarted.stuck(it.case) is not None else None
+
+
+def _renew_unstarted(it: Situation) -> Decision | None:
+    return manual_restart.renewed(it.case)
+
+
 def _end_attempt(it: Situation) -> Decision | None:
     cause = cause_of(it.case, settled_at(it.case))
     return None if cause is None else record(it.case, cause)
@@ -175,7 +187,9 @@ RULES: tuple[Rule, ...] = (
     _end_invalid,
     _restart_as_asked,
     _restart,
+    _end_unstartable,
     _launch,
+    _renew_unstarted,
     _end_attempt,
     _end_hanging,
     _resize_trainer,
@@ -197,6 +211,8 @@ def _mended(case: Case) -> bool:
     failed = find(case.past.conditions, reasons.FAILED)
     if failed is None or failed.status != "True":
         return False
+    if failed.reason in reasons.NEVER_STARTS:
+        return bool(case.past.unstarted) and case.spec is not None and case.spec_hash != case.past.spec_hash
     edited = case.generation != case.past.observed_generation
     if failed.reason == reasons.FORBIDDEN:
         return edited or (case.spec is not None and not case.forbidden)

@@ -15,6 +15,10 @@ JITTER = 0.2
 """Share by which a backoff is longer or shorter, so that runs that failed together do not start together."""
 FREE_DISRUPTIONS = 3
 """Restarts in a row without a new step that a disruption gets at once; a storm of them then waits like failures do."""
+_BEGIN_AGAIN = (
+    "the run has ended to free its GPUs, and begins again when its specification is edited or it is annotated with "
+    "rlrun.io/restart-requested-at"
+)
 _NOT_FOR_RULES = frozenset(
     {
         failure_reasons.NUMBER_TAKEN,
@@ -69,6 +73,8 @@ def verdict(cause: Cause, *, budget: Budget, policy: FailurePolicySpec, random: 
     if rule is not None and action == "FailRun":
         said = f"{told_of(cause)}; {told} ends the run"
         return Verdict((reasons.FAILED_BY_RULE, said), counted=False, rule=told)
+    if action == "FailRun" and cause.reason in reasons.NEVER_STARTS:
+        return Verdict((cause.reason, f"{cause.message}; {_BEGIN_AGAIN}"), counted=False)
     if action == "FailRun":
         said = f"{told_of(cause)}; starting again cannot help: mend it, then delete the run and create it again"
         return Verdict((reasons.PERMANENT_FAILURE, said), counted=False)

@@ -13,7 +13,7 @@ from rlrun_operator.kube.resources import BY_KIND, CLAIM, DEPLOYMENT, POD, SECRE
 from rlrun_operator.names import MANAGER, RUN_LABEL, Ref, is_made_for
 from rlrun_operator.render.origin import Cause, causes
 from rlrun_operator.runtime.cache import Store
-from rlrun_operator.state import MADE, Annotate, Apply, Decision, Delete, Grow, Manifest, Refusal, Scale
+from rlrun_operator.state import MADE, Annotate, Apply, Decision, Delete, Disown, Grow, Manifest, Refusal, Scale
 from rlrun_operator.status.admission_limits import is_fixed, limit_was_filled_in
 
 _KEPT = {resource.kind for resource in WATCHED}
@@ -157,6 +157,8 @@ class Applier:
             await gate.let_in(self._scale(namespace, scale))
         for delete in decision.delete:
             await gate.let_in(self._delete(namespace, delete))
+        if decision.disown is not None:
+            await gate.let_in(self._disown(namespace, decision.disown))
         for item in decision.repair:
             await gate.let_in(self._apply(item))
 
@@ -322,6 +324,18 @@ class Applier:
                 f"{resource.kind} {name} {'is gone' if found is None else 'is another one'}"
             ) from error
 
+    async def _disown(self, namespace: str, disown: Disown) -> None:
+        preconditions = {"uid": disown.uid} | ({} if disown.version is None else {"resourceVersion": disown.version})
+        patch = {"metadata": {**preconditions, "ownerReferences": list(disown.owners)}}
+        try:
+            self._learn(await self._client.merge(CLAIM, namespace, disown.claim, patch))
+        except ApiError as error:
+            if error.withheld:
+                raise _kept_out(Ref(CLAIM.kind, disown.claim), error, "be kept") from error
+            if error.status not in (404, 409, 422):  # it has changed, or is another one: the watch brings it
+                raise
+            log.debug("claim %s keeps its owner: %s", disown.claim, error)
+
     async def _delete(self, namespace: str, delete: Delete) -> None:
         try:
             answer = await self._client.delete(
@@ -370,6 +384,8 @@ def _is_own(found: Manifest, manifest: Manifest) -> bool:
     made_for, run = ((each["metadata"].get("labels") or {}).get(RUN_LABEL) for each in (found, manifest))
     if made_for != run:
         return False
+    if manifest["kind"] == CLAIM.kind:  # it outlives its run, and has the label alone then
+        return True
     if not manifest["metadata"].get("ownerReferences") or is_made_for(metadata, str(run)):
         return True
     return any(entry.get("manager") == MANAGER for entry in metadata.get("managedFields") or ())

@@ -184,6 +184,7 @@ class Reconciler:
                     decision.scale,
                     decision.delete,
                     decision.repair,
+                    decision.disown,
                     decision.grow,
                 )
             ):

@@ -62,7 +62,7 @@ def _budget(ctx: RunContext) -> list[Manifest]:
 
 
 def _claim(ctx: RunContext) -> list[Manifest]:
-    template = ctx.spec.storage.claim_template
+    template = ctx.spec.storage.template
     if template is None or ctx.host is not None:
         return []
     spec: dict[str, object] = {
@@ -71,8 +71,10 @@ def _claim(ctx: RunContext) -> list[Manifest]:
     }
     if template.storage_class_name is not None:
         spec["storageClassName"] = template.storage_class_name
-    owned = ctx.spec.storage.when_deleted == "Delete"
-    meta = metadata(ctx, ctx.names.claim, owned=owned)
+    # Until it has a volume it goes with the run (`decide.objects.claims`); its labels are those of one that stays.
+    meta = metadata(ctx, ctx.names.claim)
+    if ctx.spec.storage.when_deleted == "Retain":
+        meta["labels"] = metadata(ctx, ctx.names.claim, owned=False)["labels"]
     return [{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}]
 
 

@@ -115,7 +115,7 @@ def topology_spread(spec: RLRunSpec, run: str, role: Role) -> list[dict[str, obj
 
 def one_node(spec: RLRunSpec) -> bool:
     """True if the run's claim can be mounted on one node only, as far as the manifest shows."""
-    template = spec.storage.claim_template
+    template = spec.storage.template
     return template is not None and "ReadWriteMany" not in template.access_modes
 
 

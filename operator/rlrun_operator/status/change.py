@@ -25,6 +25,7 @@ from rlrun.api.status import (
     StorageStatus,
     TrainerStatus,
 )
+from rlrun_operator.names import Role
 from rlrun_operator.state import Json, Manifest
 
 
@@ -64,6 +65,7 @@ class StatusChange:
     key_rotation_requested_at: str | Unset | None = UNSET
     config_hash: str | Unset | None = UNSET
     spec_hash: str | Unset | None = UNSET
+    unstarted: list[Role] | Unset | None = UNSET
     steps: str | Unset | None = UNSET
     results: list[str] | Unset | None = UNSET
     trainer: TrainerStatus | Unset = UNSET

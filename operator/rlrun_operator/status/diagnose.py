@@ -19,43 +19,21 @@ MAKING_SECONDS = 2.0
 """The orchestrator's pod is the last one of an attempt to be made: a refusal may be so much older."""
 _REFUSED = "FailedCreate"
 """Reason of the event of a controller, or of the operator itself, that may not create an object."""
+_REFERENCES = (
+    (re.compile(r"no PriorityClass with name (?P<name>\S+) was found"), "PriorityClass", "priorityClassName"),
+    (re.compile(r'RuntimeClass "(?P<name>[^"]+)" not found'), "RuntimeClass", "runtimeClassName"),
+    (re.compile(r"error looking up service account \S*?/(?P<name>[^/:\s]+):"), "ServiceAccount", "podTemplate"),
+)
+"""Refusals of pods that name an object which does not exist: words of Kubernetes, kind, field of the role."""
 _CREATE_PREFIX = re.compile(r"^.*?(?:failed error: |Error creating: )", re.DOTALL)
-
-
-def storage(scene: Scene, patient: bool) -> Say:
-    """StorageReady. `patient`: still within the time that a healthy start takes, so nothing is called a problem."""
-    name, claim = scene.wanted.claim, scene.claim
-    if claim is None:
-        refused = object_events.newest(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
-        if refused is not None:
-            text = shorten(str(refused.get("message")), TEXT_MAX)
-            return admission_limits.kept_out(f"claim {name} cannot be made", text, "storage.claimTemplate.size")
-        if scene.wanted.own_claim or patient:
-            return Say("False", reasons.CLAIM_WAITING, f"claim {name} is being made")
-        fix = "create it in the run's namespace, or correct storage.claimName"
-        return Say(
-            "False", reasons.CLAIM_NOT_FOUND, f"storage.claimName: there is no PersistentVolumeClaim {name}; {fix}"
-        )
-    state = (claim.get("status") or {}).get("phase")
-    if state == "Bound":
-        return scene.trouble or Say("True", reasons.CLAIM_BOUND, f"claim {name} is bound")
-    if state == "Lost":
-        return Say(
-            "False", reasons.CLAIM_LOST, f"claim {name} has lost its volume; restore the volume, or use another claim"
-        )
-    spec = claim.get("spec") or {}
-    of_class = spec.get("storageClassName")
-    event = object_events.newest(scene.events, "PersistentVolumeClaim", name, uid=claim["metadata"].get("uid"))
-    told = shorten(str(event.get("message")), TEXT_MAX) if event else ""
-    if (told or waits_for_claim(scene.pods)) and not patient:
-        return Say("False", reasons.CLAIM_PENDING, _unbound(scene, of_class, told))
-    named = f" (StorageClass {of_class})" if of_class else ""
-    return Say("False", reasons.CLAIM_WAITING, f"claim {name}{named} waits for its volume")
 
 
 def scheduled(scene: Scene, patient: bool) -> Say:
     """Scheduled: every pod has a node."""
     if not patient:
+        if _waits_for_claim_alone(scene):
+            told = f"the pods wait for the volume of claim {scene.wanted.claim}: see StorageReady"
+            return Say("False", reasons.SCHEDULING, told)
         if (unscheduled := _unscheduled(scene)) is not None:
             return unscheduled
         for role in ROLES:
@@ -66,6 +44,12 @@ def scheduled(scene: Scene, patient: bool) -> Say:
     if all(len([p for p in scene.of(role) if p.node]) >= scene.wanted.count(role) for role in ROLES):
         return Say("True", reasons.ALL_SCHEDULED, "every pod has a node")
     return Say("False", reasons.SCHEDULING, "the pods are being created and given nodes")
+
+
+def _waits_for_claim_alone(scene: Scene) -> bool:
+    """True if the scheduler has not looked for nodes yet, because the run's claim has no volume."""
+    unbound = ((scene.claim or {}).get("status") or {}).get("phase") != "Bound"
+    return unbound and waits_for_claim(scene.pods)
 
 
 def pods_ready(scene: Scene, patient: bool) -> Say:
@@ -155,19 +139,6 @@ def _unscheduled(scene: Scene) -> Say | None:
     return Say("False", reasons.UNSCHEDULABLE, ". Also: ".join(told)) if told else None
 
 
-def _unbound(scene: Scene, of_class: object, told: str) -> str:
-    name = scene.wanted.claim
-    if not of_class:
-        head = f"claim {name} names no StorageClass and is not bound"
-        fix = "set storage.claimTemplate.storageClassName, or give the cluster a default StorageClass"
-    else:
-        head = f"claim {name} of StorageClass {of_class} is not bound"
-        fix = "correct storage.claimTemplate.storageClassName (kubectl get storageclass lists them)"
-    if not scene.wanted.own_claim:
-        fix = "mend the claim, or name another one in storage.claimName"
-    return f"{head}: {told or 'nothing makes a volume for it'}; {fix}"
-
-
 def _refused(scene: Scene, role: Role) -> Say | None:
     """Reason why the role's pods cannot be created: quota, Pod Security, another admission."""
     if role == "inference" and not scene.engines_refused:
@@ -193,6 +164,8 @@ def _refused(scene: Scene, role: Role) -> Say | None:
     text = shorten(_CREATE_PREFIX.sub("", str(event.get("message"))), TEXT_MAX)
     if (limits := admission_limits.refused(role, text, f"{role}.resources", noun="its pods")) is not None:
         return limits
+    if (reference := _missing_reference(role, text)) is not None:
+        return reference
     taken = text.endswith("already exists")
     fix = (
         "that pod is not of this run; delete it, or give the run another name"
@@ -200,6 +173,16 @@ def _refused(scene: Scene, role: Role) -> Say | None:
         else f"change what {role}.podTemplate adds, or what the namespace's policy allows"
     )
     return Say("False", reasons.PODS_REFUSED, f"{role}: its pods are refused: {text}; {fix}")
+
+
+def _missing_reference(role: Role, text: str) -> Say | None:
+    """Refusal of pods that name an object which does not exist; None: it is another refusal."""
+    for pattern, kind, field in _REFERENCES:
+        if (found := pattern.search(text)) is not None:
+            name = found["name"]
+            told = f"{role}: {kind} {name} does not exist, and its pods name it; create it, or correct {role}.{field}"
+            return Say("False", reasons.REFERENCE_NOT_FOUND, told)
+    return None
 
 
 def _refusals_count_from(scene: Scene, role: Role) -> float | None:

@@ -38,6 +38,13 @@ FAILURE_REASONS = {
     EXIT_CODE: "The process ended with an error. Counts.",
     STORAGE_ERROR: "The volume refuses to write. Does not count; each restart without a new step waits longer.",
     reasons.NO_PROGRESS: "The run hung (`spec.progress`): role and pod are those that it waited for. Counts.",
+    reasons.IMAGE_PULL_FAILED: "No container of a role has started, because its image cannot be pulled; the run fails for good.",
+    reasons.CONTAINER_CONFIG_INVALID: "No container of a role has started, because a Secret, ConfigMap or key that it names does not "
+    "exist; the run fails for good.",
+    reasons.CONTAINER_FAILING: "No container of a role has started, because its image lacks what is to be started; the run fails for good.",
+    reasons.MOUNT_FAILED: "No container of a role has started, because a volume cannot be mounted; the run fails for good.",
+    reasons.REFERENCE_NOT_FOUND: "The pods of a role are refused, because they name a PriorityClass, RuntimeClass or ServiceAccount that "
+    "does not exist; the run fails for good.",
     POD_FAILED: "The pod failed without an exit code. Counts.",
     DATA_ERROR: "Data is wrong (65); the run fails for good.",
     CONFIGURATION_ERROR: "The configuration is wrong (78); the run fails for good.",

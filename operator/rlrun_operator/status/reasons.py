@@ -94,6 +94,7 @@ SCHEDULING = "Scheduling"
 UNSCHEDULABLE = "Unschedulable"
 QUOTA_EXCEEDED = "QuotaExceeded"
 PODS_REFUSED = "PodsRefused"
+REFERENCE_NOT_FOUND = "ReferenceNotFound"
 ADMISSION_REFUSED = "AdmissionRefused"
 PREVIOUS_RUN_ENDING = "PreviousRunEnding"
 NAME_TAKEN = "NameTaken"
@@ -184,6 +185,7 @@ CONDITION_REASONS = {
     UNSCHEDULABLE: "No node can take a pod; the message says what it needs.",
     QUOTA_EXCEEDED: "The namespace's quota does not allow the pods.",
     PODS_REFUSED: "The API server refuses the pods, for example by Pod Security.",
+    REFERENCE_NOT_FOUND: "The pods name a PriorityClass, RuntimeClass or ServiceAccount that does not exist.",
     ADMISSION_REFUSED: "A webhook, a policy or another admission does not let in an object of the run, or a change of one; it is tried "
     "again until it is let in.",
     KEY_LOST: "Somebody has deleted the Secret with the run's API key; the next attempt begins with another one.",
@@ -248,6 +250,10 @@ QUEUED = frozenset(
 """Reasons of Admitted while the phase is Queued."""
 GIVES_BACK = frozenset({PREEMPTED, RELEASED, EVICTED})
 """Reasons of Admitted for which the queue suspends a run."""
+NEVER_STARTS = frozenset(
+    {REFERENCE_NOT_FOUND, IMAGE_PULL_FAILED, CONTAINER_CONFIG_INVALID, CONTAINER_FAILING, MOUNT_FAILED}
+)
+"""Reasons why a role that has not started never will without a person: after `progress.startupDeadlineSeconds` the run fails with them."""
 VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_SLOW})
 """Reasons that the roles report of a bound volume; no restart helps."""
 ENDING = frozenset({COMPLETING, GUESTS_JOINED})
@@ -280,6 +286,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         NAME_TAKEN,
         KEY_LOST,
         PODS_REFUSED,
+        REFERENCE_NOT_FOUND,
         IMAGE_PULL_FAILED,
         CONTAINER_CONFIG_INVALID,
         CONTAINER_FAILING,

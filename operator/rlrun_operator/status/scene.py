@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlrun.api.storage import ClaimTemplate
 from rlrun_operator.names import Names, Role
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
@@ -51,6 +52,12 @@ class Scene:
     """The engines' controller says that it may not make a pod now. Events outlive what they tell of."""
     without: str = ""
     """Spot engines that are not ready, and why; empty: all are."""
+    namespace: str = ""
+    """Namespace of the run."""
+    template: ClaimTemplate | None = None
+    """Claim that the specification asks the operator to make."""
+    born: float | None = None
+    """Creation of the run, in seconds since the epoch."""
     tracker_secrets: Mapping[str, str] = field(default_factory=dict)
     """Field of the specification, such as tracking.wandb.secretRef, by the name of the Secret there."""
 

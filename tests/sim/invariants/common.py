@@ -33,7 +33,7 @@ def derived(status: Json) -> str:
 def may_go_on(status: Json) -> bool:
     """Whether a run that has ended may begin again: its specification alone was wrong, or not allowed."""
     failed = next((c for c in status.get("conditions", ()) if c["type"] == reasons.FAILED), {})
-    return failed.get("reason") in (reasons.INVALID_CONFIGURATION, reasons.FORBIDDEN)
+    return failed.get("reason") in (reasons.INVALID_CONFIGURATION, reasons.FORBIDDEN, *reasons.NEVER_STARTS)
 
 
 def is_of_the_run(world: World, child: Json) -> bool:

@@ -124,6 +124,9 @@ def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> 
         assert len(owners) == 1 or (not owners and inside), path
     assert "self.spec.?maxSteps.orValue(100)>=oldSelf.spec.?maxSteps.orValue(100)" in growing.holds
     assert "quantity" in enlarging.holds
+    unstarted, unbound = "self.?status.?unstarted.orValue([]).size()>0", "volumeName.orValue('')==''"
+    assert [unstarted in rule.holds for rule in TRANSITION_RULES] == [True, True, False, True]
+    assert [unbound in rule.holds for rule in TRANSITION_RULES] == [False, True, False, True]
     assert ".?accessModes" in fixed.holds
     assert "?size" not in fixed.holds, "the claim's size has a rule of its own"
     assert ("Suspended" in while_suspended.holds, "Suspended" in fixed.holds) == (True, False)

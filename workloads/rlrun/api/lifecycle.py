@@ -49,9 +49,13 @@ FailureReason = Literal[
     "CudaError",
     "CudaOutOfMemory",
     "ConfigurationError",
+    "ContainerConfigInvalid",
+    "ContainerFailing",
     "DataError",
     "ExitCode",
+    "ImagePullFailed",
     "Killed",
+    "MountFailed",
     "NcclError",
     "NoProgress",
     "NodeLost",
@@ -61,6 +65,7 @@ FailureReason = Literal[
     "PodEvicted",
     "PodFailed",
     "PodReplaced",
+    "ReferenceNotFound",
     "StorageError",
 ]
 """Reasons of failures that a rule may name; the rest is the operator's own doing."""

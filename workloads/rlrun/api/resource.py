@@ -164,7 +164,7 @@ class RLRunSpec(RunFields):
 
     @model_validator(mode="after")
     def _several_nodes(self) -> Self:
-        template = self.storage.claim_template
+        template = self.storage.template
         if self.inference.spot is not None and template is not None and "ReadWriteMany" not in template.access_modes:
             raise ValueError(
                 "inference.spot has other nodes than the rest, and accessModes of storage.claimTemplate has all on one; use ReadWriteMany "

@@ -342,6 +342,8 @@ class RLRunStatus(Config):
     """Fingerprint of what the run computes."""
     spec_hash: str | None = None
     """Fingerprint of the spec that the current attempt's children were rendered from."""
+    unstarted: Annotated[list[Literal["trainer", "inference", "orchestrator"]], Field(max_length=3)] | None = None
+    """Roles of which no container has started with this spec yet; while there are any, spec may be edited."""
     steps: str | None = None
     """`412/1000`, for the printer column; of Eval: answers."""
     results: list[str] | None = None

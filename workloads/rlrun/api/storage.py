@@ -56,12 +56,12 @@ class ClaimTemplate(Config):
 
 
 class StorageSpec(Config):
-    """The shared volume. Exactly one of `claimName` and `claimTemplate`."""
+    """The shared volume: `claimName` or `claimTemplate`, but not both. Default: a claim with the defaults of `claimTemplate`."""
 
     claim_name: ObjectName | None = None
     """An existing PersistentVolumeClaim of this namespace."""
     claim_template: ClaimTemplate | None = None
-    """Make a claim named `<run>-data`."""
+    """Make a claim named `<run>-data`; the default without `claimName`."""
     mount_path: MountPath = "/data"
     """Mount path in every pod; the run's folder is `<mountPath>/<run>`."""
     sub_path: SubPath | None = None
@@ -73,11 +73,15 @@ class StorageSpec(Config):
     when_deleted: Literal["Retain", "Delete"] = "Retain"
     """Fate of a claim made from `claimTemplate` when the run is deleted."""
 
+    @property
+    def template(self) -> ClaimTemplate | None:
+        """Claim that the operator makes; None: `claimName` names an existing one."""
+        return None if self.claim_name is not None else self.claim_template or ClaimTemplate()
+
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.claimName) != has(self.claimTemplate)",
-            "exactly one of claimName and claimTemplate says where the run's volume comes from; got "
-            "{has(self.claimName) ? 'both' : 'neither'}",
+            "!(has(self.claimName) && has(self.claimTemplate))",
+            "claimName ({self.claimName}) and claimTemplate both say where the run's volume comes from; remove one of them",
         ),
         Rule(
             f"!{listed(RESERVED_PATHS)}.exists(path, (self.mountPath + '/').startsWith(path + '/') || "
@@ -86,7 +90,7 @@ class StorageSpec(Config):
             ".mountPath",
         ),
         Rule(
-            "self.whenDeleted != 'Delete' || has(self.claimTemplate)",
+            "self.whenDeleted != 'Delete' || !has(self.claimName)",
             "whenDeleted (Delete) needs claimTemplate: a claim that the run did not make is never deleted; remove it",
             ".whenDeleted",
         ),
@@ -94,10 +98,9 @@ class StorageSpec(Config):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.claim_name is None) == (self.claim_template is None):
-            given = "neither" if self.claim_name is None else "both"
+        if self.claim_name is not None and self.claim_template is not None:
             raise ValueError(
-                f"exactly one of claimName and claimTemplate says where the run's volume comes from; got {given}"
+                f"claimName ({self.claim_name}) and claimTemplate both say where the run's volume comes from; remove one of them"
             )
         if any(_one_holds_the_other(self.mount_path, path) for path in RESERVED_PATHS):
             raise ValueError(

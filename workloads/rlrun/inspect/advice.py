@@ -80,8 +80,8 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
     "HostFailed": Advice("problem", "`rlrun why HOST` says why; then `rlrun restart HOST`."),
     "ClaimPending": Advice(
         "problem",
-        "`kubectl describe pvc NAME-data -n NAMESPACE`; name a StorageClass that exists and makes ReadWriteMany volumes in "
-        "storage.claimTemplate.storageClassName.",
+        "Correct storage.claimTemplate as the message says (it may be edited until there is a volume), then "
+        "`kubectl delete pvc NAME-data -n NAMESPACE`: the claim is made again.",
     ),
     "ClaimResizing": Advice("waits", "Nothing: the run goes on meanwhile."),
     "ClaimResizeRefused": Advice("problem", "Do what the message says, or set storage.claimTemplate.size back."),
@@ -104,6 +104,7 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
     ),
     "QuotaExceeded": Advice("problem", "`kubectl describe quota -n NAMESPACE`: free some of it, or have it raised."),
     "PodsRefused": Advice("problem", "Change what podTemplate of that role adds, or the namespace's policy."),
+    "ReferenceNotFound": Advice("problem", "Create the object that the message names, or correct the field."),
     "AdmissionRefused": Advice(
         "problem", "Repair the webhook or the policy that refuses, or do what it asks for; it is tried again."
     ),

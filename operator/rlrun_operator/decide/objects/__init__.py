@@ -1,1 +1,1 @@
-"""Objects of a run: its growing claim, its API key, its volume, the repair of small ones, and corrections of a running attempt. Pure."""
+"""Objects of a run: its claim, its API key, its volume, roles that have not started, and repairs of a running attempt. Pure."""

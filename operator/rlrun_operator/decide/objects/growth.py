@@ -66,7 +66,7 @@ def _own_claim(case: Case) -> Manifest | None:
 def _missing(case: Case) -> Grow | None:
     """The growth from what the claim asks for to what is specified."""
     claim = _own_claim(case)
-    template = case.spec.storage.claim_template if case.spec is not None and not case.forbidden else None
+    template = case.spec.storage.template if case.spec is not None and not case.forbidden else None
     if claim is None or template is None or not _is_less(_asked(claim), template.size):
         return None
     return Grow(case.wanted.claim, uid_of(claim), claim["metadata"].get("resourceVersion"), template.size)

@@ -56,17 +56,21 @@ def test_names_of_children_are_unique_and_short_enough_for_labels() -> None:
     assert all(len(name) + revision <= 63 for kind, name in names if kind != "Pod")
 
 
-@pytest.mark.parametrize(("when_deleted", "owned"), [("Retain", False), ("Delete", True)])
-def test_claim_goes_with_the_run_only_if_that_is_wanted(when_deleted: str, owned: bool) -> None:
+@pytest.mark.parametrize(("when_deleted", "tracked"), [("Retain", False), ("Delete", True)])
+def test_claim_is_made_as_the_runs_and_labeled_as_one_that_stays(when_deleted: str, tracked: bool) -> None:
+    """Once it has a volume, `decide.objects.claims` removes the owner of one that stays."""
     ctx = context({"storage": {"claimTemplate": {"size": "5Gi"}, "whenDeleted": when_deleted}})
-    assert ("ownerReferences" in of_kind(ctx, "PersistentVolumeClaim")["metadata"]) == owned
+    metadata = of_kind(ctx, "PersistentVolumeClaim")["metadata"]
+    assert [owner["uid"] for owner in metadata["ownerReferences"]] == [ctx.uid]
+    assert ("app.kubernetes.io/instance" in metadata["labels"]) == tracked
 
 
 @every_example
 def test_what_outlives_the_run_carries_nothing_that_a_gitops_tool_prunes_by(name: str) -> None:
-    for child in everything(example(name)):
-        metadata = child["metadata"]
-        if "ownerReferences" not in metadata:
+    ctx = example(name)
+    for child in everything(ctx):
+        metadata, stays = child["metadata"], ctx.spec.storage.when_deleted == "Retain"
+        if "ownerReferences" not in metadata or (child["kind"] == "PersistentVolumeClaim" and stays):
             assert set(metadata["labels"]) == {"app.kubernetes.io/name", "app.kubernetes.io/managed-by", RUN_LABEL}
             assert "annotations" not in metadata
 

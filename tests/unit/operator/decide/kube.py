@@ -19,7 +19,7 @@ from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, SPOT_LABEL, Ref, att
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.runtime.pulse import Pulse, beat
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Admission, Annotate, Decision, Grow, Observed, Refusal, TeamDefaults, Ungrown
+from rlrun_operator.state import Admission, Annotate, Decision, Disown, Grow, Observed, Refusal, TeamDefaults, Ungrown
 from rlrun_operator.times import rfc3339
 
 NAME, UID = "run", "uid-of-run"
@@ -229,6 +229,8 @@ class Kube:
             yield lambda scale=scale: self._scale(scale.ref, scale.uid, scale.replicas)
         for delete in decision.delete:
             yield lambda delete=delete: self._delete(delete.ref, delete.uid, delete.grace_seconds)
+        if decision.disown is not None:
+            yield lambda disown=decision.disown: self._disown(disown)
         for part in decision.repair:
             yield lambda part=part: self._repair(part.manifest)
         yield lambda: self._write_status(decision)
@@ -349,6 +351,13 @@ class Kube:
         self.exit(role, code, index)
         self.now += 1
         self.shorten(pod["metadata"], 0)
+
+    def _disown(self, disown: Disown) -> None:
+        claim = self.objects[Ref("PersistentVolumeClaim", disown.claim)]
+        if claim["metadata"]["uid"] != disown.uid:
+            raise KeyError(disown)
+        claim["metadata"]["ownerReferences"] = list(disown.owners)
+        self.writes.append(f"disown {disown.claim}")
 
     def _write_status(self, decision: Decision) -> None:
         if dict(decision.status) != self.status:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.decide.objects.growth import LONGEST_RETRY_SECONDS, RETRY_SECONDS
-from rlrun_operator.state import Apply, Decision, Grow, Observed
+from rlrun_operator.state import Apply, Decision, Disown, Grow, Observed
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import STS, Bench, child
 
@@ -123,3 +123,51 @@ async def test_a_claim_that_is_gone_or_another_one_is_not_enlarged(successor: bo
             api.seed(CLAIM, {**claim("3Ti"), "metadata": {"uid": "another", "labels": {"rlrun.io/run": "a"}}})
         await bench.go()
     assert bench.status == {"message": "asks for 3Ti" if successor else "no claim"}
+
+
+OWNER = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "name": "a", "uid": "uid-of-a"}
+OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "backup", "uid": "uid-of-backup"}
+
+
+def disowning(version: str | None = None) -> Any:
+    """Decide to remove the run from the owners of the claim, at the version that is seen or at another one."""
+
+    def decide(observed: Observed) -> Decision:
+        found = next(each for each in observed.children.values() if each["kind"] == "PersistentVolumeClaim")
+        meta = found["metadata"]
+        if len(meta["ownerReferences"]) == 1:
+            return Decision(status={"message": "kept"})
+        disown = Disown("a-data", meta["uid"], version or meta["resourceVersion"], (OTHER,))
+        return Decision(status={"message": "disowned"}, disown=disown)
+
+    return decide
+
+
+async def test_a_bound_claim_loses_the_run_as_its_owner_and_nothing_else() -> None:
+    api = FakeApi()
+    owned = claim("1Ti")
+    owned["metadata"]["ownerReferences"] = [OWNER, OTHER]
+    before = api.seed(CLAIM, owned)
+    async with serving(api) as client:
+        bench = Bench(api, client, disowning())
+        bench.store.put(before, 0)
+        await bench.go()
+        assert api.objects[CLAIM]["metadata"]["ownerReferences"] == [OTHER]
+        assert api.objects[CLAIM]["metadata"]["uid"] == before["metadata"]["uid"]
+        await bench.go()
+    assert bench.status == {"message": "kept"}, "the store knows the answer"
+    assert api.requests.count(("patch", CLAIM)) == 1
+
+
+async def test_a_claim_that_has_changed_since_keeps_its_owners() -> None:
+    api = FakeApi()
+    owned = claim("1Ti")
+    owned["metadata"]["ownerReferences"] = [OWNER, OTHER]
+    before = api.seed(CLAIM, owned)
+    api.hook = lambda verb, path, body: (409, "Conflict", "changed") if (verb, path) == ("patch", CLAIM) else None
+    async with serving(api) as client:
+        bench = Bench(api, client, disowning())
+        bench.store.put(before, 0)
+        await bench.go()
+    assert len(api.objects[CLAIM]["metadata"]["ownerReferences"]) == 2
+    assert bench.status == {"message": "disowned"}, "all else of the pass is done"

@@ -15,11 +15,16 @@ from rlrun.config.loading.schema import fields, snake, spelled
 from rlrun.config.rule import Rule, quoted
 
 _BEGUN = "self.?status.?attempt.orValue(0)>0"
+_UNSTARTED = "self.?status.?unstarted.orValue([]).size()>0"
+"""CEL condition that a role has not started with the present specification, so that no step can be lost."""
+_UNBOUND = f"{_UNSTARTED}&&self.?status.?storage.?volumeName.orValue('')==''"
+"""CEL condition that there is no volume yet. A claim without one holds nothing."""
 _SUSPENDED = "oldSelf.spec.?suspend.orValue(false)&&self.status.?phase.orValue('')=='Suspended'"
 _SINCE = "since attempt {self.status.attempt} began"
 _UNREADABLE = "!q.all(s,isQuantity(s))"
 """CEL condition that one of a pair of sizes is no quantity: another rule refuses such a size, and a status may lack it."""
 _SCALARS = ("int", "choice")
+_STORAGE = "storage"
 _SUSPEND, _EDIT = "set spec.suspend to true", "wait for phase Suspended, then edit and set it to false"
 _BY_PHASE = {
     "Failed": f"the run has failed: {_SUSPEND}, annotate it with rlrun.io/restart-requested-at and the time of now, {_EDIT}",
@@ -35,18 +40,23 @@ _WAY = (
 
 
 def frozen_rules() -> list[Rule]:
-    """`LIVE_FIELDS` may change at any time, `maxSteps` and the size upwards, `IDENTITY_FIELDS` never, and all else while suspended."""
+    """`LIVE_FIELDS` may change at any time, `maxSteps` and the size upwards, `IDENTITY_FIELDS` never, and all else while suspended.
+
+    Until every role has started, all but the identity may change at once; `storage` and its size, until the claim has a volume.
+    """
     rest = _below({*LIVE_FIELDS, *IDENTITY_FIELDS})
     identity = {block: [name for name in names if _is_identity(block, name)] for block, names in _all().items()}
+    apart = identity | {"": [name for name in identity[""] if name != _STORAGE]}
     return [
         Rule(
-            f"!({_BEGUN})||{_SUSPENDED}||{_same(rest)}",
+            f"!({_BEGUN})||{_UNSTARTED}||{_SUSPENDED}||{_same(rest)}",
             f"frozen {_SINCE}: {{{_changed(rest)}}}; {{{_WAY}}}",
             ".spec",
         ),
         Rule(
-            f"!({_BEGUN})||{_same(identity)}",
-            f"fixed {_SINCE}: {{{_changed(identity)}}}; another value makes another run: create it under another name",
+            f"!({_BEGUN})||(({_UNBOUND})?{_same(apart)}:{_same(identity)})",
+            f"fixed {_SINCE}: {{{_changed(identity)}.filter(f,f!={quoted(_STORAGE)}||!({_UNBOUND}))}}; another value makes another run: "
+            "create it under another name",
             ".spec",
         ),
         Rule(
@@ -55,7 +65,7 @@ def frozen_rules() -> list[Rule]:
             ".spec.maxSteps",
         ),
         Rule(
-            f"!({_BEGUN})||[[{_size('self')},{_FLOOR}]].all(q,{_UNREADABLE}||!quantity(q[0]).isLessThan(quantity(q[1])))",
+            f"!({_BEGUN})||({_UNBOUND})||[[{_size('self')},{_FLOOR}]].all(q,{_UNREADABLE}||!quantity(q[0]).isLessThan(quantity(q[1])))",
             f"size ({{{_size('self')}}}) must be at least {{{_FLOOR}}} {_SINCE}: a claim cannot shrink; write {{{_FLOOR}}} or more",
             ".spec.storage.claimTemplate.size",
         ),
