@@ -8,11 +8,15 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rlrun.config.loading.parser import Parser
 from rlrun.runtime import extras
 from rlrun_operator.runtime import log_setup
-from rlrun_operator.settings import SettingsError, from_environment
+from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
+
+if TYPE_CHECKING:
+    from rlrun_operator.kube.kubeconfig import Connection
 
 LOST_LEADERSHIP = 1
 PROBLEM = 2
@@ -23,19 +27,23 @@ log = logging.getLogger("rlrun_operator")
 
 
 def parser() -> Parser:
-    """The command line: no options, for a Deployment sets the environment."""
-    return Parser(
+    """The command line. A Deployment sets the environment."""
+    made = Parser(
         "rlrun-operator",
         "Run the RLRun operator until SIGTERM. Its settings are environment variables RLRUN_*, which the Helm chart "
         "rlrun-operator sets; its cluster is that of its pod or of KUBECONFIG.",
     )
+    made.add_argument(
+        "--check", action="store_true", help="check the resource, the rights and that an operator leads; then exit"
+    )
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Exit codes: 0 stopped, 1 another operator leads, 2 cannot work like this, 3 unexpected error, 64 wrong command line."""
-    parser().parse_args(argv)
+    check = parser().parse_args(argv).check
     try:
-        _run()
+        _run(check=check)
     except ModuleNotFoundError as error:
         message = extras.explain(error, operator=True)
         if message is None:
@@ -43,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(_say(message))
 
 
-def _run() -> None:
+def _run(*, check: bool) -> None:
     try:
         settings = from_environment(os.environ)
     except SettingsError as error:
@@ -62,6 +70,8 @@ def _run() -> None:
     except ConnectionSetupError as error:
         sys.exit(_say(error))
 
+    if check:
+        sys.exit(asyncio.run(_check(settings, connection)))
     # Parsed JSON is plenty and without cycles; by default the collector would look through all of it again and again, for more CPU
     # than everything else here takes.
     gc.freeze()
@@ -84,6 +94,24 @@ def _run() -> None:
         log.error("ended by an error that nobody expected: %s", log_setup.where(error))
         sys.exit(UNEXPECTED)
     log.info("stopped")
+
+
+async def _check(settings: OperatorSettings, connection: Connection) -> int:
+    """Print what is wrong with the installation; returns the exit code."""
+    from rlrun_operator.kube.client import Client, UnavailableError
+    from rlrun_operator.runtime.installation_check import faults
+
+    async with connection.session() as session:
+        try:
+            found = await faults(Client(session, connection.server), settings)
+        except UnavailableError as error:
+            found = [f"the API server {connection.server} cannot be used: {error}"]
+    for fault in found:
+        _say(fault)
+    if not found:
+        where = ", ".join(settings.namespaces) or "all namespaces"
+        print(f"rlrun-operator: RLRun is installed, the rights are complete, and an operator serves {where}")
+    return PROBLEM if found else 0
 
 
 def _say(error: Exception | str) -> int:

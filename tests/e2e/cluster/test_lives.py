@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.api import Cluster
+from tests.cluster.deploy import RELEASE, SYSTEM
 from tests.cluster.images import BuiltImage
 from tests.e2e.cluster.kube_run import KubeRun, example
 
@@ -55,6 +56,12 @@ def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: 
     assert not run.pods("trainer"), "a complete run holds no GPU"
     assert not run.pods("inference")
     assert "step 30: reward" in run.kubectl("logs", "plain-orchestrator-1")
+
+
+@pytest.mark.full
+def test_helm_test_finds_nothing_wrong(cluster: Cluster) -> None:
+    told = cluster.helm("test", RELEASE, "--namespace", SYSTEM, "--logs", timeout=150)
+    assert "RLRun is installed, the rights are complete, and an operator serves" in told
 
 
 @pytest.mark.full

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlrun.defaults.team import read_defaults
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.loading.schema import fields, snake, spelled
+from rlrun.defaults.team import ALLOWED, read_defaults
 from rlrun_operator.render import api_key_secret, prerequisites, workloads
 from rlrun_operator.restrictions import Installation, RunPolicy
 from rlrun_operator.runtime.preflight import lacking
@@ -412,3 +415,66 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_wrong_values_are_refused_by_their_name(render: Render, values: dict[str, Any], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         render(values)
+
+
+def test_helm_test_checks_with_the_rights_and_the_settings_of_the_operator(render: Render) -> None:
+    documents = render({"image": "registry.example.com/operator:1", "watchNamespaces": ["team-a", "team-b"]})
+    (pod,) = of_kind(documents, "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (deployment,) = of_kind(documents, "Deployment")
+    template = deployment["spec"]["template"]
+    assert pod["spec"]["serviceAccountName"] == template["spec"]["serviceAccountName"]
+    assert pod["spec"]["securityContext"] == template["spec"]["securityContext"]
+    (check,), of_operator = pod["spec"]["containers"], operator(documents)
+    assert (check["image"], check["command"]) == (of_operator["image"], ["rlrun-operator", "--check"])
+    assert check["securityContext"] == of_operator["securityContext"]
+    told = {variable["name"]: variable for variable in of_operator["env"]}
+    assert all(told[variable["name"]] == variable for variable in check["env"])
+    selector = deployment["spec"]["selector"]["matchLabels"]
+    assert not selector.items() <= pod["metadata"]["labels"].items(), "no endpoint of the operator's Service"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"trainer": {"imag": "x"}}, "imag"),
+        ({"optimizer": {}}, "optimizer"),
+        ({"storage": {"claimTemplate": {"size": "1Gi"}}}, "size"),
+        ({"placement": {"gpuproduct": "x"}}, "gpuproduct"),
+        ({"failurePolicy": {"maxRestart": 1}}, "maxRestart"),
+        ({"tracking": {"wandbb": {}}}, "wandbb"),
+    ],
+)
+@pytest.mark.parametrize("where", ["all", "team-a"])
+def test_unknown_fields_of_run_defaults_are_refused_by_name(
+    render: Render, spec: dict[str, Any], field: str, where: str
+) -> None:
+    given = {"all": {"spec": spec}} if where == "all" else {"namespaces": {where: {"spec": spec}}}
+    with pytest.raises(RefusedError, match=field):
+        render({"runDefaults": given})
+
+
+def test_run_defaults_take_every_field_that_has_a_default(render: Render) -> None:
+    """The values' schema and the operator name the same fields."""
+    schema = json.loads((CHART / "values.schema.json").read_text())["definitions"]
+
+    def paths(block: Any, above: str) -> set[str]:
+        if isinstance(block, dict) and "$ref" in block:
+            block = schema[block["$ref"].rpartition("/")[2]]
+        inner = block.get("properties", {}) if isinstance(block, dict) else {}
+        if not inner or above in ("failurePolicy", "tracking"):
+            return {above}
+        return {path for name, each in inner.items() for path in paths(each, f"{above}.{name}".lstrip("."))}
+
+    assert paths(schema["runDefaultsSpec"], "") == set(ALLOWED)
+    for block in ("failurePolicy", "tracking"):
+        model = fields(RLRunSpec)[snake(block)].model
+        assert model is not None
+        named = schema["runDefaultsSpec"]["properties"][block]["properties"]
+        assert set(named) == {spelled(model, name, "camel") for name in fields(model)}
+
+
+def test_notes_name_the_images_and_warn_of_those_that_nobody_publishes() -> None:
+    notes = (CHART / "templates/NOTES.txt").read_text()
+    assert "images of this chart's version are not published" in notes
+    assert "make images REGISTRY=" in notes

@@ -55,6 +55,10 @@ def test_the_chart_takes_the_values_of_each_team(render: Render) -> None:
     for spec in releases:
         values = spec["source"]["helm"]["valuesObject"]
         assert values["watchNamespaces"] != [spec["destination"]["namespace"]]
+        assert values["image"]
+        assert set(values["images"]) == {"trainer", "inference"}, (
+            "no image is published; orchestrators have the trainer's"
+        )
         (config_map,) = [d for d in render(values) if d["kind"] == "ConfigMap"]
         assert read_defaults(config_map["data"]["defaults.yaml"], "a/b", "defaults.yaml").problems == ""
 

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -17,7 +18,7 @@ from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.kube.kubeconfig import Connection
 from rlrun_operator.manager import Operator
-from rlrun_operator.runtime import health, log_setup, preflight
+from rlrun_operator.runtime import health, installation_check, log_setup, preflight
 from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_store import make
@@ -252,3 +253,42 @@ async def test_a_refusal_that_no_status_can_report_is_an_event_of_the_run(monkey
         finally:
             await operator._session.close()
     assert [(verb, path) for verb, path in api.writes()] == [("create", "/api/v1/namespaces/ns/events")]
+
+
+LEADER_LEASE = "/apis/coordination.k8s.io/v1/namespaces/rl-system/leases/rlrun-operator"
+INSTALLED = OperatorSettings(namespaces=("team-a",), pod_namespace="rl-system", lease_name="rlrun-operator")
+
+
+def with_lease(api: RulesApi, *, renewed: bool) -> Callable[[float], Awaitable[None]]:
+    """An API server with the leader Lease; the sleep in which a leader renews it, or does not."""
+    api.seed(LEADER_LEASE, {"spec": {"renewTime": "1"}})
+
+    async def sleep(seconds: float) -> None:
+        if renewed:
+            api.objects[LEADER_LEASE]["spec"]["renewTime"] = "2"
+
+    return sleep
+
+
+async def test_check_of_a_working_installation_finds_nothing() -> None:
+    api = RulesApi(rules())
+    sleep = with_lease(api, renewed=True)
+    async with serving(api) as client:
+        assert await installation_check.faults(client, INSTALLED, sleep=sleep) == []
+
+
+async def test_check_finds_an_operator_that_does_not_lead() -> None:
+    api = RulesApi(rules())
+    sleep = with_lease(api, renewed=False)
+    async with serving(api) as client:
+        (fault,) = await installation_check.faults(client, INSTALLED, sleep=sleep)
+    assert "Lease rl-system/rlrun-operator was not renewed within 10 s" in fault
+    assert "kubectl -n rl-system logs deployment/rlrun-operator" in fault
+
+
+async def test_check_finds_a_missing_right_and_a_missing_operator() -> None:
+    granted = [rule for rule in rules() if rule["resources"] != ["rlruns/status"]]
+    async with serving(RulesApi(granted)) as client:
+        right, lease = await installation_check.faults(client, INSTALLED)
+    assert "patch rlruns/status.rlrun.io in namespace team-a" in right
+    assert "does not exist, so no operator of this release leads" in lease

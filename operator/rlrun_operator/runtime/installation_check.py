@@ -1,0 +1,43 @@
+"""`rlrun-operator --check`: state of an installation, as `helm test` asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from rlrun_operator.kube.client import ApiError, Client
+from rlrun_operator.kube.resources import LEASE
+from rlrun_operator.runtime import preflight
+from rlrun_operator.runtime.leader_election import RENEW_SECONDS
+from rlrun_operator.settings import OperatorSettings
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+async def faults(client: Client, settings: OperatorSettings, *, sleep: Sleep = asyncio.sleep) -> list[str]:
+    """Faults of the installation: resource, rights, and an operator that leads.
+
+    Raises:
+        UnavailableError: the API server does not answer.
+    """
+    found = await preflight.problems(client, settings.namespaces, settings.pod_namespace)
+    stopped = await _not_leading(client, settings, sleep)
+    return [*found, stopped] if stopped else found
+
+
+async def _not_leading(client: Client, settings: OperatorSettings, sleep: Sleep) -> str:
+    """Fault if no operator renews the leader Lease; empty: one does. Clocks of others are not compared."""
+    what = f"Lease {settings.pod_namespace}/{settings.lease_name}"
+    fix = f"kubectl -n {settings.pod_namespace} logs deployment/{settings.lease_name}"
+    try:
+        before = await client.get(LEASE, settings.pod_namespace, settings.lease_name)
+        if before is not None:
+            await sleep(RENEW_SECONDS)
+        now = await client.get(LEASE, settings.pod_namespace, settings.lease_name)
+    except ApiError as error:
+        return f"{what} cannot be read: {error}"
+    if before is None or now is None:
+        return f"{what} does not exist, so no operator of this release leads; see {fix}"
+    if before["spec"].get("renewTime") == now["spec"].get("renewTime"):
+        return f"{what} was not renewed within {RENEW_SECONDS:g} s, so no operator of this release works; see {fix}"
+    return ""
