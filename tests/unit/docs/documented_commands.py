@@ -54,9 +54,13 @@ TESTS: Mapping[str, str] = {
     r"sft examples/sft\.yaml": "tests/e2e/local/test_sft.py::test_the_example_learns_and_its_held_out_loss_is_the_models",
     r"sft @ run\.toml .*": "tests/unit/cli/test_cli_sft.py::test_the_command_line_wins",
     r"kubectl apply -f run\.yaml|kubectl diff -f run\.yaml": "tests/controlplane/test_gitops.py::test_an_operator_at_work_is_no_difference",
-    r"kubectl -n team-a apply -f examples/quickstart\.yaml": "tests/controlplane/test_malformed.py::test_examples_are_accepted",
-    r"kubectl -n rlrun-system rollout status .*": (
-        "tests/e2e/cluster/test_lives.py::test_a_finished_run_is_not_started_again_by_a_restarted_operator"
+    r"kubectl -n team-a apply -f examples/first-gpu-run\.yaml": "tests/controlplane/test_malformed.py::test_examples_are_accepted",
+    r"helm test rlrun-operator .*": "tests/e2e/cluster/test_lives.py::test_helm_test_finds_nothing_wrong",
+    r"kubectl -n team-a patch rlr NAME .*accessModes.*": (
+        "tests/controlplane/test_resource.py::test_storage_may_be_edited_until_there_is_a_volume"
+    ),
+    r"kubectl -n team-a delete pvc NAME-data": (
+        "tests/unit/operator/decide/test_claims.py::test_edited_claim_is_told_apart_from_the_one_that_is_there"
     ),
     r"kubectl patch rlr NAME .*suspend.*|kubectl wait rlr NAME .*Suspended.*": (
         "tests/controlplane/test_operator_suspend.py::test_a_run_is_suspended_edited_and_resumed_with_nothing_lost"
@@ -126,9 +130,16 @@ REASONS: Mapping[str, str] = {
     r"docker build .*": "needs a builder of images and a network; tests/unit/images looks at the files",
     r"kind .*": "needs Docker; the tests' clusters are made without",
     r"kubectl (-n team-a )?(create namespace|create secret|label namespace) .*": "Kubernetes' own: nothing of it is ours",
+    r"kubectl -n team-a label pvc NAME-data .*|kubectl -n rlrun-system scale deployment/rlrun-operator .*": (
+        "steps of a restore, which no test plays as a whole"
+    ),
+    r"kubectl -n team-a (apply -f runs?\.(yaml|json)|get rlr -o json .*)": "steps of a restore, which no test plays as a whole",
+    r"kubectl -n team-a get rlr NAME -o jsonpath=.*": "reads a field of the status, which the tests of its conditions hold",
     r"kubectl label pvc .*": "undoes what Argo CD has done to claims; needs Argo CD",
     r"kubectl -n team-a get rlr -w": "waits until the reader stops it",
-    r"kubectl describe rlr NAME": "prints the object as kubectl likes; what is in it is held by the tests of its conditions",
+    r"kubectl describe rlr NAME|kubectl -n team-a describe rlr first-gpu-run": (
+        "prints the object as kubectl likes; what is in it is held by the tests of its conditions"
+    ),
     r"make (install|unit|lint|test|test-full)|python -m tests\.tiers( --full)?( [a-z]+)+": "runs the tests",
     r"make install ACCELERATOR=gpu": "needs a CUDA compiler; tests/unit/cli looks at its lock",
     r"make images .*": "needs a builder of images and a registry or kind; tests/unit/images looks at what it calls",
