@@ -34,7 +34,8 @@ class Tool:
         module: the upstream module; its version in go.mod is the tool's version.
         package: what `go build` is told to build.
         commands: the names under which the binary is called.
-        version_flags: linker flags that set the version the binary reports; `{version}` without the `v`, `{minor}` its second part.
+        version_flags: linker flags that set the version the binary reports; `{version}` without the `v`, `{minor}` its second part,
+            `{client}` the second part of the Kubernetes version that its client library belongs to.
         releases: the official release of each command, if its project publishes checksums.
     """
 
@@ -68,6 +69,11 @@ def _kubernetes(command: str) -> Release:
 
 
 KUBE_COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
+_HELM_KUBERNETES = " ".join(
+    f"-X helm.sh/helm/v3/pkg/{package}.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/{package}.k8sVersionMinor={{client}}"
+    for package in ("chartutil", "lint/rules")
+)
+"""As helm's own Makefile: without them `helm template` renders for Kubernetes 1.20."""
 _HELM = f"https://get.helm.sh/helm-v{{version}}-linux-{ARCH}.tar.gz"
 _ETCD = f"{GITHUB}/etcd-io/etcd/releases/download/v{{version}}"
 _COREDNS = f"{GITHUB}/coredns/coredns/releases/download/v{{version}}/coredns_{{version}}_linux_{ARCH}.tgz"
@@ -108,7 +114,7 @@ TOOLS = {
             "helm.sh/helm/v3",
             "helm.sh/helm/v3/cmd/helm",
             ("helm",),
-            version_flags="-X helm.sh/helm/v3/internal/version.version=v{version}",
+            version_flags="-X helm.sh/helm/v3/internal/version.version=v{version} " + _HELM_KUBERNETES,
             releases={"helm": Release(_HELM, _HELM + ".sha256sum", f"linux-{ARCH}/helm")},
         ),
         Tool("pause", commands=("pause",)),
@@ -141,6 +147,18 @@ def find(*names: str, progress: Progress) -> dict[str, Path]:
             folder = _given(tool) or _cached(tool) or _downloaded(tool, progress) or _built(tool, progress)
         commands |= {command: folder / command for command in tool.commands}
     return commands
+
+
+def linker_flags(tool: Tool) -> str:
+    """`version_flags` with the versions of the tool's go.mod."""
+    minor = tool.version.split(".")[1] if tool.version else ""
+    client = ""
+    if "{client}" in tool.version_flags:
+        found = re.search(r"k8s\.io/client-go v0\.(\d+)", (tool.folder / "go.mod").read_text())
+        if found is None:
+            raise ClusterError(f"{tool.folder / 'go.mod'} names no k8s.io/client-go")
+        client = found[1]
+    return tool.version_flags.format(version=tool.version, minor=minor, client=client)
 
 
 def module_key(tool: Tool) -> str:
@@ -212,8 +230,7 @@ def _built(tool: Tool, progress: Progress) -> Path:
         )
     progress(f"go build {tool.version_text} (the first time takes minutes)")
     folder = _cache_folder(tool, f"go{version}")
-    minor = tool.version.split(".")[1] if tool.version else ""
-    flags = f"-s -w {tool.version_flags.format(version=tool.version, minor=minor)}".strip()
+    flags = f"-s -w {linker_flags(tool)}".strip()
     program = golang.Program(tool.version_text, tool.folder, tool.package, flags)
     began = progress.seconds
     with _replacing(folder) as new:
