@@ -267,6 +267,8 @@ class Api:
         if "annotations" in metadata:
             annotations = merged(found["metadata"].get("annotations"), metadata["annotations"])
             changed["metadata"] = found["metadata"] | {"annotations": annotations}
+        if "ownerReferences" in metadata:
+            changed["metadata"] = found["metadata"] | {"ownerReferences": metadata["ownerReferences"]}
         return self.put(found, **changed)
 
     def _delete(self, kind: str, name: str, options: Json) -> Json:
