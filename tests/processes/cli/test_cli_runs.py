@@ -84,7 +84,10 @@ def test_no_command_is_imported_for_another_one(words: list[str]) -> None:
     )
     done = run_program([sys.executable, "-c", code, *words], check=True)
     commands = {"rlrun.cli.version"} if words == ["version"] else set()
-    assert set(done.stdout.splitlines()[-1].split()) == {"rlrun.cli.common", "rlrun.cli.main"} | commands
+    assert (
+        set(done.stdout.splitlines()[-1].split())
+        == {"rlrun.cli.common", "rlrun.cli.general_options", "rlrun.cli.main"} | commands
+    )
 
 
 def test_every_command_is_there() -> None:
