@@ -10,13 +10,13 @@ from rlrun.inspect import compare
 from rlrun.inspect.compare import RunFields
 from rlrun.inspect.cost.account import Spent, of_steps, sums
 from rlrun.inspect.past import configurations as past
-from rlrun.inspect.report.redact import REMOVED, is_secret
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.why import explain
 from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.protocol.files.metrics_line import FURTHEST
 from rlrun.protocol.messages.start_times import MEASURED, PREFIX
 from rlrun.runtime.printable import printable
+from rlrun.runtime.redact import REMOVED, is_secret
 from rlrun.ui.confine import OutsideError
 from rlrun.ui.models import run_answers
 from rlrun.ui.registry import OpenRun

@@ -1,4 +1,4 @@
-"""Answers without secrets, by `rlrun.inspect.report.redact`: its three nets for what runs are, two of them for what models wrote."""
+"""Answers without secrets, by `rlrun.runtime.redact`: its three nets for what runs are, two of them for what models wrote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from rlrun.inspect.report import redact
+from rlrun.runtime import redact
 from rlrun.runtime.printable import printable
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -13,11 +13,11 @@ from rlrun.config.loading.parser import Parser
 from rlrun.inspect import screen
 from rlrun.inspect.kubectl import Api
 from rlrun.inspect.report import bundle
-from rlrun.inspect.report.redact import known_secrets
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
 from rlrun.inspect.why import explain
 from rlrun.runtime import exit_codes
+from rlrun.runtime.redact import known_secrets
 
 
 def debug_parser() -> Parser:

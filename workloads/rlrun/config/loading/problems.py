@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rlrun.runtime import redact
 from rlrun.runtime.printable import printable
 
 COMMAND_LINE = "command line"
@@ -25,6 +26,11 @@ class Problem:
     """Description of the error, and of what is expected."""
     line: int | None = None
     """Line in the source, from 1."""
+
+    def __post_init__(self) -> None:
+        """Remove secrets: no message shows a value under the name of a secret, or one that looks like a token."""
+        object.__setattr__(self, "path", redact.certain(self.path, []))
+        object.__setattr__(self, "message", redact.text(self.message, []))
 
     def __str__(self) -> str:
         where = self.source if self.line is None else f"{self.source}:{self.line}"

@@ -15,10 +15,10 @@ from pathlib import Path
 from rlrun.inspect.folder.small_files import json_lines, tail_text
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
 from rlrun.inspect.logs import attempt_folders
-from rlrun.inspect.report import redact
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import redact
 
 _LOG_BYTES = 512 * 1024
 _LOG_LINES = 5000

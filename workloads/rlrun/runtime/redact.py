@@ -1,4 +1,4 @@
-"""Removal of secrets from what leaves a machine in a bundle for a bug report. Pure.
+"""Removal of secrets from messages, and from what leaves a machine in a bundle for a bug report. Pure.
 
 Three nets: names of fields that hold secrets, shapes that only secrets have, and the values of this process's own secret variables.
 """
@@ -22,6 +22,8 @@ _SHAPES = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}"
     r"|\bsk-[A-Za-z0-9_-]{16,}"
     r"|\bgh[opsu]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
+    r"|\bglpat-[A-Za-z0-9_-]{16,}|\bnpm_[A-Za-z0-9]{20,}|\bpypi-[A-Za-z0-9_-]{16,}|\bnvapi-[A-Za-z0-9_-]{16,}"
+    r"|\bAIza[A-Za-z0-9_-]{30,}"
     r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
     r"|\bxox[abprs]-[A-Za-z0-9-]{10,}"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
@@ -34,6 +36,8 @@ _ASSIGNED = re.compile(
     r"""(?P<name>["']?[A-Za-z_][\w.-]*["']?)(?P<between>\s*[=:]\s*)(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s,;}\])"']+)"""
 )
 _FLAG = re.compile(r"(--[\w.-]+)(=|\s+)(\S+)")
+_NOT_VALUES = ("$", "<", "…", "...")
+"""Beginnings of what a message writes in place of a value: a variable of the shell, a placeholder."""
 _LEAST = 6
 """Shorter values of variables are words that stand elsewhere, too."""
 
@@ -42,6 +46,11 @@ def is_secret(name: str) -> bool:
     """True if a field or a variable of this name holds a secret."""
     plain = name.strip("\"'").removeprefix("--")
     return _NAMES.search(plain) is not None and _HARMLESS.match(plain.rpartition(".")[2]) is None
+
+
+def is_token(value: str) -> bool:
+    """True if a text contains what only a secret looks like: a token by its shape, or an address with a password."""
+    return _SHAPES.search(value) is not None or _IN_URL.search(value) is not None
 
 
 def known_secrets(environment: Mapping[str, str]) -> list[str]:
@@ -76,16 +85,22 @@ def text(content: str, secrets: list[str]) -> str:
 
 
 def _assigned(found: re.Match[str]) -> str:
-    if not is_secret(found["name"]) or found["value"] in (
-        "null",
-        "None",
-        "true",
-        "false",
-        "{}",
-        "[]",
-        REMOVED,
-        "{",
-        "[",
+    given = found["value"].strip("\"'")
+    if (
+        not is_secret(found["name"])
+        or given.startswith(_NOT_VALUES)
+        or found["value"]
+        in (
+            "null",
+            "None",
+            "true",
+            "false",
+            "{}",
+            "[]",
+            REMOVED,
+            "{",
+            "[",
+        )
     ):
         return found[0]
     quote = found["value"][0] if found["value"][0] in "\"'" else ""
