@@ -402,3 +402,11 @@ def test_copies_of_a_small_model_on_one_gpu_stay_for_the_backward_pass() -> None
     assert trainer()["gathered parameters"] == pytest.approx(whole, rel=0.01)
     assert trainer(gpusPerReplica=2)["gathered parameters"] < whole / 2
     assert trainer(LARGE)["gathered parameters"] < 4, "of 8 billion parameters two layers alone"
+
+
+def test_quantised_model_is_refused_by_its_name() -> None:
+    run = RLRunSpec.model_validate({"model": {"name": "openai/gpt-oss-20b"}, "environments": [{"id": "reverse-text"}]})
+    (found,) = refusals_of(run, around())
+    assert found.field == "spec.model.name"
+    assert "mxfp4" in found.message
+    assert refusals_of(run.model_copy(update={"task": "Eval"}), around()) == []

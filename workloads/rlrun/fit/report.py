@@ -15,6 +15,7 @@ from rlrun.fit.engine import engine_needs
 from rlrun.fit.gpu_products import GIB, gib
 from rlrun.fit.layout import layout_problems
 from rlrun.fit.parts import Needs
+from rlrun.fit.trainable import untrainable_models
 from rlrun.fit.trainer import trainer_needs
 
 
@@ -110,7 +111,8 @@ class Refusal:
 
 def refusals_of(spec: RLRunSpec, around: Surroundings) -> list[Refusal]:
     """All fields of a run that do not go with its models or GPUs."""
-    found = layout_problems(spec, around.model, around.reference, product=around.product)
+    layout = layout_problems(spec, around.model, around.reference, product=around.product)
+    found = [*untrainable_models(spec), *layout]
     return [Refusal(".".join(["spec", *(to_camel(str(part)) for part in key)]), message) for key, message in found]
 
 

@@ -49,7 +49,7 @@ def shape_of(
     name = model.name or ""
     if (known := known_model(name)) is not None:
         return known
-    if (folder := _cached(name, environment)) is not None:
+    if (folder := cached_folder(name, environment)) is not None:
         return read_shape(folder, f"{field}.name", option=option, count=count)
     raise UnknownModelError(
         f"{field}.name ({name}) is neither on this machine nor one of the {len(KNOWN)} models whose sizes are known here; "
@@ -109,7 +109,8 @@ def _on_meta(config: Mapping[str, object]) -> Any | None:
         return None
 
 
-def _cached(name: str, environment: Mapping[str, str]) -> Path | None:
+def cached_folder(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Folder of a repository in the hub's cache on this machine; None: it is not there."""
     home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     cache = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
     found = sorted((cache / f"models--{name.replace('/', '--')}" / "snapshots").glob(f"*/{_CONFIG}"))

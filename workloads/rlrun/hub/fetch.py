@@ -17,6 +17,7 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.hub.explain import explain, passes
 from rlrun.hub.repository import Repository
 from rlrun.hub.revisions import kept
+from rlrun.hub.trainable import refuse_untrainable
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -48,39 +49,46 @@ _OTHER_WEIGHTS = ("*/*", "consolidated*")
 ResultT = TypeVar("ResultT")
 
 
-def model_source(model: ModelConfig, made: Path, *, with_weights: bool) -> str:
+def model_source(model: ModelConfig, made: Path, *, with_weights: bool, trained: bool = False) -> str:
     """Folder of a run's model; one of the hub is fetched unless it is there.
 
     Args:
         model: which.
         made: folder of the tiny model.
         with_weights: False: what tokenizer and configuration need.
+        trained: whether the run trains it; one that cannot be trained is refused before its weights are fetched.
 
     Raises:
-        RoleError: it cannot be fetched.
+        RoleError: it cannot be fetched, or cannot be trained.
     """
     if model.name is None:
+        if trained and model.path is not None:
+            refuse_untrainable(Path(model.path), "model.path")
         return model.source(made)
     repository = Repository("model", model.name, model.revision, "model.name", "model.revision")
-    return str(fetch_model(repository, with_weights=with_weights))
+    return str(fetch_model(repository, with_weights=with_weights, trained=trained))
 
 
 def reference_source(config: ReferenceConfig, chosen: ModelConfig) -> str:
     """Folder of a reference or teacher that is not the run's own model, as `model_source`."""
     if chosen.name is None:
+        if chosen.path is not None:
+            refuse_untrainable(Path(chosen.path), "algorithm.reference.model")
         return chosen.path or ""
     field = "algorithm.reference"
     repository = Repository("model", chosen.name, config.revision, f"{field}.model", f"{field}.revision")
-    return str(fetch_model(repository, with_weights=True))
+    return str(fetch_model(repository, with_weights=True, trained=True))
 
 
-def fetch_model(repository: Repository, *, with_weights: bool) -> Path:
+def fetch_model(repository: Repository, *, with_weights: bool, trained: bool = False) -> Path:
     """The folder with a model of the hub.
 
     Raises:
-        RoleError: it cannot be fetched; names the field and the fix.
+        RoleError: it cannot be fetched, or cannot be trained although it is to be; names the field and the fix.
     """
     folder = _fetch(repository, "files", ignore=_WEIGHTS)
+    if trained:
+        refuse_untrainable(folder, repository.name_field, repository.name)
     if with_weights:
         folder = _fetch(repository, "weights", allow=SAFETENSORS, ignore=_OTHER_WEIGHTS)
         if not any(folder.glob("*.safetensors")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlrun.config.models.roles import InferenceConfig
+from rlrun.config.models.roles import TRAINING_TASKS, InferenceConfig
 from rlrun.hub.fetch import model_source
 from rlrun.hub.revisions import keep_revisions
 from rlrun.inference.settings import InferenceSettings
@@ -22,7 +22,7 @@ def with_local_model(config: InferenceConfig) -> InferenceConfig:
         return config
     paths = RunPaths(Path(config.output_dir))
     keep_revisions(paths)
-    folder = model_source(model, paths.model, with_weights=True)
+    folder = model_source(model, paths.model, with_weights=True, trained=config.task in TRAINING_TASKS)
     return config.model_copy(
         update={"model": model.model_copy(update={"name": None, "revision": None, "path": folder})}
     )

@@ -18,7 +18,7 @@ from loguru import logger
 
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
-from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.roles import TRAINING_TASKS, OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling
 from rlrun.diagnostics import heap, stacks
 from rlrun.hub.fetch import model_source
@@ -79,7 +79,7 @@ def load_chat(config: OrchestratorConfig) -> ChatTokens:
         RoleError: there is none, or its chat template is of no use, or has no such argument as the configuration names.
     """
     made = model_folder(Path(config.output_dir), config.shared_with)
-    source = model_source(config.model, made, with_weights=False)
+    source = model_source(config.model, made, with_weights=False, trained=config.task in TRAINING_TASKS)
     try:
         chat = ChatTokens.load(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
     except (TemplateError, OSError, ValueError) as error:

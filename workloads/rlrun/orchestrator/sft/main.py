@@ -40,7 +40,7 @@ def load_chat(config: OrchestratorConfig) -> ChatEncoder:
         RoleError: there is none, or its chat template is of no use.
     """
     made = model_folder(Path(config.output_dir), config.shared_with)
-    source = model_source(config.model, made, with_weights=False)
+    source = model_source(config.model, made, with_weights=False, trained=True)
     try:
         return ChatEncoder.load(
             source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code

@@ -61,7 +61,7 @@ def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
         RoleError: there is no such model.
     """
     keep_revisions(paths)
-    source = fetch.model_source(config.model, paths.model, with_weights=True)
+    source = fetch.model_source(config.model, paths.model, with_weights=True, trained=True)
     if group.leads:
         if config.model.tiny is not None and not (paths.model / "config.json").exists():
             from rlrun.trainer.modeling.tiny_model import make_tiny_model

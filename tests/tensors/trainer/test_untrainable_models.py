@@ -1,0 +1,71 @@
+"""Refusals by `config.json` agree with the measured table of architectures, and with the configurations that transformers writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from rlrun.config.trainable import quantization, refusal
+
+_PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "architectures.md"
+_GATE = (
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+    "gpt_oss",
+    "deepseek_v3",
+    "minimax_m2",
+    "gemma3",
+    "got_ocr2",
+    "qwen3_next",
+    "lfm2",
+    "nemotron_h",
+)
+_NUMBERS = re.compile(r"\s*\d+e-\d+ \|")
+
+
+def _rows() -> dict[str, str]:
+    """The table's rows by model type: numbers of a type that is trained, or why it is not."""
+    return dict(re.findall(r"^\| `(\w+)` \|(.*)$", _PAGE.read_text(), re.MULTILINE))
+
+
+def _content(kind: str) -> dict[str, Any]:
+    try:
+        return dict(CONFIG_MAPPING[kind]().to_dict())
+    except Exception as error:
+        pytest.skip(f"transformers makes no default configuration: {type(error).__name__}")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in _GATE else pytest.param(kind, marks=pytest.mark.full) for kind in sorted(_rows())]
+)
+def test_refusal_agrees_with_the_measured_table(kind: str) -> None:
+    told = refusal(_content(kind), kind)
+    if _NUMBERS.match(_rows()[kind]):
+        assert told is None
+    elif "change each other's results" in _rows()[kind] and not kind.startswith("llama4"):
+        assert told is not None
+        assert kind in told
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "method"),
+    [
+        ("Mxfp4Config", {}, "mxfp4"),
+        ("FineGrainedFP8Config", {}, "fp8"),
+        ("AwqConfig", {}, "awq"),
+        ("GPTQConfig", {"bits": 4}, "gptq"),
+        ("BitsAndBytesConfig", {"load_in_4bit": True}, "bitsandbytes"),
+    ],
+)
+def test_quantization_configurations_of_transformers_are_recognized(
+    name: str, options: dict[str, Any], method: str
+) -> None:
+    content = json.loads(getattr(transformers, name)(**options).to_json_string(use_diff=False))
+    assert quantization({"quantization_config": content}) == method

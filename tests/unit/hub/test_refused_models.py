@@ -1,0 +1,60 @@
+"""Roles refuse a model that cannot be trained before its weights are fetched or read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.config.models.companions import ReferenceConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.hub import fetch
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+
+QUANTISED = {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(QUANTISED))
+    return tmp_path
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    """Parts of a repository that are fetched."""
+    parts: list[str] = []
+
+    def take(_repository: object, part: str, **_named: Any) -> Path:
+        parts.append(part)
+        return folder
+
+    monkeypatch.setattr(fetch, "_fetch", take)
+    return parts
+
+
+def test_quantised_folder_is_refused_if_it_is_trained(folder: Path) -> None:
+    model = ModelConfig(path=str(folder))
+    with pytest.raises(RoleError, match=r"model.path: .* is quantised \(fp8") as refused:
+        fetch.model_source(model, Path("made"), with_weights=True, trained=True)
+    assert refused.value.code == exit_codes.CONFIGURATION
+    assert fetch.model_source(model, Path("made"), with_weights=True) == str(folder)
+
+
+def test_quantised_repository_is_refused_before_its_weights(fetched: list[str]) -> None:
+    with pytest.raises(RoleError, match=r"model.name: Qwen/Qwen3-8B-FP8 is quantised .* use Qwen/Qwen3-8B, or"):
+        fetch.model_source(ModelConfig(name="Qwen/Qwen3-8B-FP8"), Path("made"), with_weights=True, trained=True)
+    assert fetched == ["files"]
+
+
+def test_quantised_repository_is_fetched_for_an_evaluation(fetched: list[str]) -> None:
+    fetch.model_source(ModelConfig(name="Qwen/Qwen3-8B-FP8"), Path("made"), with_weights=True)
+    assert fetched[:2] == ["files", "weights"]
+
+
+def test_quantised_reference_is_refused(folder: Path) -> None:
+    with pytest.raises(RoleError, match=r"algorithm\.reference\.model: .* is quantised"):
+        fetch.reference_source(ReferenceConfig(model=str(folder)), ModelConfig(path=str(folder)))

@@ -1,0 +1,150 @@
+"""Models that the trainer cannot train yet, recognized by their `config.json` or by their name on the hub, with what can be done. Pure.
+
+The trainer's proof (`trainer.modeling.architecture_check`) decides about everything else, but only once a model is loaded: a quantised
+repository never gets there, and a hybrid costs a download first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+
+_STATES = frozenset(
+    {
+        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax",
+        "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv",
+        "xlstm", "zamba", "zamba2", "zaya",
+    }
+)  # fmt: skip
+"""Types with layers that carry state from one sequence of a row into the next one."""
+_STATE_LAYERS = frozenset({"linear_attention", "conv", "mamba", "recurrent", "lightning"})
+"""Entries of `layer_types` of such layers."""
+_STATE_FIELDS = (
+    "hybrid_override_pattern",
+    "linear_attn_config",
+    "linear_num_value_heads",
+    "ssm_cfg",
+    "mamba_d_state",
+    "conv_L_cache",
+)
+_ENCODERS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "vision_encoder", "speech_config")
+"""Fields of the configuration of what reads images and sound."""
+_TEXT_OF = frozenset({"gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "phi4_multimodal"})
+"""Types with such parts whose text alone is loaded as a causal language model."""
+_METHODS: Mapping[str, str] = {"compressed-tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes"}
+_AS_PUBLISHED: tuple[tuple[str, str], ...] = (
+    ("openai/gpt-oss-20b", "mxfp4"),
+    ("openai/gpt-oss-120b", "mxfp4"),
+    ("deepseek-ai/deepseek-v3", "fp8"),
+    ("deepseek-ai/deepseek-v3-*", "fp8"),
+    ("deepseek-ai/deepseek-v3.1*", "fp8"),
+    ("deepseek-ai/deepseek-v3.2*", "fp8"),
+    ("deepseek-ai/deepseek-r1", "fp8"),
+    ("deepseek-ai/deepseek-r1-0528", "fp8"),
+    ("deepseek-ai/deepseek-r1-zero", "fp8"),
+    ("moonshotai/kimi-k2-thinking", "compressed-tensors"),
+    ("moonshotai/kimi-k2-*", "fp8"),
+    ("minimaxai/minimax-m2*", "fp8"),
+)
+"""Repositories that their authors publish quantised, and the method; in small letters."""
+_SUFFIXES = (
+    "-fp8",
+    "-fp8-dynamic",
+    "-awq",
+    "-gptq",
+    "-gptq-int4",
+    "-gptq-int8",
+    "-bnb-4bit",
+    "-unsloth-bnb-4bit",
+    "-mxfp4",
+    "-nvfp4",
+    "-gguf",
+    "-int4",
+    "-int8",
+)
+"""Ends of names of quantised repositories, by which those that they were made from are found."""
+DEQUANTIZE = "docs/models.md#quantised-repositories"
+
+
+def refusal(config: Mapping[str, object], shown: str) -> str | None:
+    """Reason why the trainer cannot train a model, with what can be done; None: nothing is known against it.
+
+    Args:
+        config: content of its `config.json`.
+        shown: the model in messages: its folder or its name.
+    """
+    kind = str(config.get("model_type") or "")
+    method = quantization(config)
+    if method is not None:
+        return _quantised(shown, method)
+    if has_state(config):
+        return (
+            f"{shown} is a hybrid model ({kind}): its layers carry state across the sequences of a row, which the trainer does not "
+            "compute; use a model whose layers are all attention, such as Qwen/Qwen3-8B, or evaluate this one with task: Eval"
+        )
+    encoder = next((name for name in _ENCODERS if config.get(name)), None)
+    if encoder is not None and kind not in _TEXT_OF:
+        return (
+            f"{shown} is a model of images or sound ({kind}, {encoder} in config.json), and only text models are trained; use a text "
+            "model of its family, such as Qwen/Qwen3-8B"
+        )
+    return None
+
+
+def refusal_by_name(name: str) -> str | None:
+    """As `refusal`, for a repository whose authors publish it quantised, without its files."""
+    method = next((method for pattern, method in _AS_PUBLISHED if fnmatch(name.lower(), pattern)), None)
+    return None if method is None else _quantised(name, method)
+
+
+def suspicion(name: str) -> str | None:
+    """Note about a repository that is quantised by its name alone; None: its name has no such end."""
+    base = unquantised_name(name)
+    if base is None:
+        return None
+    return f"{name} is quantised by its name, and the trainer refuses quantised weights at its start; use {base}"
+
+
+def quantization(config: Mapping[str, object]) -> str | None:
+    """Method by which a model's weights are quantised; None: they are not."""
+    for part in _parts(config):
+        found = part.get("quantization_config") or part.get("compression_config")
+        if isinstance(found, Mapping):
+            method = found.get("quant_method")
+            if method:
+                return _METHODS.get(str(method), str(method))
+            return "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "an unknown method"
+    return None
+
+
+def has_state(config: Mapping[str, object]) -> bool:
+    """True if layers of a model carry state past the end of a sequence."""
+    for part in _parts(config):
+        layers = part.get("layer_types")
+        kinds = {str(one) for one in layers} if isinstance(layers, list) else set()
+        if part.get("model_type") in _STATES or kinds & _STATE_LAYERS or any(part.get(name) for name in _STATE_FIELDS):
+            return True
+    return False
+
+
+def unquantised_name(name: str) -> str | None:
+    """Name of the repository that a quantised one was most likely made from; None: its name shows none."""
+    found = [end for end in _SUFFIXES if name.lower().endswith(end)]
+    return name[: -len(max(found, key=len))] if found else None
+
+
+def _parts(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+    """A configuration, and that of its text."""
+    yield config
+    text = config.get("text_config") or config.get("language_config") or config.get("llm_config")
+    if isinstance(text, Mapping):
+        yield text
+
+
+def _quantised(shown: str, method: str) -> str:
+    base = unquantised_name(shown)
+    other = base if base is not None else "a repository with its weights in bfloat16"
+    return (
+        f"{shown} is quantised ({method}, quantization_config in config.json), and the trainer needs weights in bfloat16, float16 or "
+        f"float32; use {other}, or write it in bfloat16 first ({DEQUANTIZE})"
+    )
