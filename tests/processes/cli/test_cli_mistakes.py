@@ -19,8 +19,14 @@ SLOW_SECONDS = 5.0
 
 def faults(mistake: Mistake, outcome: Outcome) -> list[str]:
     """Faults of the answer to a mistake."""
-    err = outcome.err
+    err = (
+        outcome.err
+        if not mistake.notice
+        else "\n".join(line for line in outcome.out.splitlines() if ": note: " in line)
+    )
     lines = err.splitlines()
+    printed = outcome.err + outcome.out
+    fixes = [new.strip() or "remove" for _, new in mistake.repairs]
     found = {
         f"code {outcome.code}, not {mistake.code}": outcome.code != mistake.code,
         "a traceback": "Traceback" in err,
@@ -28,6 +34,9 @@ def faults(mistake: Mistake, outcome: Outcome) -> list[str]:
         f"does not name {mistake.place}": mistake.place not in err,
         f"does not show {mistake.value}": mistake.value not in err,
         f"does not say: {mistake.fix}": mistake.fix not in err,
+        **{f"does not show the fix {fix}": fix not in err for fix in fixes},
+        f"fails again with the fix: {outcome.unrepaired}": outcome.unrepaired is not None,
+        f"prints {mistake.hidden}": bool(mistake.hidden) and mistake.hidden in printed,
         f"made {', '.join(outcome.made)}": bool(outcome.made),
         f"took {outcome.seconds} s": outcome.seconds > SLOW_SECONDS,
     }
@@ -52,7 +61,7 @@ def test_a_mistake_is_told_in_one_line(mistake: Mistake, outcomes: dict[str, Out
 
 def test_the_table_holds_each_mistake_once_with_its_way_out() -> None:
     names = [mistake.what for mistake in MISTAKES]
-    assert len(names) == len(set(names)) >= 80
+    assert len(names) == len(set(names)) >= 400
     assert [mistake.what for mistake in MISTAKES if not mistake.place or not mistake.fix] == []
 
 

@@ -56,7 +56,7 @@ FOUND = [
     (8, "duplicate key 'seqLen': it is already set in line 7"),
     (9, "spec.seqlen: unknown field (did you mean seqLen?)"),
     (10, 'spec.suspend: got "on" (a string), expected true or false'),
-    (11, "spec.algorithm: unknown preset 'grppo' (did you mean grpo?)"),
+    (11, "spec.algorithm.preset: unknown preset 'grppo' (did you mean grpo?)"),
     (11, "spec.algorithm: maxOffPolicySteps (3) must be at least maxAsyncLevel (9)"),
     (12, "spec: sampling.maxTokens (4096) must be less than seqLen (100)"),
     (13, "spec: several environments are called 'arithmetic'"),
@@ -149,7 +149,7 @@ UNREADABLE = [
     (RUN + "  model: {tiny: {}}\n---\n" + RUN + "  model: {tiny: {}}\n", "holds 2 RLRuns (lines 1, 7)"),
     (
         "apiVersion: apps/v1\nkind: Deployment\nspec: {replicas: no}\n",
-        "run.yaml:2: kind: got 'Deployment', expected RLRun",
+        "run.yaml:2: kind: got 'Deployment' of 'apps/v1', expected RLRun of rlrun.io/v1alpha1",
     ),
     (RUN + "\tmodel: {}\n", "not YAML: "),
     (RUN + "  model: *nothing\n", "not YAML: found undefined alias"),
@@ -200,7 +200,7 @@ def test_a_run_is_told_as_what_it_is(capsys: pytest.CaptureFixture[str]) -> None
 BAD_ROWS = [
     ('{"prompt": "a"}\n', "line 1: completion is missing"),
     ('{"prompt": "a", "completion": "b"}\n\n{"prompt": \n', "line 3: it is no JSON"),
-    ('{"prompt": "a", "completion": "b"}\n[1]\n', "line 2: it is no JSON object but list"),
+    ('{"prompt": "a", "completion": "b"}\n[1]\n', "line 2: it is a list, expected one JSON object per line"),
     ('{"messages": [{"role": "usr", "content": "x"}]}\n', "line 1: "),
     ("", "has no rows"),
 ]

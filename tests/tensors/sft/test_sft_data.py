@@ -101,7 +101,7 @@ def test_a_broken_line_is_named_and_blank_ones_are_counted_as_lines(jsonl: Write
     assert len(rows) == 3
     with pytest.raises(RowError, match=r"data.jsonl line 3: it is no JSON"):
         rows.row(1)
-    with pytest.raises(RowError, match=r"data.jsonl line 4: it is no JSON object but list"):
+    with pytest.raises(RowError, match=r"data.jsonl line 4: it is a list, expected one JSON object per line"):
         rows.row(2)
 
 

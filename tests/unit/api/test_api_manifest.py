@@ -81,12 +81,13 @@ def test_exactly_one_run(text: str, message: str) -> None:
 
 def test_another_type_is_refused_before_its_fields() -> None:
     assert replaced("rlrun.io/v1alpha1", "rlrun.io/v1") == [
-        "run.yaml:1: apiVersion: got 'rlrun.io/v1', expected rlrun.io/v1alpha1"
+        "run.yaml:1: apiVersion: got 'rlrun.io/v1', expected rlrun.io/v1alpha1; write apiVersion: rlrun.io/v1alpha1"
     ]
-    assert replaced("kind: RLRun", "kind: rlrun") == ["run.yaml:2: kind: got 'rlrun', expected RLRun"]
+    assert replaced("kind: RLRun", "kind: rlrun") == [
+        "run.yaml:2: kind: got 'rlrun', expected RLRun; write kind: RLRun"
+    ]
     assert problems("foo: 1\n") == [
-        "run.yaml:1: apiVersion: required, but not set; write apiVersion: rlrun.io/v1alpha1",
-        "run.yaml:1: kind: required, but not set; write kind: RLRun",
+        "run.yaml:1: apiVersion: required, but not set: the file has foo; write apiVersion: rlrun.io/v1alpha1 and kind: RLRun for a run"
     ]
 
 
@@ -98,7 +99,7 @@ def test_snake_case_is_refused_as_the_api_server_does() -> None:
 
 def test_a_field_at_the_wrong_depth_gets_its_place() -> None:
     assert replaced("seqLen: 512", "batchSize: 8\n  seqLen: 512")[0] == (
-        "run.yaml:11: spec.batchSize: unknown field (did you mean spec.data.batchSize or spec.orchestrator.batchSize?)"
+        "run.yaml:11: spec.batchSize: unknown field (did you mean spec.orchestrator.batchSize?); write orchestrator: {batchSize: 8}"
     )
 
 

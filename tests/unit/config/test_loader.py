@@ -259,8 +259,8 @@ def test_values_of_the_wrong_kind_are_not_converted(toml: Any) -> None:
 
 def test_an_enumeration_gets_a_suggestion() -> None:
     assert problems(*BASE, "--checkpoint.resume.policy", "latest") == [
-        'command line: --checkpoint.resume.policy: got "latest" (a string), expected "Latest", "Never" or "Step" '
-        "(did you mean Latest?)"
+        'command line: --checkpoint.resume.policy: got "latest" (a string), expected "Latest", "Never" or "Step"; '
+        "write --checkpoint.resume.policy Latest"
     ]
 
 

@@ -18,6 +18,7 @@ from rlrun.cli.main import main
 from rlrun.inspect import logs
 from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.screen import words
+from rlrun.inspect.source import NotFoundError
 from rlrun.inspect.why import explain
 from rlrun.protocol.files.forked import ForkedFrom, fork_document
 from rlrun.protocol.files.launcher import LauncherRecord, new_record, read_record, write_record
@@ -294,7 +295,7 @@ def test_logs_of_roles_ranks_and_attempts(folder: Folder, capsys: pytest.Capture
     assert main(["logs", "runs/a", "--attempt", "7"]) == exit_codes.USAGE
     assert "it has 1, 2" in capsys.readouterr().err
     assert main(["logs", "runs/a", "--role", "inference", "--rank", "5"]) == exit_codes.USAGE
-    assert "inference-1.log" in capsys.readouterr().err
+    assert "inference has ranks 0 to 1 in attempt 2; write --rank 1" in capsys.readouterr().err
 
 
 def test_a_log_is_followed_to_the_last_line_of_a_run_that_ends(tmp_path: Path) -> None:
@@ -472,3 +473,15 @@ def test_status_says_how_much_of_a_version_travelled(folder: Folder, capsys: pyt
     folder.write("metrics.jsonl", json.dumps(line) + "\n")
     assert main(["status", "runs/a"]) == exit_codes.OK
     assert "version 2; the newest came as 3.0 MiB of 2.0 GiB" in " ".join(capsys.readouterr().out.split())
+
+
+def test_rank_beyond_the_ranks_is_refused(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "runs" / "a")
+    folder.config |= {"replicas": 2, "processes_per_replica": 2}
+    folder.write("run.json", {"trainer": folder.config})
+    folder.write("logs/attempt_0001/trainer/trainer.log", "[rank3]: done\n")
+    assert logs.files(folder.root, logs.Wanted(("trainer",), 3, None, 10))
+    with pytest.raises(NotFoundError, match="got 4, and trainer has ranks 0 to 3 in attempt 1; write --rank 3"):
+        logs.files(folder.root, logs.Wanted(("trainer",), 4, None, 10))
+    with pytest.raises(NotFoundError, match="got 9, and inference has ranks 0 to 1 in attempt 1; write --rank 1"):
+        logs.files(folder.root, logs.Wanted(("inference",), 9, None, 10))

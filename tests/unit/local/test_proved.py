@@ -11,7 +11,8 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.model import ModelConfig
-from rlrun.local import architecture, judge
+from rlrun.local import judge
+from rlrun.local.checks import architecture
 from rlrun.local.shared import proved
 from rlrun.local.user_code import Finding
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
+from rlrun.api.resource import API_VERSION, KIND, ObjectMeta, RLRun, RLRunSpec
 from rlrun.api.variation import Variation
 from rlrun.config.loading.examine import Examined, examine
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.layers import Layer, Reader
 from rlrun.config.loading.problems import ConfigError, Problem
-from rlrun.config.loading.yaml_text import Document, examine_yaml
+from rlrun.config.loading.schema import find_field
+from rlrun.config.loading.yaml_text import Document, Key, examine_yaml
+from rlrun.config.suggest import plain_name
 from rlrun.runtime.json_types import Json
 
 _TOML = (
     "is TOML, and a manifest is YAML: `rlrun convert {0} -o run.yaml` makes one of PRIME-RL's file; `rl @ {0}` (or sft, eval) "
     "starts it as it is, with --dry-run it shows what it means"
 )
+_TOP = ("apiVersion", "kind", "metadata", "spec", "status")
 GROUP = API_VERSION.partition("/")[0]
 Lay = Callable[[Json], Json]
 """From a manifest as it is written to one with its namespace's defaults (`rlrun.defaults.given.Laid`)."""
@@ -66,10 +71,11 @@ def examine_manifest(
     wrong_type = _check_type(document, source)
     if wrong_type and not is_manifest(document.value):  # the fields of another type would only confuse
         raise ConfigError([*broken, *wrong_type])
+    document, misplaced = put_in_place(document, source)
     value = document.value | {"apiVersion": API_VERSION, "kind": KIND}
     value = value if lay is None else lay(value)
     layer = Reader(RLRun, source, document.lines, camel_only=True).read(value, line=document.line)
-    layer.problems += [*broken, *wrong_type]
+    layer.problems += [*broken, *wrong_type, *misplaced]
     if variation is not None:
         layer = variation.over(layer)
     return examine(RLRun, layer), layer
@@ -107,6 +113,15 @@ def the_run(documents: list[Document], source: str) -> Document:
         )
     if len(documents) == 1 and mappings:
         return mappings[0]
+    if (
+        len(documents) == 1
+        and isinstance(documents[0].value, list)
+        and documents[0].value[:1] != []
+        and isinstance(documents[0].value[0], dict)
+    ):
+        line = documents[0].line
+        message = f"holds a list, expected exactly one {KIND}; write the fields without the dash, and --- between several manifests"
+        raise ConfigError([Problem(source, "", message, line)])
     kinds = [str(document.value.get("kind")) for document in mappings]
     what = f"{len(documents)} documents ({', '.join(kinds)})" if kinds else "no mapping"
     raise ConfigError([Problem(source, "", f"holds {what if documents else 'nothing'}, expected exactly one {KIND}")])
@@ -121,11 +136,113 @@ def is_manifest(document: Json) -> bool:
 
 def _check_type(document: Document, source: str) -> list[Problem]:
     """Problems of apiVersion and kind."""
+    wanted = {"apiVersion": API_VERSION, "kind": KIND}
+    wrong = {name: document.value.get(name) for name, right in wanted.items() if document.value.get(name) != right}
+    if len(wrong) == len(wanted) and not is_manifest(document.value):
+        return [_other_object(document, source)]
     problems = []
-    for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
-        line = document.lines.get((field,), document.line)
-        if field not in document.value:
-            problems.append(Problem(source, field, f"required, but not set; write {field}: {wanted}", line))
-        elif (got := document.value[field]) != wanted:
-            problems.append(Problem(source, field, f"got {str(got)[:80]!r}, expected {wanted}", line))
+    for name, got in wrong.items():
+        if name in document.value:
+            line = document.lines.get((name,), document.line)
+            message = f"got {str(got)[:80]!r}, expected {wanted[name]}; write {name}: {wanted[name]}"
+            problems.append(Problem(source, name, message, line))
+        elif not any(plain_name(str(one)) == plain_name(name) for one in document.value):
+            message = f"required, but not set; write {name}: {wanted[name]}"
+            problems.append(Problem(source, name, message, document.line))
     return problems
+
+
+def _other_object(document: Document, source: str) -> Problem:
+    """The problem of a document that is another object of Kubernetes, or none."""
+    kind, version = document.value.get("kind"), document.value.get("apiVersion")
+    if kind is None and version is None:
+        names = ", ".join(str(name) for name in list(document.value)[:3])
+        message = (
+            f"required, but not set: the file has {names}; write apiVersion: {API_VERSION} and kind: {KIND} for a run"
+        )
+        return Problem(source, "apiVersion", message, document.line)
+    line = document.lines.get(("kind",), document.line)
+    return Problem(
+        source, "kind", f"got {str(kind)[:80]!r} of {str(version)[:80]!r}, expected {KIND} of {API_VERSION}", line
+    )
+
+
+def put_in_place(document: Document, source: str) -> tuple[Document, list[Problem]]:
+    """The document with misplaced parts where they belong, and a problem for each slip.
+
+    Args:
+        document: a mapping.
+        source: name of the file in messages.
+    """
+    problems: list[Problem] = []
+    for move in (_fields_beside_spec, _spec_in_spec, _spec_in_metadata, _name_at_the_top):
+        document = move(document, source, problems)
+    return document, problems
+
+
+def _fields_beside_spec(document: Document, source: str, problems: list[Problem]) -> Document:
+    """Fields of `spec` at the top of a manifest whose `spec` is empty or missing."""
+    value = document.value
+    names = [
+        name
+        for name in value
+        if name not in _TOP and name != "name" and find_field(RLRunSpec, str(name), camel_only=True)
+    ]
+    if value.get("spec") is not None or not names:
+        return document
+    shown = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    line = document.lines.get(("spec",), document.lines.get((names[0],), document.line))
+    fix = "indent" if "spec" in value else f"write spec: above {names[0]} and indent"
+    problems.append(Problem(source, "spec", f"is empty; {fix} {shown} by two spaces below spec", line))
+    moved = {name: value[name] for name in names}
+    rest = {name: one for name, one in value.items() if name not in names}
+    return _moved(document, rest | {"spec": moved}, {(name,): ("spec", name) for name in names})
+
+
+def _spec_in_spec(document: Document, source: str, problems: list[Problem]) -> Document:
+    spec = document.value.get("spec")
+    inner = spec.get("spec") if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not isinstance(inner, dict):
+        return document
+    problems.append(
+        Problem(source, "spec.spec", "unknown field; remove the inner spec:", document.lines.get(("spec", "spec")))
+    )
+    outer = {name: one for name, one in spec.items() if name != "spec"}
+    return _moved(document, document.value | {"spec": inner | outer}, {("spec", "spec"): ("spec",)})
+
+
+def _spec_in_metadata(document: Document, source: str, problems: list[Problem]) -> Document:
+    metadata = document.value.get("metadata")
+    inner = metadata.get("spec") if isinstance(metadata, dict) else None
+    if not isinstance(metadata, dict) or not isinstance(inner, dict) or document.value.get("spec") is not None:
+        return document
+    message = "spec belongs at the top of the manifest: write spec: without the spaces before it"
+    problems.append(Problem(source, "metadata.spec", message, document.lines.get(("metadata", "spec"))))
+    rest = {name: one for name, one in metadata.items() if name != "spec"}
+    return _moved(document, document.value | {"metadata": rest, "spec": inner}, {("metadata", "spec"): ("spec",)})
+
+
+def _name_at_the_top(document: Document, source: str, problems: list[Problem]) -> Document:
+    """`name`, `namespace` and others of `metadata` at the top."""
+    value, metadata = document.value, document.value.get("metadata", {})
+    names = [name for name in value if name in ObjectMeta.model_fields and isinstance(value[name], str | dict)]
+    if not names or not isinstance(metadata, dict) or any(name in metadata for name in names):
+        return document
+    for name in names:
+        shown = (
+            f"write metadata: {{{name}: {value[name]}}}"
+            if isinstance(value[name], str)
+            else f"move {name} into metadata"
+        )
+        problems.append(Problem(source, name, f"is a field of metadata; {shown}", document.lines.get((name,))))
+    rest = {name: one for name, one in value.items() if name not in names}
+    moved = metadata | {name: value[name] for name in names}
+    return _moved(document, rest | {"metadata": moved}, {(name,): ("metadata", name) for name in names})
+
+
+def _moved(document: Document, value: Any, places: dict[Key, Key]) -> Document:
+    """The document with another value, and the lines of what has moved."""
+    lines = dict(document.lines)
+    for old, new in places.items():
+        lines |= {(*new, *key[len(old) :]): line for key, line in document.lines.items() if key[: len(old)] == old}
+    return replace(document, value=value, lines=lines)

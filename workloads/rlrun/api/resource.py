@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -53,6 +53,7 @@ _FIRST_UNEVEN = "self.environments.map(e, self.orchestrator.batchSize % e.groupS
 class RLRunSpec(RunFields):
     """Specification of the run. The smallest one has a model and an environment (RL) or data (SFT)."""
 
+    EXAMPLES: ClassVar[Mapping[str, object]] = {"model": {"name": "Qwen/Qwen3-8B"}}
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         *colocation.RULES,
         Rule(
@@ -243,6 +244,8 @@ class ObjectMeta(Config):
 
     model_config = Config.model_config | {"extra": "ignore"}
 
+    EXAMPLES: ClassVar[Mapping[str, object]] = {"name": "my-run"}
+
     name: str
     """Name of the run: RFC 1035, at most 40 characters."""
     namespace: str | None = None
@@ -290,6 +293,7 @@ class RLRun(Config):
     status: Any = None
     """Written by the operator; ignored when read from a manifest."""
 
+    EXAMPLES: ClassVar[Mapping[str, object]] = {"metadata": {"name": "my-run"}}
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"self.metadata.name.size() <= {NAME_MAX} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -25,6 +26,8 @@ class Config(BaseModel):
         allow_inf_nan=False,
     )
 
+    EXAMPLES: ClassVar[Mapping[str, object]] = {}
+    """Examples of required fields by their Python names, for the message where one is missing."""
     CEL_RULES: ClassVar[tuple[Rule, ...]] = ()
     """The validators' conditions as the API server checks them, in the same words, so that `kubectl apply` refuses at once.
 

@@ -7,7 +7,7 @@ import json
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +45,17 @@ class Table(Protocol):
         ...
 
 
+_LOOKED_AT = 64
+"""Bytes of a broken line that are looked at."""
+_KINDS: Mapping[type, str] = {
+    list: "a list",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
 class JsonLines:
     """A JSONL file. Only the positions of its lines are kept, 8 bytes each; empty lines are no rows.
 
@@ -74,10 +85,17 @@ class JsonLines:
         end = self._starts[index + 1] if index + 1 < len(self._starts) else self._end
         try:
             found = json.loads(os.pread(self._file.fileno(), end - start, start))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"it is not UTF-8 text (byte {error.start}); save the file as UTF-8") from None
         except ValueError as error:
-            raise ValueError(f"it is no JSON: {error}") from None
+            line = os.pread(self._file.fileno(), min(end - start, _LOOKED_AT), start).lstrip()
+            fix = "; write names and texts in double quotes" if line.startswith(b"{'") else ""
+            raise ValueError(f"it is no JSON: {error}{fix}") from None
         if not isinstance(found, dict):
-            raise ValueError(f"it is no JSON object but {type(found).__name__}")
+            kind = _KINDS.get(type(found), "a text")
+            raise ValueError(
+                f'it is {kind}, expected one JSON object per line, such as {{"prompt": ..., "answer": ...}}'
+            )
         return found
 
     def place(self, index: int) -> str:
@@ -99,11 +117,11 @@ class ArrowTable:
         try:
             import pyarrow as pa
             import pyarrow.parquet as pq
-        except ImportError:
+        except ImportError as error:
             raise RoleError(
                 f"{path} needs the package pyarrow, which this image lacks; install it, or turn the data into JSONL",
                 exit_codes.CONFIGURATION,
-            ) from None
+            ) from error
         self._ahead: list[dict[str, object]] = []
         """Rows that were read with the one before them, last one first."""
         self._next = -1

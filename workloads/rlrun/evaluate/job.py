@@ -29,8 +29,8 @@ from rlrun.evaluate import policies
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import exporter, highest_rank
+from rlrun.fit.trainable import TRAINER
 from rlrun.hub.revisions import as_recorded
-from rlrun.local.architecture import TRAINER
 from rlrun.local.judge import judge_manifest
 from rlrun.local.model import prepare_model
 from rlrun.local.plan import GpuId

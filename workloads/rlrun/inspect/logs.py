@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,11 +66,40 @@ def files(root: Path, wanted: Wanted) -> list[LogFile]:
             f"--attempt: there is no attempt {attempt} in {root}; it has {', '.join(map(str, attempts))}"
         )
     found = [file for role in wanted.roles for file in _of_role(root, attempt, role, wanted.rank)]
+    if wanted.rank is not None and (problem := _rank_problem(root, attempt, wanted.roles, wanted.rank)):
+        raise NotFoundError(problem)
     if not found:
         there = sorted(str(path.relative_to(root)) for path in attempts[attempt].glob("*/*.log"))
         known = f"there are {', '.join(there)}" if there else "roles that were started by hand write to their terminals"
         raise NotFoundError(f"attempt {attempt} has no such log; {known}")
     return found
+
+
+def _rank_problem(root: Path, attempt: int, roles: Sequence[Role], rank: int) -> str | None:
+    """Message about a rank beyond those of the roles; None: one of them has it, or nobody knows how many there are."""
+    counts = {role: _count(root, attempt, role) for role in roles}
+    known = {role: count for role, count in counts.items() if count}
+    if not known or len(known) < len(counts) or rank < max(known.values()):
+        return None
+    there = ", ".join(
+        f"{role} has {'rank 0' if count == 1 else f'ranks 0 to {count - 1}'}" for role, count in known.items()
+    )
+    return f"--rank: got {rank}, and {there} in attempt {attempt}; write --rank {max(known.values()) - 1}"
+
+
+def _count(root: Path, attempt: int, role: Role) -> int:
+    """Processes of a role, by its logs and the run's configuration; 0: unknown."""
+    if role == "orchestrator":
+        return 1
+    paths = RunPaths(root)
+    if role == "inference":
+        return len(list(paths.logs(attempt, role).glob("inference*.log")))
+    try:
+        trainer = json.loads(paths.run_json.read_bytes())["trainer"]
+        each = trainer.get("processes_per_replica") or trainer.get("gpus_per_replica") or 1
+        return int(trainer["replicas"]) * int(each)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
 
 
 def _of_role(root: Path, attempt: int, role: Role, rank: int | None) -> list[LogFile]:

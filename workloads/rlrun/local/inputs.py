@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -134,7 +135,7 @@ def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key]
         if not Path(one.path).exists():
             yield _absent(path, one.path, "file or folder", here=here)
             continue
-        yield from _check_rows(path, one, data, deadline)
+        yield from _check_rows(path, one, data, deadline, here=here)
 
 
 def _absent(key: Key, path: str, what: str, *, here: bool) -> Finding:
@@ -142,7 +143,15 @@ def _absent(key: Key, path: str, what: str, *, here: bool) -> Finding:
         return Finding(
             key, f"is not checked on this machine: there is no {what} {path} here; the pods must have it", True
         )
-    return Finding(key, f"there is no {what} {path}, seen from {Path.cwd()}")
+    return Finding(key, f"there is no {what} {path}, seen from {Path.cwd()}{_meant(key, path)}")
+
+
+def _meant(key: Key, path: str) -> str:
+    """The fix of a path that is written as an address, with a variable, or that is a repository of the hub."""
+    if key[-2:] == ("model", "path") and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path):
+        return f"; write model: {{name: {path}}} for the repository of the hub"
+    expanded = str(Path(os.path.expandvars(path.removeprefix("file://"))).expanduser())
+    return f"; write path: {expanded}" if expanded != path else ""
 
 
 def _config_problem(file: Path) -> str | None:
@@ -155,7 +164,7 @@ def _config_problem(file: Path) -> str | None:
     return None
 
 
-def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float) -> Iterator[Finding]:
+def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float, *, here: bool) -> Iterator[Finding]:
     from rlrun.environments.dataset_rows import Rows
     from rlrun.orchestrator.sft.conversation import conversation
     from rlrun.protocol.files.failures import RoleError
@@ -164,6 +173,10 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float)
     try:
         rows = Rows(one, field)
     except RoleError as error:
+        if isinstance(error.__cause__, ImportError) and not here:
+            said = f"is not checked on this machine: {str(error).removeprefix(f'{field}: ')}"
+            yield Finding(key, said.replace("which this image lacks", "which is not installed here"), notice=True)
+            return
         yield Finding(key, str(error).removeprefix(f"{field}: ").removeprefix(f"{field}.path: "))
         return
     except OSError as error:
@@ -171,20 +184,41 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float)
         return
     if data.malformed == "Skip":
         return
-    bad = 0
+    bad = unlearned = 0
     for index in range(len(rows)):
         try:
-            conversation(rows.row(index), data)
+            unlearned += not any(conversation(rows.row(index), data).weights)
         except ValueError as error:
             bad += 1
             place = "" if str(error).startswith(rows.place(index)) else f"{rows.place(index)}: "
             yield Finding(key, f"{one.path}: {place}{error}; mend the row, or set data.malformed to Skip")
+            if index == 0 and "Expecting value: line 1 column 1" in str(error):
+                return  # another format: each line has the same problem
         if bad == MAX_BAD_ROWS or time.monotonic() > deadline:
             if index + 1 < len(rows):
                 yield Finding(
                     key, f"{one.path}: rows after the first {index + 1} of {len(rows)} are not checked here", True
                 )
             return
+    yield from _unlearned(key, one, data, unlearned, len(rows) - bad)
+
+
+def _unlearned(key: Key, one: DataSetConfig, data: DataConfig, count: int, rows: int) -> Iterator[Finding]:
+    """Rows from which nothing is learned, since no message has a role that is."""
+    if not count:
+        return
+    roles = ", ".join(data.loss_roles)
+    if count == rows:
+        yield Finding(
+            key,
+            f"{one.path}: no row has a message of role {roles} (data.lossRoles): nothing would be learned; mend the rows",
+        )
+    else:
+        yield Finding(
+            key,
+            f"{one.path}: {count} of {rows} rows have no message of role {roles}: nothing is learned from them",
+            notice=True,
+        )
 
 
 def read_of(config: RunConfig) -> Iterator[str]:

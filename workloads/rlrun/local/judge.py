@@ -22,7 +22,9 @@ from rlrun.config.models.data import DataConfig
 from rlrun.config.models.learning import AdvantageConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig
-from rlrun.local.architecture import keep_proofs, proofs, trained_models, unproved
+from rlrun.fit.trainable import suspicions, trained_models, why_untrainable
+from rlrun.local.checks.architecture import keep_proofs, proofs, unproved
+from rlrun.local.checks.contradictions import contradictions
 from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments, count_pieces
 from rlrun.local.sizes import allocation, autoscale, elastic, sizes, spot
 from rlrun.local.user_code import Finding, check_user_code
@@ -121,7 +123,8 @@ def _judged(
             written = values if isinstance(values, dict) else {}
             replaced = [key[len(below) :] for key in examined.replaced if key[: len(below)] == below]
             spec, left_out = _as_written(spec, written), _left_out([key for key in replaced if key], written)
-        found = findings(spec, here=here, left_out=[*left_out, *leave_out(spec)])
+        name = examined.result.metadata.name if isinstance(examined.result, RLRun) else "my"
+        found = findings(spec, here=here, left_out=[*left_out, *leave_out(spec)], name=name)
     told = [(finding.notice, _problem(finding, model, layer, below)) for finding in found]
     problems = [*examined.problems, *(problem for notice, problem in told if not notice)]
     return Judged(
@@ -140,18 +143,23 @@ def _code(problems: Sequence[Problem], found: Sequence[Finding]) -> int:
     return exit_codes.CONFIGURATION
 
 
-def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> list[Finding]:
+def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), name: str = "my") -> list[Finding]:
     """Findings about what a specification names.
 
     Args:
         spec: the specification.
         here: as for `judge_manifest`.
         left_out: fields that something else is wrong with, or that are of no use.
+        name: of the run.
     """
     models = trained_models(spec, left_out)
     found = [*check_model_folder(spec.model, here=here)]
     if (reference := models.get(_REFERENCE)) is not None:
         found += check_model_folder(reference, here=here, key=_REFERENCE)
+    wrong = {finding.key for finding in found}
+    reasons = {key: why_untrainable(model) for key, model in models.items() if key not in wrong}
+    found += [Finding(key, why) for key, why in reasons.items() if why is not None]
+    found += [Finding(key, note, notice=True) for key, note in suspicions(models)]
     made = proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)
     found += [] if here else unproved(models)
     pieces = [proof.piece for proof in made]
@@ -164,6 +172,7 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> li
     evaluation = spec.evaluation.sampling if spec.evaluation is not None else None
     found += check_template_arguments(spec.model, spec.environments, spec.sampling, evaluation)
     found += check_data(spec.data, here=here, left_out=left_out)
+    found += contradictions(spec, name)
     found += allocation(spec)
     found += autoscale(spec)
     found += spot(spec)
@@ -241,14 +250,24 @@ def _advantage(spec: RLRunSpec, environment: EnvironmentConfig) -> AdvantageConf
 def _as_written(spec: RLRunSpec, written: Mapping[str, object]) -> RLRunSpec:
     """The specification with its environments, data and model folder as they were written, as far as each can be understood."""
     changes: dict[str, object] = {}
-    model, environments = written.get("model"), written.get("environments")
-    if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
-        trusted = model.get("trust_remote_code") is True
-        changes["model"] = ModelConfig(path=model["path"], trust_remote_code=trusted)
+    environments = written.get("environments")
+    if (model := _folder(written)) is not None:
+        changes["model"] = model
     items = environments if isinstance(environments, list) else ()
     changes["environments"] = [_environment(item).result or _UNREADABLE for item in items]
     changes["data"] = _data(written).result if "data" in written else None
     return spec.model_copy(update=changes)
+
+
+def _folder(written: Mapping[str, object]) -> ModelConfig | None:
+    """The model's folder as it was written; None: there is none, or its path is wrong."""
+    model = written.get("model")
+    path = model.get("path") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(path, str):
+        return None
+    trusted = model.get("trust_remote_code") is True
+    examined = examine(ModelConfig, Layer(values={"path": path, "trust_remote_code": trusted}))
+    return None if examined.problems else examined.result
 
 
 def _data(written: Mapping[str, object]) -> Examined[DataConfig]:
@@ -266,10 +285,7 @@ def _left_out(replaced: Collection[Key], written: Mapping[str, object]) -> list[
     if any(key[0] == "algorithm" for key in replaced):
         left_out += [("algorithm", "loss"), ("algorithm", "advantage"), ("algorithm", "reference")]
     left_out += [key[:1] for key in replaced if key[:2] == ("model", "tiny")]
-    model = written.get("model")
-    if any(key[0] == "model" for key in replaced) and not (
-        isinstance(model, dict) and isinstance(model.get("path"), str)
-    ):
+    if any(key[0] == "model" for key in replaced) and _folder(written) is None:
         left_out.append(("model",))  # a stand-in is in its place
     data = _data(written)
     left_out += [("data", *key) for key in data.replaced]

@@ -15,7 +15,7 @@ _NAMES = re.compile(
 _HARMLESS = re.compile(
     r"(?i)^(?:.*tokens?(?:[-_ ]?(?:per|id|ids|count|max|limit|budget|seconds|second).*)|(?:max|micro|min|completion|prompt|total|num|"
     r"batch|pad|eos|bos|stop|new|n)[-_a-z]*tokens?.*|tokenizer.*|tokens|.*/tokens|secret(?:s|name|keyref|ref)|imagepullsecrets|"
-    r"automountserviceaccounttoken|serviceaccounttoken|.*[-_]?key[-_]?attempt|.*key[-_]?rotation.*)$"
+    r"automountserviceaccounttoken|credentials|serviceaccounttoken|.*[-_]?key[-_]?attempt|.*key[-_]?rotation.*)$"
 )
 """Names that only look like those of secrets: counts of tokens, references to Secrets."""
 _SHAPES = re.compile(
@@ -35,7 +35,7 @@ _IN_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s:@]*:[^/\s@]+@")
 _ASSIGNED = re.compile(
     r"""(?P<name>["']?[A-Za-z_][\w.-]*["']?)(?P<between>\s*[=:]\s*)(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s,;}\])"']+)"""
 )
-_FLAG = re.compile(r"(--[\w.-]+)(=|\s+)(\S+)")
+_FLAG = re.compile(r"(--[\w.-]+)(=|\s+)([^\s()\[\]{},;]+)")
 _NOT_VALUES = ("$", "<", "…", "...")
 """Beginnings of what a message writes in place of a value: a variable of the shell, a placeholder."""
 _LEAST = 6

@@ -18,3 +18,7 @@ class Outcome:
     made: list[str]
     """Files that it made."""
     seconds: float
+    out: str = ""
+    """Standard output."""
+    unrepaired: str | None = None
+    """Outcome of the command with the message's fix, if it failed again."""

@@ -14,8 +14,8 @@ import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -86,7 +86,28 @@ def make(mistake: Mistake, folder: Path) -> Outcome:
     with _at(folder, words, mistake.variables), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = _code(PROGRAMS[words[0]])
     seconds = _cpu_seconds() - began
-    return Outcome(mistake.what, code, err.getvalue(), sorted(_content(folder) - before), round(seconds, 3))
+    made = sorted(_content(folder) - before)
+    return Outcome(
+        mistake.what, code, err.getvalue(), made, round(seconds, 3), out.getvalue(), _repaired(mistake, folder)
+    )
+
+
+def _repaired(mistake: Mistake, folder: Path) -> str | None:
+    """Run the command again with the message's fix; None: it succeeded, or there is no mechanical fix."""
+    if not mistake.repairs:
+        return None
+    words, files = mistake.words, _correct() | dict(mistake.files)
+    name = next((one for one in mistake.files), "")
+    for old, new in mistake.repairs:
+        content = files[name] if name and old not in words else None
+        if isinstance(content, str) and content.count(old) == 1:
+            files[name] = content.replace(old, new)
+        elif words.count(old) == 1:
+            words = words.replace(old, new)
+        else:
+            return f"{old!r} does not occur exactly once"
+    again = make(replace(mistake, words=words, files=files, repairs=()), folder.with_name(f"{folder.name}-repaired"))
+    return None if again.code == 0 else f"code {again.code}: {again.err}"
 
 
 def _cpu_seconds() -> float:
@@ -102,17 +123,21 @@ def _correct() -> dict[str, str]:
     return {"run.yaml": MANIFEST, "run.toml": TOML, "sft.yaml": SFT, "run.json": config.model_dump_json()}
 
 
-@functools.cache
-def _answers() -> dict[str, Any]:
-    return {}
+_answers: dict[str, tuple[Any, list[str]]] = {}
+"""Answers of environments' processes, with their notices, by command and limits."""
 
 
-def _checked(*asked: Any, **named: Any) -> Any:
-    """Answer of an environment's process; once for all mistakes that have the same environment."""
-    key = repr((asked, named))
-    if key not in _answers():
-        _answers()[key] = _check(*asked, **named)
-    return _answers()[key]
+def _checked(subjects: Sequence[Any], notice: Callable[[int, str], None]) -> list[Any]:
+    """Answers of environments' processes; one process for all mistakes that have the same environment."""
+    for subject in subjects:
+        if repr(subject) not in _answers:
+            said: list[str] = []
+            found = _check([subject], lambda _index, text, said=said: said.append(text))
+            _answers[repr(subject)] = found[0], said
+    for index, subject in enumerate(subjects):
+        for text in _answers[repr(subject)][1]:
+            notice(index, text)
+    return [_answers[repr(subject)][0] for subject in subjects]
 
 
 def _write(folder: Path, files: Files) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.processes.cli.mistakes.formats import FORMATS
 from tests.processes.cli.mistakes.mistake import FOLDER, MANIFEST, TOML, Mistake, manifest, toml
+from tests.processes.cli.mistakes.models import MODELS
+from tests.processes.cli.mistakes.places import PLACES
+from tests.processes.cli.mistakes.rules import RULES
+from tests.processes.cli.mistakes.secrets import SECRETS
+from tests.processes.cli.mistakes.shapes import SHAPES
+from tests.processes.cli.mistakes.texts import TEXTS
+from tests.processes.cli.mistakes.values import VALUES
 
 _KEY = {"RLRUN_API_KEY": "secret"}
 
@@ -782,4 +790,7 @@ _TOOLS = (
     ),
 )
 
-MISTAKES: Sequence[Mistake] = (*_COMMANDS, *_FILES, *_SYNTAX, *_MANIFESTS, *_OPTIONS, *_ROLES, *_TOOLS)
+MISTAKES: Sequence[Mistake] = (
+    *(*_COMMANDS, *_FILES, *_SYNTAX, *_MANIFESTS, *_OPTIONS, *_ROLES, *_TOOLS),
+    *(*SHAPES, *VALUES, *FORMATS, *PLACES, *TEXTS, *RULES, *SECRETS, *MODELS),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -26,13 +27,31 @@ def fork_parser() -> Parser:
         "--step", type=whole(1), metavar="N", help="the checkpoint's step (default: the newest complete one)"
     )
     p.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of spec; may be repeated"
+        "--set",
+        action="append",
+        default=[],
+        type=_assignment,
+        metavar="FIELD=VALUE",
+        help="change a field of spec; may be repeated",
     )
     p.add_argument("--name", metavar="NAME", help="the new run's name (default: RUN-STEP)")
     p.add_argument("--folder", type=Path, metavar="DIR", help="the new run's folder (default: runs/NAME)")
     p.add_argument("--manifest", type=Path, metavar="FILE", help="manifest of RUN, where its folder has none")
     p.add_argument("--start", action="store_true", help="start it")
     return p
+
+
+def _assignment(text: str) -> str:
+    """The type of an option: a field of `spec` with its value."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        name, colon, value = text.partition(":")
+        example = f"{name.strip()}={value.strip()}" if colon else f"{name.strip()}=VALUE"
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected FIELD=VALUE; write --set {example}")
+    path = ".".join(part.strip() for part in name.strip().strip("/.").replace("/", ".").split("."))
+    if path != name:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected FIELD=VALUE; write --set {path}={value.strip()}")
+    return text
 
 
 @answered("fork")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
@@ -92,6 +93,12 @@ def _of_cluster(run: Run, wanted: logs.Wanted, options: argparse.Namespace) -> i
     cluster = api(options)
     seen = read(run, cluster, time.time(), events=False)
     found = chosen(seen, wanted)
+    if not found and wanted.rank is not None and (there := chosen(seen, replace(wanted, rank=None))):
+        most = max(sum(pod.role == role for pod in there) for role in wanted.roles)
+        pods = "pod 0" if most == 1 else f"pods 0 to {most - 1}"
+        raise NotFoundError(
+            f"--rank: got {wanted.rank}, and {' and '.join(wanted.roles)} of {seen.name} has {pods}; write --rank {most - 1}"
+        )
     if not found:
         return _of_volume(cluster, seen, wanted)
     more = ["--follow"] if options.follow else []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser
@@ -25,9 +26,32 @@ def plot_parser() -> Parser:
     p.add_argument("--metric", metavar="NAME", help="which metric (default: reward/mean; loss where there is none)")
     p.add_argument("--smooth", type=whole(1, 100_000), default=1, metavar="N", help="mean of the last N steps")
     picture = p.add_mutually_exclusive_group()
-    picture.add_argument("--svg", type=Path, metavar="FILE", help="a picture instead; a file that is there is replaced")
-    picture.add_argument("--png", type=Path, metavar="FILE", help="the same in pixels; needs the package pillow")
+    picture.add_argument(
+        "--svg", type=_picture(".svg"), metavar="FILE", help="a picture instead; a file that is there is replaced"
+    )
+    picture.add_argument(
+        "--png", type=_picture(".png"), metavar="FILE", help="the same in pixels; needs the package pillow"
+    )
     return p
+
+
+def _picture(suffix: str) -> Callable[[str], Path]:
+    """The type of an option: a picture's file with the ending of its format."""
+
+    def read(text: str) -> Path:
+        path, option = Path(text), f"--{suffix[1:]}"
+        found = path.suffix.lower()
+        if found in (".svg", ".png") and found != suffix:
+            raise argparse.ArgumentTypeError(
+                f"got {text}, expected a file that ends with {suffix}; write --{found[1:]} {text}"
+            )
+        if found != suffix:
+            raise argparse.ArgumentTypeError(
+                f"got {text}, expected a file that ends with {suffix}; write {option} {path.with_suffix(suffix)}"
+            )
+        return path
+
+    return read
 
 
 @answered("plot")

@@ -46,6 +46,7 @@ def examine(model: type[ModelT], layer: Layer) -> Examined[ModelT]:
     """Judge a layer's values until every problem is found."""
     values, problems, replaced = copy.deepcopy(layer.values), list(layer.problems), set[Key]()
     broken = {(problem.source, problem.path) for problem in problems}
+    unread = {(problem.source, problem.line) for problem in problems if not problem.path and problem.line is not None}
     result: ModelT | None = None
     root = Shape("model", model=model)
     for _ in range(MAX_ROUNDS):
@@ -55,6 +56,7 @@ def examine(model: type[ModelT], layer: Layer) -> Examined[ModelT]:
         except ValidationError as error:
             faults = explain(error, model, layer)
         news = [fault for fault in faults if not _follows(fault, replaced, root)]
+        news = [fault for fault in news if (fault.problem.source, fault.problem.line) not in unread]
         problems += [f.problem for f in news if (f.problem.source, f.problem.path) not in broken]
         changed = [_replace(values, fault, root, replaced) for fault in faults]
         if not any(changed):
@@ -83,6 +85,8 @@ def _follows(fault: Fault, replaced: set[Key], root: Shape) -> bool:
     """True if a fault may come from a replacement. A list as a whole is not touched by what is wrong in its items."""
     if _STAND_IN in fault.problem.message or any(fault.key[: len(other)] == other for other in replaced):
         return True
+    if fault.rule and any(key[-1:] == ("task",) for key in replaced):
+        return True  # each task has rules of its own
     lists = {key for key in fault.named if _shape(root, key).kind == "list"}
     return any(_touches(replaced, key) for key in fault.named if key not in lists) or any(
         key[: len(other)] == other for other in replaced for key in lists

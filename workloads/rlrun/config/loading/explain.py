@@ -10,16 +10,20 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rlrun.config.loading.fixes.repair import empty_block, is_hidden, repair, written_field
 from rlrun.config.loading.layers import Layer, Origin, missing
 from rlrun.config.loading.problems import Problem
-from rlrun.config.loading.schema import Shape, child, expected, find_field
+from rlrun.config.loading.schema import Shape, child, expected, place_of
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.meaning import meaning
 from rlrun.config.suggest import did_you_mean
+from rlrun.runtime.redact import REMOVED, document
 
 _RULES = ("value_error", "assertion_error")
 _SHOWN_CHARACTERS = 60
+_SCALARS = ("str", "int", "float", "bool", "choice", "union")
 _FIELD_IN_MESSAGE = re.compile(r"[A-Za-z]\w*(?:\[\d+\])?(?:\.[A-Za-z]\w*(?:\[\d+\])?)*")
+_UNKNOWN = re.compile(r"unknown (\w+) '")
 _OF_RANGE = ("greater_than", "less_than", "multiple_of", "finite_number", "too_short", "too_long", "literal_error")
 
 
@@ -40,7 +44,7 @@ def explain(error: ValidationError, model: type[BaseModel], layer: Layer) -> lis
     """One fault for each field that pydantic refuses."""
     faults: dict[Key, Fault] = {}
     for detail in error.errors(include_url=False):
-        key, shape = _place(detail["loc"], model)
+        key, shape = place_of(detail["loc"], model)
         if key not in faults:
             rule = detail["type"] in _RULES
             named = tuple(_named(_message(detail), key, model)) if rule else ()
@@ -54,41 +58,29 @@ def _problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[BaseModel
         origin, owner = missing(layer, model, key), _shape_at(model, key[:-1]).model or model
         text = meaning(owner, str(key[-1])).split("\n")[0].rstrip(".")
         said = f": {text}" if text else ""
-        return Problem(origin.source, origin.path, f"required, but not set{said}", origin.line)
+        example = getattr(owner, "EXAMPLES", {}).get(str(key[-1]))
+        fix = f"; write {written_field(origin, example)}" if example is not None and origin.style == "camel" else ""
+        return Problem(origin.source, origin.path, f"required, but not set{said}{fix}", origin.line)
     if kind in _RULES:
         origin, where, message = layer.origin(key), layer.origins.get(key, Origin("", "")), _message(detail)
         named = next((layer.origins[k] for k in _named(message, key, model) if k in layer.origins), origin)
         path = where.path if where.source == named.source or not where.source else camel(key, model)
-        return Problem(named.source, path, message, named.line)
+        if unknown := _UNKNOWN.match(message):
+            path = next((layer.origins[k].path for k in _named(unknown[1], key, model) if k in layer.origins), path)
+        fix = repair(value, shape, key, model, layer) if shape.kind in _SCALARS else empty_block(key, model, layer)
+        return Problem(named.source, path, f"{message}{fix}", named.line)
     origin = layer.origin(key)
     path = origin.path if key in layer.origins else camel(key, model)
-    got = _shown(value)
+    got = _shown(value, key, layer)
     if not kind.startswith(_OF_RANGE) or isinstance(value, str | bool):
         got += f" ({_kind_of(value)})" if _kind_of(value) else ""
     if kind.endswith(("too_short", "too_long")):
         size = len(value) if isinstance(value, str | list) else 0
         got += f" with {size} {'characters' if isinstance(value, str) else 'items'}"
-    hint = ""
-    if kind == "literal_error" and isinstance(value, str):
+    hint = repair(value, shape, key, model, layer)
+    if not hint and kind == "literal_error" and isinstance(value, str):
         hint = did_you_mean(value, [str(choice) for choice in shape.choices])
     return Problem(origin.source, path, f"got {got}, expected {expected(shape)}{hint}", origin.line)
-
-
-def _place(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[Key, Shape]:
-    """Pydantic's location as a path of Python names; what it adds for the members of a union is left out."""
-    key: Key = ()
-    shape = Shape("model", model=model)
-    for part in loc:
-        if shape.kind == "model" and shape.model is not None:
-            name = find_field(shape.model, str(part))
-            if name is None:
-                break
-            key, shape = (*key, name), child(shape, name)
-        elif shape.kind in ("list", "mapping"):
-            key, shape = (*key, part), child(shape, part)
-        else:
-            break
-    return key, shape
 
 
 def _shape_at(model: type[BaseModel], key: Key) -> Shape:
@@ -106,7 +98,7 @@ def _named(message: str, key: Key, model: type[BaseModel]) -> Iterator[Key]:
     """The fields that a validator's message names, in its order."""
     for words in _FIELD_IN_MESSAGE.findall(message):
         loc = [int(part) if part.isdecimal() else part for part in re.split(r"[.\[\]]+", words.rstrip("]"))]
-        named, _ = _place((*key, *loc), model)
+        named, _ = place_of((*key, *loc), model)
         if len(named) == len(key) + len(loc):
             yield named
 
@@ -130,10 +122,13 @@ def camel(key: Key, model: type[BaseModel]) -> str:
     return path
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, key: Key, layer: Layer) -> str:
+    """A value as JSON, shortened, without secrets."""
     if value is None:
         return "null"
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    if is_hidden(key, layer):
+        return REMOVED
+    text = json.dumps(document(value, []), ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 

@@ -8,10 +8,11 @@ import tomllib
 from pathlib import Path
 from typing import NoReturn
 
+from rlrun.config.loading.fixes.text_slips import toml_slip
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.toml_lines import toml_lines
 from rlrun.config.loading.yaml_text import Document, parse_yaml
-from rlrun.config.suggest import did_you_mean
+from rlrun.config.suggest import close_name
 
 FORMATS = (".toml", ".yaml", ".yml", ".json")
 """Suffixes of configuration files."""
@@ -37,12 +38,16 @@ def read_text(path: Path) -> str:
 
 
 def _close_file(path: Path) -> str:
-    """A hint at a file of the same kind whose name is close."""
+    """A hint at a configuration file whose name is close, or at a home folder that no shell has filled in."""
+    if str(path).startswith("~"):
+        return "; write ~ without quotes, so that the shell fills it in"
     try:
-        stems = [other.stem for other in path.parent.iterdir() if other.suffix == path.suffix and other.is_file()]
+        names = [other.name for other in path.parent.iterdir() if other.suffix in FORMATS and other.is_file()]
     except OSError:
         return ""
-    return did_you_mean(path.stem, stems).replace("?)", f"{path.suffix}?)")
+    stems = {Path(name).stem: name for name in sorted(names, key=lambda name: Path(name).suffix == path.suffix)}
+    close = close_name(path.stem, stems)
+    return f" (did you mean {stems[close]}?)" if close is not None else ""
 
 
 def read_document(path: Path) -> Document:
@@ -81,6 +86,8 @@ def _toml(text: str, path: Path) -> object:
             key = text.splitlines()[line - 1 : line]
             if key and said.startswith("Cannot overwrite a value"):
                 said = f"duplicate key {key[0].partition('=')[0].strip()!r}; remove one"
+        if (slip := toml_slip(text, line)) is not None:
+            line, said = slip.line, slip.message
         raise ConfigError([Problem(str(path), "", f"not TOML: {said}", line)]) from None
 
 

@@ -10,9 +10,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rlrun.config.loading.fixes.closest_shapes import entry
+from rlrun.config.loading.fixes.unknown import unknown_field
+from rlrun.config.loading.fixes.written import to_yaml
 from rlrun.config.loading.problems import CONFIGURATION, ENVIRONMENT, Problem
 from rlrun.config.loading.schema import Shape, Style, child, fields, find_field, snake, spelled, suggestion
 from rlrun.config.loading.yaml_text import Key
+from rlrun.config.suggest import close_name
+from rlrun.runtime import redact
 
 Place = dict[Any, Any] | list[Any]
 """A mapping or a list of a source's document."""
@@ -121,14 +126,50 @@ class Reader:
             if known is None:
                 if model.model_config.get("extra") != "ignore":
                     why = getattr(model, "refused_fields", {}).get(snake(name))
-                    hint = f": {why}" if why else suggestion(model, name, self.model, self.style)
+                    hint = f": {why}" if why else self._hint(model, name, path, value, document)
                     layer.problems.append(Problem(self.source, here, f"unknown field{hint}", line))
+                    if meant := self._meant(model, name, value, document):
+                        result |= {
+                            one: self.value(part, fields(model)[one], (*key, one), here, (*raw, name), layer)
+                            for one, part in meant.items()
+                        }
             elif known in result:
                 other = layer.origins[*key, known].path
                 layer.problems.append(Problem(self.source, here, f"set twice, as {other} too; remove one", line))
             else:
                 result[known] = self.value(value, fields(model)[known], (*key, known), here, (*raw, name), layer)
         return result
+
+    def _hint(self, model: type[BaseModel], name: str, path: str, value: object, document: dict[str, object]) -> str:
+        if self.style != "camel":
+            return suggestion(model, name, self.model, self.style)
+        if (item := self._entry(model, name, value, document)) is not None:
+            text = to_yaml(item)
+            return f"; write {text}" if redact.text(text, []) == text else ""
+        return unknown_field(model, name, self.model, path, value)
+
+    def _entry(
+        self, model: type[BaseModel], name: str, value: object, document: dict[str, object]
+    ) -> dict[str, object] | None:
+        """The item of a list that is written as its name and its value alone: `- OMP_NUM_THREADS: 4`."""
+        if len(document) > 1 or "value" not in model.model_fields:
+            return None
+        return entry(name, value, model, "my")
+
+    def _meant(
+        self, model: type[BaseModel], name: str, value: object, document: dict[str, object]
+    ) -> dict[str, object]:
+        """Required fields that an unknown one stands for, so that they do not count as missing, too."""
+        if self.style == "camel" and (item := self._entry(model, name, value, document)) is not None:
+            return {known: part for key, part in item.items() if (known := find_field(model, key)) is not None}
+        given = {snake(key) for key in document}
+        missing = {
+            spelled(model, one, "camel"): one
+            for one, info in model.model_fields.items()
+            if info.is_required() and one not in given
+        }
+        close = close_name(name, missing)
+        return {missing[close]: value} if close is not None else {}
 
 
 def merge(layers: Sequence[Layer]) -> Layer:

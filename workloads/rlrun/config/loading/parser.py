@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any, NoReturn
 
 from rlrun.config.suggest import did_you_mean
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, redact
 
 _SAID: Sequence[tuple[str, str]] = (
     (r"invalid int value: (.*)$", r"got \1, expected a whole number"),
@@ -45,7 +45,7 @@ class Options(argparse.ArgumentParser):
         """Say what is wrong and end with the exit code of a wrong command line."""
         for theirs, ours in _SAID:
             message = re.sub(theirs, ours, message)
-        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        print(f"{self.prog}: {redact.text(message, [])}; see {self.prog} --help", file=sys.stderr)
         sys.exit(exit_codes.USAGE)
 
 
@@ -64,8 +64,18 @@ class Parser(Options):
             known = [*own_options(self), *self.also]
             name = unknown[0].partition("=")[0]
             kind = "option" if name.startswith("-") else "argument"
+            if name == "--set" and self.also:
+                self.error(f"unknown option --set; a field of spec is an option of its own here{_as_option(unknown)}")
             self.error(f"unknown {kind} {name}{did_you_mean(name, known)}")
         return options, []
+
+
+def _as_option(words: Sequence[str]) -> str:
+    """`: --max-steps 20` for `--set maxSteps=20`; empty where it is no assignment."""
+    text = words[0].partition("=")[2] or (words[1] if len(words) > 1 else "")
+    name, equals, value = text.removeprefix("spec.").partition("=")
+    path = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).replace("_", "-").lower()
+    return f": --{path} {value}" if equals and re.fullmatch(r"[a-z0-9.-]+", path) else ", such as --max-steps 20"
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -106,6 +106,23 @@ def find_field(model: type[BaseModel], key: str, *, camel_only: bool = False) ->
     return name if not camel_only or key == spelled(model, name, "camel") else None
 
 
+def place_of(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[tuple[int | str, ...], Shape]:
+    """Pydantic's location as a path of Python names; what it adds for the members of a union is left out."""
+    key: tuple[int | str, ...] = ()
+    shape = Shape("model", model=model)
+    for part in loc:
+        if shape.kind == "model" and shape.model is not None:
+            name = find_field(shape.model, str(part))
+            if name is None:
+                break
+            key, shape = (*key, name), child(shape, name)
+        elif shape.kind in ("list", "mapping"):
+            key, shape = (*key, part), child(shape, part)
+        else:
+            break
+    return key, shape
+
+
 def suggestion(model: type[BaseModel], key: str, root: type[BaseModel], style: Style) -> str:
     """Replacement for an unknown `key` of `model`: a close name, the same name elsewhere below `root`, or all names."""
     names = {spelled(model, name, style) for name in model.model_fields}

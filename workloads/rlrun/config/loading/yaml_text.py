@@ -7,11 +7,13 @@ are not strings, custom tags and aliases that contain themselves are problems wi
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from rlrun.config.loading.fixes.text_slips import template, yaml_slip
 from rlrun.config.loading.problems import ConfigError, Problem
 
 Key = tuple[str | int, ...]
@@ -64,7 +66,7 @@ def examine_yaml(text: str, source: str) -> tuple[list[Document], list[Problem]]
     Raises:
         ConfigError: the text ends in the middle of something.
     """
-    builder = _Builder(source)
+    builder = _Builder(source, text.splitlines())
     documents = []
     whole = False
     try:
@@ -77,10 +79,15 @@ def examine_yaml(text: str, source: str) -> tuple[list[Document], list[Problem]]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = ", ".join(part for part in (error.context, error.problem) if part)
-        fix = "; indent with spaces" if "'\\t'" in said else ""
-        builder.refuse(mark.line + 1 if mark else None, f"not YAML: {said}{fix}")
+        line = mark.line + 1 if mark else None
+        begun = error.context_mark if "quoted scalar" in said else None  # the parser ends far below an open quote
+        if (slip := yaml_slip(text, begun.line + 1 if begun else line, said)) is not None:
+            builder.refuse(slip.line, f"not YAML: {slip.message}")
+        else:
+            fix = "; indent with spaces" if "'\\t'" in said else ""
+            builder.refuse(line, f"not YAML: {said}{fix}")
     except yaml.YAMLError as error:
-        builder.refuse(None, f"not YAML: {getattr(error, 'reason', error)}")
+        builder.refuse(None, f"not YAML: {getattr(error, 'reason', error)}; save it as UTF-8 text")
     except (ValueError, OverflowError) as error:
         builder.refuse(None, f"not YAML: {error}")
     except RecursionError:
@@ -101,8 +108,8 @@ def _too_deep(text: str) -> int | None:
 
 
 class _Builder:
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, text: Sequence[str]) -> None:
+        self.source, self.text = source, text
         self.problems: list[Problem] = []
         self.nodes = 0
 
@@ -159,7 +166,8 @@ class _Builder:
                 continue
             if key_node.tag != _TAG + "str" or not isinstance(key_node, yaml.ScalarNode):
                 shown = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
-                self.refuse(line, f"key {shown} is not a string; write it in quotes")
+                here = self.text[line - 1] if line <= len(self.text) else ""
+                self.refuse(line, template(here) or f"key {shown} is not a string; write it in quotes")
                 continue
             key = key_node.value
             if key in first:

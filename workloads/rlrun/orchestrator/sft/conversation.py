@@ -69,7 +69,8 @@ def _message(value: object, where: str) -> Message:
         raise ValueError(f"{where} is {_shown(value)}; it must be a message with role and content")
     message = {key: item for key, item in value.items() if item is not None}
     if message.get("role") not in ROLES:
-        raise ValueError(f"{where}.role is {_shown(message.get('role'))}; it must be one of {', '.join(ROLES)}")
+        other = "; rename from to role and value to content" if {"from", "value"} <= set(message) else ""
+        raise ValueError(f"{where}.role is {_shown(message.get('role'))}; it must be one of {', '.join(ROLES)}{other}")
     calls = message.get("tool_calls")
     if calls is not None:
         message["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")

@@ -10,10 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.model import ModelConfig
-from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.environments.process.life import Command, Limits
 from rlrun.local.shared.proved import is_proved, keep, proof_name
 from rlrun.local.user_code import Finding, Piece
@@ -21,8 +19,6 @@ from rlrun.local.user_code import Finding, Piece
 CHECK = "rlrun.trainer.modeling.load_weights:check_folder"
 LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
 """Limits of a proof: most of its time is the import of torch and transformers; a model's own code may do anything."""
-TRAINER: Key = ("trainer",)
-"""Left out as a whole, nothing is trained."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +28,6 @@ class Proof:
     piece: Piece
     name: str | None
     """Name under which it is remembered (`shared.proved`); None: it is not."""
-
-
-def trained_models(spec: RLRunSpec, left_out: Collection[Key]) -> Mapping[Key, ModelConfig]:
-    """The models that the trainer loads, by field: the policy, and a reference that is another one."""
-    if spec.task not in TRAINING_TASKS or TRAINER in left_out:
-        return {}
-    models: dict[Key, ModelConfig] = {("model", "name" if spec.model.path is None else "path"): spec.model}
-    reference = spec.algorithm.reference
-    if reference is not None and (resolved := reference.resolved(spec.model)) != spec.model:
-        models["algorithm", "reference", "model"] = resolved
-    return models
 
 
 def proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, seq_len: int) -> list[Proof]:

@@ -1,0 +1,251 @@
+"""Models that cannot be trained yet, by the configurations that their authors publish."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from tests.processes.cli.mistakes.mistake import Mistake, field_of_spec
+
+
+def _model(what: str, value: str, fix: str, config: Mapping[str, object]) -> Mistake:
+    files = {"m/config.json": json.dumps(config), "m/model.safetensors": "", "m/tokenizer.json": "{}"}
+    return field_of_spec(what, "model: {path: m}", "spec.model.path", value, fix, files=files)
+
+
+MODELS: Sequence[Mistake] = (
+    _model(
+        "GPT-OSS as published",
+        "mxfp4",
+        "bfloat16",
+        {
+            "architectures": ["GptOssForCausalLM"],
+            "model_type": "gpt_oss",
+            "quantization_config": {
+                "quant_method": "mxfp4",
+                "modules_to_not_convert": [
+                    "model.layers.*.self_attn",
+                    "model.layers.*.mlp.router",
+                    "model.embed_tokens",
+                    "lm_head",
+                ],
+            },
+        },
+    ),
+    _model(
+        "DeepSeek V3 as published",
+        "fp8",
+        "bfloat16",
+        {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "model_type": "deepseek_v3",
+            "quantization_config": {
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+            },
+        },
+    ),
+    _model(
+        "Kimi K2 as published",
+        "fp8",
+        "bfloat16",
+        {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "model_type": "kimi_k2",
+            "quantization_config": {
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+            },
+        },
+    ),
+    _model(
+        "Kimi K2 Thinking as published",
+        "compressed-tensors",
+        "bfloat16",
+        {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "model_type": "kimi_k2",
+            "quantization_config": {
+                "config_groups": {
+                    "group_0": {
+                        "input_activations": None,
+                        "output_activations": None,
+                        "targets": ["Linear"],
+                        "weights": {
+                            "actorder": None,
+                            "block_structure": None,
+                            "dynamic": False,
+                            "group_size": 32,
+                            "num_bits": 4,
+                            "observer": "minmax",
+                            "observer_kwargs": {},
+                            "strategy": "group",
+                            "symmetric": True,
+                            "type": "int",
+                        },
+                    }
+                },
+                "format": "pack-quantized",
+                "ignore": ["lm_head"],
+                "kv_cache_scheme": None,
+                "quant_method": "compressed-tensors",
+                "quantization_status": "compressed",
+            },
+        },
+    ),
+    _model(
+        "MiniMax-M2 as published",
+        "fp8",
+        "bfloat16",
+        {
+            "architectures": ["MiniMaxM2ForCausalLM"],
+            "model_type": "minimax_m2",
+            "quantization_config": {
+                "activation_scheme": "dynamic",
+                "fmt": "float8_e4m3fn",
+                "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+                "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+            },
+        },
+    ),
+    _model(
+        "Qwen3-FP8",
+        "fp8",
+        "bfloat16",
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "quantization_config": {
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+            },
+        },
+    ),
+    _model(
+        "an AWQ repository",
+        "awq",
+        "bfloat16",
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "quantization_config": {
+                "bits": 4,
+                "group_size": 128,
+                "modules_to_not_convert": None,
+                "quant_method": "awq",
+                "version": "gemm",
+                "zero_point": True,
+            },
+        },
+    ),
+    _model(
+        "a GPTQ repository",
+        "gptq",
+        "bfloat16",
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "quantization_config": {
+                "bits": 4,
+                "damp_percent": 0.01,
+                "desc_act": False,
+                "group_size": 128,
+                "quant_method": "gptq",
+                "static_groups": False,
+                "sym": True,
+                "true_sequential": True,
+            },
+        },
+    ),
+    _model(
+        "a bitsandbytes repository",
+        "bitsandbytes",
+        "bfloat16",
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "quantization_config": {
+                "_load_in_4bit": True,
+                "_load_in_8bit": False,
+                "bnb_4bit_compute_dtype": "bfloat16",
+                "bnb_4bit_quant_storage": "uint8",
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_use_double_quant": True,
+                "llm_int8_enable_fp32_cpu_offload": False,
+                "llm_int8_has_fp16_weight": False,
+                "llm_int8_skip_modules": None,
+                "llm_int8_threshold": 6.0,
+                "load_in_4bit": True,
+                "load_in_8bit": False,
+                "quant_method": "bitsandbytes",
+            },
+        },
+    ),
+    _model(
+        "a vision model",
+        "qwen3_vl",
+        "text",
+        {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "model_type": "qwen3_vl",
+            "text_config": {"model_type": "qwen3_vl_text"},
+            "vision_config": {"depth": 27},
+        },
+    ),
+    _model(
+        "a hybrid",
+        "qwen3_next",
+        "Qwen/Qwen3",
+        {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "model_type": "qwen3_next",
+            "full_attention_interval": 4,
+            "linear_num_value_heads": 32,
+        },
+    ),
+    _model(
+        "Qwen 3.5",
+        "qwen3_5",
+        "Qwen/Qwen3",
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "text_config": {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]},
+            "vision_config": {"depth": 27},
+        },
+    ),
+    _model(
+        "Nemotron-H",
+        "nemotron_h",
+        "Qwen/Qwen3",
+        {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-"},
+    ),
+    _model(
+        "Kimi Linear",
+        "kimi_linear",
+        "Qwen/Qwen3",
+        {
+            "architectures": ["KimiLinearForCausalLM"],
+            "model_type": "kimi_linear",
+            "linear_attn_config": {"kda_layers": [1, 2, 3]},
+        },
+    ),
+    _model(
+        "LFM 2",
+        "lfm2",
+        "Qwen/Qwen3",
+        {
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            "layer_types": ["conv", "full_attention"],
+            "conv_L_cache": 3,
+        },
+    ),
+)

@@ -1,0 +1,165 @@
+"""Values that a person most likely meant by a value of another shape: a list for a mapping, a name for a block, and the reverse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlrun.config.loading.fixes.closest_values import NOTHING, closest_scalars
+from rlrun.config.loading.schema import Shape, fields, find_field, snake, spelled
+from rlrun.runtime.redact import is_secret, is_token
+
+_LEVELS = 3
+"""Most blocks around a value that is given without them."""
+_FIRST = ("name", "id", "preset", "path", "rank", "interval", "project", "size")
+"""Fields that a short form of a block gives most likely."""
+_FILE = re.compile(r"[./~$]|.*\.(jsonl?|parquet|csv|arrow|safetensors)$")
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*[=:]\s*(.*?)\s*")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Names around a value."""
+
+    field: str
+    """The field."""
+    run: str = "my"
+    """The run."""
+    variable: str | None = None
+    """The environment variable that the value belongs to."""
+
+
+def closest(value: object, shape: Shape, around: Surroundings, levels: int = _LEVELS) -> Iterator[Any]:
+    """Candidates of this shape, as a manifest spells them; none of them is known to be valid."""
+    if value is None or levels < 0:
+        return
+    if shape.nullable and (value is False or (isinstance(value, str) and value.strip().lower() in NOTHING)):
+        yield None
+    if shape.kind == "union":
+        for part in shape.parts:
+            yield from closest(value, part, around, levels)
+    elif shape.kind == "list":
+        yield from _lists(value, shape.parts[0], around, levels)
+    elif shape.kind == "mapping":
+        yield from _mappings(value)
+    elif shape.kind == "model" and shape.model is not None:
+        yield from _blocks(value, shape.model, around, levels)
+    else:
+        yield from closest_scalars(value, shape, around.field)
+
+
+def _lists(value: object, item: Shape, around: Surroundings, levels: int) -> Iterator[list[object]]:
+    if isinstance(value, list):
+        fixed = [next(closest(one, item, around, levels - 1), one) for one in value]
+        if fixed != value:
+            yield fixed
+    elif isinstance(value, dict):
+        if item.model is not None:
+            if any(find_field(item.model, str(name)) for name in value):
+                yield [value]
+            entries = [entry(str(name), one, item.model, around.run) for name, one in value.items()]
+            if all(one is not None for one in entries):
+                yield list(entries)
+        else:
+            flag = "--" if snake(around.field).endswith("args") else ""
+            yield [f"{flag}{name}={one}" if one is not True else f"{flag}{name}" for name, one in value.items()]
+    else:
+        yield [value]
+        if isinstance(value, str) and len(words := re.split(r"\s*,\s*|\s+", value.strip())) > 1:
+            yield [*words]
+        for one in closest(value, item, around, levels - 1):
+            yield [one]
+
+
+def entry(name: str, value: object, model: type[BaseModel], run: str) -> dict[str, object] | None:
+    """The item of a list that is written as `name: value`; None: no item looks like that."""
+    known = [one for one in ("name", "id", "key") if one in model.model_fields]
+    key = next((one for one in known if model.model_fields[one].is_required()), known[0] if known else None)
+    if key is None:
+        return None
+    if isinstance(value, dict):
+        return {key: name, **value}
+    if value is None:
+        return {key: name}
+    if "value" not in model.model_fields:
+        return None
+    text = "true" if value is True else "false" if value is False else str(value)
+    if "value_from" in model.model_fields and (is_secret(name) or is_token(text)):
+        return {key: name, "valueFrom": {"secretKeyRef": {"name": f"{run}-keys", "key": name}}}
+    return {key: name, "value": text}
+
+
+def _mappings(value: object) -> Iterator[dict[str, object]]:
+    if isinstance(value, str):
+        value = re.split(r"\s*,\s*", value)
+    if not isinstance(value, list):
+        return
+    found: dict[str, object] = {}
+    for one in value:
+        if isinstance(one, dict) and set(one) in ({"name", "value"}, {"key", "value"}):
+            found[str(one.get("name", one.get("key")))] = one["value"]
+        elif isinstance(one, dict):
+            found |= one
+        elif isinstance(one, str) and (parts := _ASSIGNMENT.fullmatch(one)):
+            found[parts[1]] = parts[2]
+        else:
+            return
+    if found:
+        yield found
+
+
+def _blocks(value: object, model: type[BaseModel], around: Surroundings, levels: int) -> Iterator[dict[str, Any]]:
+    if isinstance(value, list):
+        if len(value) == 1:
+            if isinstance(value[0], dict):
+                yield value[0]
+            yield from _blocks(value[0], model, around, levels)
+        if value and all(isinstance(one, dict) for one in value):
+            yield {name: inner for one in value for name, inner in one.items()}
+        named = [next(_of_field(one, model), {}) for one in value if isinstance(one, str)]
+        if named and all(named) and len(named) == len(value):
+            yield {name: inner for one in named for name, inner in one.items()}
+        return
+    if value is True:
+        yield {}
+    if isinstance(value, bool):
+        if "enabled" in model.model_fields:
+            yield {"enabled": value}
+        return
+    if isinstance(value, str):
+        yield from _of_field(value, model)
+        if (parts := _ASSIGNMENT.fullmatch(value)) and (made := entry(parts[1], parts[2], model, around.run)):
+            yield made
+    if isinstance(value, str | int | float):
+        yield from _short_forms(value, model, around, levels)
+
+
+def _of_field(word: str, model: type[BaseModel]) -> Iterator[dict[str, Any]]:
+    """The block with the field that a word names: `tracking: wandb`."""
+    name = find_field(model, word.strip())
+    if name is not None and fields(model)[name].kind == "model":
+        yield {spelled(model, name, "camel"): {}}
+
+
+def _short_forms(value: object, model: type[BaseModel], around: Surroundings, levels: int) -> Iterator[dict[str, Any]]:
+    """Blocks in which one field has the value: `model: org/name`."""
+    known = fields(model)
+    required = [name for name, info in model.model_fields.items() if info.is_required()]
+    if around.variable is not None and set(required) == {"name", "key"}:
+        yield {"name": value, "key": around.variable}
+    if "value_from" in known or "secret_key_ref" in known:  # a value that belongs into a Secret
+        yield {"secretKeyRef": {"name": f"{around.run}-keys", "key": around.variable or "token"}}
+    first = ("path", *_FIRST) if isinstance(value, str) and _FILE.match(value) else _FIRST
+    order = sorted(known, key=lambda name: first.index(name) if name in first else len(first))
+    for name in order:
+        if known[name].kind in ("str", "int", "float", "choice") and not isinstance(value, bool):
+            yield {spelled(model, name, "camel"): value}
+    for name in order:
+        if known[name].kind in ("model", "list") and (name in required or known[name].nullable):
+            for inner in closest(value, known[name], around, levels - 1):
+                if inner is not None:
+                    yield {spelled(model, name, "camel"): inner}

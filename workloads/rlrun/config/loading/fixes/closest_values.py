@@ -1,0 +1,184 @@
+"""Values that a person most likely meant by a wrong scalar: units, letters' case, quotes, notations. Nothing here is known to be valid."""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlrun.config.loading.schema import Shape, snake
+from rlrun.config.suggest import close_name
+
+_WORDS = {"true": True, "yes": True, "y": True, "on": True, "1": True, "enabled": True} | {
+    "false": False, "no": False, "n": False, "off": False, "0": False, "disabled": False,
+}  # fmt: skip
+NOTHING = ("none", "null", "nil", "~", "")
+"""Words for null."""
+_SHORT_NAMES = {
+    "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32", "f32": "float32", "float": "float32",
+    "rwx": "ReadWriteMany", "rwo": "ReadWriteOnce", "rox": "ReadOnlyMany", "rwop": "ReadWriteOncePod",
+    "adam": "adamw", "train": "RL", "grpo": "RL", "finetune": "SFT", "evaluate": "Eval", "evaluation": "Eval",
+}  # fmt: skip
+"""Other names of choices that letters alone do not show."""
+_SECONDS = {
+    "ms": 0.001,
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "m": 60,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hr": 3600,
+    "hour": 3600,
+}
+_SECONDS |= {"d": 86400, "day": 86400, "w": 604800, "week": 604800}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+_GIB = {"k": 1024.0**-2, "m": 1 / 1024, "g": 1.0, "t": 1024.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtpKMGTP])?([iI])?[bB]?(?:ytes)?")
+_THOUSANDS = {"": 1, "k": 1000, "m": 10**6}
+_QUOTES = "\"'`“”„‘’«»"
+
+
+def closest_scalars(value: object, shape: Shape, name: str) -> Iterator[object]:
+    """Candidates for a scalar of this shape, the most likely one first.
+
+    Args:
+        value: as it was given.
+        shape: of the field.
+        name: of the field, which may say its unit.
+    """
+    if isinstance(value, list | dict) and len(value) == 1:
+        only = value[0] if isinstance(value, list) else next(iter(value.values()))
+        if not isinstance(only, list | dict):
+            yield only
+            yield from closest_scalars(only, shape, name)
+        return
+    text = value.strip().strip(_QUOTES).strip() if isinstance(value, str) else ""
+    if shape.nullable and isinstance(value, str) and text.lower() in NOTHING:
+        yield None
+    if shape.kind == "bool":
+        yield from _switch(value)
+    elif shape.kind in ("int", "float"):
+        for number in _numbers(value, text, name):
+            whole = number == math.floor(number) if math.isfinite(number) else False
+            yield int(number) if whole and abs(number) < 1e15 else number
+    elif shape.kind == "choice":
+        yield from _choices(value, shape)
+    elif shape.kind == "str":
+        yield from _strings(value, text)
+
+
+def _switch(value: object) -> Iterator[bool]:
+    if isinstance(value, str | int | float) and (word := str(value).strip().strip(_QUOTES).lower()) in _WORDS:
+        yield _WORDS[word]
+
+
+def _numbers(value: object, text: str, name: str) -> Iterator[float]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int | float):
+        if math.isfinite(value):
+            yield value
+        return
+    if not isinstance(value, str):
+        return
+    text = re.split(r"\s*#", text)[0].rstrip(",; ").strip(_QUOTES)
+    plain = re.sub(r"(?<=\d)_(?=\d)", "", text)
+    if re.fullmatch(r"[-+]?[1-9]\d{0,2}(,\d{3})+", plain):
+        plain = plain.replace(",", "")
+    if re.fullmatch(r"[-+]?\d+,\d+", plain):
+        plain = plain.replace(",", ".")
+    if re.fullmatch(r"0[xX][0-9a-fA-F]{1,15}", plain):
+        yield int(plain, 16)
+    elif re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", plain, re.ASCII):
+        yield float(plain)
+    elif found := re.fullmatch(r"([-+]?\d+(?:\.\d+)?)\s*%", plain):
+        yield float(found[1]) / 100
+    elif "seconds" in snake(name):
+        if (seconds := _seconds(plain)) is not None:
+            yield seconds
+    elif snake(name).endswith("_gib"):
+        if (found := _SIZE.fullmatch(plain)) and (unit := (found[2] or "g").lower()) in _GIB:
+            yield float(found[1]) * _GIB[unit]
+    elif (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmM]?)(\s*[A-Za-z]+)?", plain)) and not (found[2] and found[3]):
+        yield float(found[1]) * _THOUSANDS[found[2].lower()]
+    elif found := re.fullmatch(r"([-+]?\d+(?:\.\d+)?)\s+[A-Za-z]+", plain):
+        yield float(found[1])
+
+
+def _seconds(text: str) -> float | None:
+    """A duration such as `10m`, `1h30m`, `PT10M` or `00:10:00` in seconds."""
+    if found := re.fullmatch(r"(?:(\d+):)?(\d{1,2}):(\d{2})", text):
+        hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return 3600.0 * hours + 60 * minutes + seconds
+    text = re.sub(r"^p(?=\d|t)|t(?=\d)", "", text.lower())
+    total, rest = 0.0, text
+    for number, unit in _DURATION.findall(text):
+        factor = _SECONDS.get(unit, _SECONDS.get(unit.rstrip("s")))
+        if factor is None:
+            return None
+        total, rest = total + float(number) * factor, ""
+    return None if rest else total
+
+
+def _choices(value: object, shape: Shape) -> Iterator[object]:
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return
+    names = [str(choice) for choice in shape.choices]
+    word = _SHORT_NAMES.get(str(value).strip().strip(_QUOTES).lower(), str(value).strip())
+    if word not in names:
+        word = close_name(word, names) or ""
+    yield from (choice for choice in shape.choices if str(choice) == word)
+
+
+def _strings(value: object, text: str) -> Iterator[str]:
+    if isinstance(value, bool):
+        yield str(value).lower()
+    elif isinstance(value, int | float):
+        yield str(value)
+        yield f"{value}Gi"
+        yield f"run-{value}"
+    elif isinstance(value, str):
+        spellings = list(_spellings(text))
+        yield from spellings
+        yield from (one.lower() for one in spellings)
+        if not re.search(r"[/:@<{$]", text):
+            label = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
+            yield from (name[:40].rstrip("-") for name in (label, f"run-{label}"))
+
+
+def _spellings(text: str) -> Iterator[str]:
+    """A text without what does not belong to a path, an address, a quantity or a name."""
+    yield text
+    if found := re.fullmatch(
+        r"(?:https?://)?(?:[^/@\s]*@)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:datasets/)?([^/\s]+/[^/\s?#]+).*", text
+    ):
+        yield found[1]
+    if found := re.fullmatch(r"(?:hf|huggingface)://(?:datasets/)?(.+)", text):
+        yield found[1]
+    if text.startswith("file://"):
+        yield text.removeprefix("file://")
+    if text.startswith(("~", "$HOME", "${HOME}")):
+        yield str(Path(os.path.expandvars(text)).expanduser())
+    if text.startswith("/"):
+        yield posixpath.normpath(text)
+    if re.match(r"https?://", text):
+        yield re.sub(r"^https?://", "", text)
+    elif "://" in text:
+        if "@" in text:
+            yield f"{text.partition('://')[0]}://{text.rpartition('@')[2]}"
+        yield "https://" + text.partition("://")[2].rpartition("@")[2]
+    if found := _SIZE.fullmatch(text):
+        unit = (found[2] or "").upper()
+        binary = "i" if found[3] else ""
+        yield f"{found[1]}{'k' if unit == 'K' and not binary else unit}{binary}"
+        if not unit:
+            yield f"{found[1]}Gi"
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s+[A-Za-z]+", text):
+        yield found[1]
+    if re.search(r"\s", text):
+        yield re.sub(r"\s+", "", text)

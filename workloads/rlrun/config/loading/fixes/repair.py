@@ -1,0 +1,214 @@
+"""A value that works in place of a wrong one, as text to copy. A candidate is shown only if the model accepts it in its place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from pydantic import BaseModel, ValidationError
+
+from rlrun.config.loading.fixes.closest_shapes import Surroundings, closest
+from rlrun.config.loading.fixes.written import to_toml, to_yaml
+from rlrun.config.loading.layers import Layer, Origin, Reader
+from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT
+from rlrun.config.loading.schema import Shape, place_of
+from rlrun.config.loading.yaml_text import Key
+from rlrun.runtime import redact
+
+_TRIES = 24
+"""Most candidates for one value."""
+_LENGTH = 160
+"""Longest text of a fix, in characters."""
+
+
+def repair(value: object, shape: Shape, key: Key, model: type[BaseModel], layer: Layer) -> str:
+    """The end of a message that gives the text to write instead, such as `; write maxSteps: 1000`; empty if none is known.
+
+    Args:
+        value: the wrong value.
+        shape: of its field.
+        key: its path of Python names.
+        model: of the whole document.
+        layer: the document.
+    """
+    origin = layer.origin(key)
+    if key not in layer.origins or not key:
+        return ""
+    if value is None and not shape.nullable:
+        name = _last(origin.path)
+        return f"; remove {name}" if name and _accepts(model, layer, key, None, remove=True) else ""
+    if isinstance(value, str) and (left := left_open(value, origin.source)):
+        return left
+    if (secret := _of_secret(value, key, model, layer)) is not None:
+        return secret
+    for candidate in islice(_distinct(closest(value, shape, _around(key, layer))), _TRIES):
+        read = _read(candidate, shape, key, model)
+        if read is not None and _accepts(model, layer, key, read[0]):
+            written = written_field(origin, candidate)
+            return f"; write {written}" if written else ""
+    return _of_sibling(value, key, model, layer, origin)
+
+
+def left_open(value: str, source: str) -> str:
+    """The fix of a value that another program was to fill in; empty if it is none."""
+    if "{{" in value or "{%" in value:
+        return "; it is a template: replace it with a value, or render the file first, such as with helm template"
+    if re.search(r"\$\{?[A-Za-z_]|^%\w+%$", value) and "/" not in value:
+        return f"; no variables are filled in here: envsubst < {source} | rlrun validate -, or write the value"
+    if re.fullmatch(r"<[^<>]*>", value.strip()):
+        return "; it is a placeholder: replace it with a value"
+    return ""
+
+
+def empty_block(key: Key, model: type[BaseModel], layer: Layer) -> str:
+    """The fix of a block that misses one of its blocks, which is written without a value: `tiny:`."""
+    inside: object = layer.values
+    try:
+        for part in key:
+            inside = inside[part]  # type: ignore[index]
+    except (KeyError, IndexError, TypeError):
+        return ""
+    block: dict[str, object] = inside if isinstance(inside, dict) else {}
+    for name, value in block.items():
+        below, shape = place_of((*key, name), model)
+        if (
+            value is None
+            and shape.kind == "model"
+            and below in layer.origins
+            and _accepts(model, layer, key, {**block, name: {}})
+        ):
+            return f"; write {written_field(layer.origins[below], {})}"
+    return ""
+
+
+def is_hidden(key: Key, layer: Layer) -> bool:
+    """True if a value stands under the name of a secret: its own, or that of its environment variable."""
+    names = [part for part in key if isinstance(part, str)]
+    variable = _around(key, layer).variable
+    return bool(names and redact.is_secret(names[-1].replace("_", ""))) or (
+        names[-1:] == ["value"] and redact.is_secret(variable or "")
+    )
+
+
+def _of_secret(value: object, key: Key, model: type[BaseModel], layer: Layer) -> str | None:
+    """The fix of an environment variable whose value belongs into a Secret; None: it does not."""
+    _, shape = place_of(key[:-1], model)
+    if key[-1:] != ("value",) or shape.model is None or "value_from" not in shape.model.model_fields:
+        return None
+    if not is_hidden(key, layer) and not redact.is_token(json.dumps(value, default=str)):
+        return None
+    around = _around(key, layer)
+    return f"; write {secret_reference(around.run, around.variable or 'token')}"
+
+
+def secret_reference(run: str, name: str) -> str:
+    """The source of a variable that takes its value from a Secret."""
+    return f"valueFrom: {{secretKeyRef: {{name: {run}-keys, key: {name}}}}}"
+
+
+def _of_sibling(value: object, key: Key, model: type[BaseModel], layer: Layer, origin: Origin) -> str:
+    """The fix that gives the value to another field of the same block: a folder under `name` belongs to `path`."""
+    _, shape = place_of(key[:-1], model)
+    if not isinstance(value, str) or shape.model is None or not isinstance(key[-1], str) or len(key) < 2:
+        return ""
+    name, known = _last(origin.path), shape.model.model_fields
+    if "revision" in known and (found := re.fullmatch(r"([^@]+)@([^@/]+)", value)):
+        block = {str(key[-1]): found[1], "revision": found[2]}
+        if _accepts(model, layer, key[:-1], _replaced(layer, key, block)):
+            return f"; write {{{to_yaml({name: found[1]})[1:-1]}, {to_yaml({'revision': found[2]})[1:-1]}}}"
+    for other in ("path", "name"):
+        if (
+            other in known
+            and other != key[-1]
+            and _accepts(model, layer, key[:-1], _replaced(layer, key, {other: value}))
+        ):
+            written = written_field(origin, value, name=other)
+            return f"; write {written}" if written else ""
+    return ""
+
+
+def _replaced(layer: Layer, key: Key, block: dict[str, object]) -> dict[str, object]:
+    """The block around a field with other fields in the field's place."""
+    around: object = layer.values
+    for part in key[:-1]:
+        around = around[part] if isinstance(around, dict | list) else {}  # type: ignore[index]
+    kept = around if isinstance(around, dict) else {}
+    return {name: one for name, one in kept.items() if name != key[-1]} | block
+
+
+def _around(key: Key, layer: Layer) -> Surroundings:
+    names = [part for part in key if isinstance(part, str)]
+    inside: object = layer.values
+    variable: str | None = None
+    for part in key:
+        if isinstance(inside, dict) and isinstance(inside.get("name"), str):
+            variable = inside["name"]
+        try:
+            inside = inside[part]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
+            break
+    metadata = layer.values.get("metadata")
+    run = metadata.get("name") if isinstance(metadata, dict) else None
+    own = run if isinstance(run, str) and re.fullmatch(r"[a-z][-a-z0-9]{0,40}", run) else "my"
+    return Surroundings(names[-1] if names else "", own, variable if "env" in names else None)
+
+
+def _distinct(candidates: Iterator[object]) -> Iterator[object]:
+    seen: list[str] = []
+    for one in candidates:
+        if (text := repr(one)) not in seen:
+            seen.append(text)
+            yield one
+
+
+def _read(candidate: object, shape: Shape, key: Key, model: type[BaseModel]) -> tuple[object] | None:
+    """A candidate by Python names; None if it has unknown fields."""
+    scratch = Layer()
+    value = Reader(model, "", camel_only=True).value(copy.deepcopy(candidate), shape, key, "", (), scratch)
+    return None if scratch.problems else (value,)
+
+
+def _accepts(model: type[BaseModel], layer: Layer, key: Key, value: object, *, remove: bool = False) -> bool:
+    """True if the whole document has no problem at or below `key` with the value there."""
+    values = copy.deepcopy(layer.values)
+    parent: object = values
+    try:
+        for part in key[:-1]:
+            parent = parent[part]  # type: ignore[index]
+        if remove:
+            del parent[key[-1]]  # type: ignore[attr-defined]
+        elif key:
+            parent[key[-1]] = value  # type: ignore[index]
+    except (KeyError, IndexError, TypeError):
+        return False
+    try:
+        model.model_validate(values, strict=True, by_name=True, by_alias=False)
+    except ValidationError as error:
+        places = [place_of(detail["loc"], model)[0] for detail in error.errors(include_url=False)]
+        return not any(place[: len(key)] == key for place in places)
+    return True
+
+
+def written_field(origin: Origin, value: object, *, name: str | None = None) -> str:
+    """A field with its value as its source spells both; empty if it is long or holds a secret."""
+    last = name if name is not None else _last(origin.path)
+    if origin.source == COMMAND_LINE:
+        option = origin.path if name is None else f"{origin.path.rpartition('.')[0]}.{name}"
+        text = f"{option} {value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)}"
+    elif origin.source == ENVIRONMENT:
+        text = f"{origin.path}={value if isinstance(value, str) else json.dumps(value)}"
+    elif not last:
+        text = to_toml(value) if origin.style == "snake" else to_yaml(value)
+    elif origin.style == "snake":
+        text = f"{last} = {to_toml(value)}"
+    else:
+        text = f"{last}: {to_yaml(value)}"
+    return text if len(text) <= _LENGTH and redact.text(text, []) == text else ""
+
+
+def _last(path: str) -> str:
+    """The name of a field; empty for an item of a list."""
+    return "" if path.endswith("]") else path.rpartition(".")[2]

@@ -1,0 +1,212 @@
+"""Frequent slips in the text of YAML and TOML files, recognized by the lines around the place where a parser gives up.
+
+A parser reports where it cannot go on, which is often a line below the slip, in words about its own grammar.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlrun.config.loading.fixes.closest_values import closest_scalars
+from rlrun.config.loading.schema import Shape
+
+_BLANKS = re.compile("[\u00a0\u1680\u2000-\u200b\u202f\u205f\u3000\ufeff]")
+"""Characters that look like a space and are none."""
+_CONFLICT = re.compile(r"(<{7}|={7}|>{7})(\s|$)")
+_NAME = r"[A-Za-z_][\w.-]*"
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A slip in one line."""
+
+    line: int
+    message: str
+
+
+def yaml_slip(text: str, line: int | None, said: str) -> Slip | None:
+    """The slip behind an error of a YAML parser; None if none is recognized.
+
+    Args:
+        text: of the file.
+        line: where the parser gives up, from 1; None: unknown.
+        said: its message.
+    """
+    lines = text.splitlines()
+    if found := _of_file(lines):
+        return found
+    number = min(max(line or 1, 1), max(len(lines), 1))
+    for at in [number, *(before for before in range(number - 1, max(number - 4, 0), -1))]:
+        here = lines[at - 1] if at <= len(lines) else ""
+        if here.strip() and not here.lstrip().startswith("#"):
+            for find in _OF_LINE:
+                if (message := find(here)) is not None:
+                    return Slip(at, message)
+    return _of_message(lines, number, said)
+
+
+def toml_slip(text: str, line: int | None) -> Slip | None:
+    """The slip behind an error of a TOML parser, as `yaml_slip`."""
+    lines = text.splitlines()
+    if (slip := _of_file(lines)) is not None:
+        return slip
+    here = lines[line - 1] if line is not None and 0 < line <= len(lines) else ""
+    if line is None:
+        return None
+    if line == 1 and re.match(r"(apiVersion|kind)\s*:", here):
+        return Slip(
+            line, "is YAML, and this file's name says TOML; name it run.yaml, and start it with rlrun local run.yaml"
+        )
+    if found := re.fullmatch(rf"\s*({_NAME})\s*:\s*(\S.*?)\s*", here):
+        return Slip(line, f"{_short(here)} is not TOML; write {found[1]} = {_toml_value(found[2])}")
+    if (found := re.fullmatch(rf"\s*({_NAME})\s*=\s*([A-Za-z][\w./-]*)\s*", here)) and found[2] not in (
+        "true",
+        "false",
+        "inf",
+        "nan",
+    ):
+        return Slip(line, f"{_short(here)}: a text needs quotes; write {found[1]} = {_toml_value(found[2])}")
+    return None
+
+
+def _of_file(lines: Sequence[str]) -> Slip | None:
+    first = next((at for at, one in enumerate(lines) if one.strip()), None)
+    if first is not None and re.match(r"\s*<(!doctype html|html|head|body)\b", lines[first], re.IGNORECASE):
+        return Slip(first + 1, "is an HTML page; download the raw file instead of the page that shows it")
+    for at, one in enumerate(lines):
+        if (found := _CONFLICT.match(one)) and found[1][0] != "=":
+            return Slip(
+                at + 1,
+                f"{found[1]} is a mark of an unfinished merge; remove the marks of git, and keep one of both versions",
+            )
+    return None
+
+
+def _invisible(line: str) -> str | None:
+    found = _BLANKS.search(line)
+    return (
+        None if found is None else f"holds U+{ord(found[0]):04X}, which looks like a space; write a plain space instead"
+    )
+
+
+def template(line: str) -> str | None:
+    """Message about a line that a template engine was to fill in; None: it is none."""
+    found = re.search(r"\{[{%].*?(?:[%}]\}|$)", line)
+    return (
+        None
+        if found is None
+        else f"{_short(found[0])} is a template; render the file first, such as with helm template, or write the value"
+    )
+
+
+def _tab(line: str) -> str | None:
+    return r"is indented with a tab ('\t'); indent with spaces" if re.match(r"[ ]*\t|[ ]*-\s*\t", line) else None
+
+
+def _no_blank(line: str) -> str | None:
+    found = re.fullmatch(rf"\s*(?:- )?({_NAME}):([^\s/:'\"].*)", line)
+    return (
+        None if found is None else f"{_short(line)} has no space after its colon; write {found[1]}: {found[2].strip()}"
+    )
+
+
+def _equals(line: str) -> str | None:
+    found = re.fullmatch(rf"\s*(?:- )?({_NAME})\s*=\s*(\S.*)", line)
+    return None if found is None else f"{_short(line)} is an assignment; write {found[1]}: {found[2].strip()}"
+
+
+def _no_colon(line: str) -> str | None:
+    found = re.fullmatch(rf"\s*({_NAME})\s+([^\s:#=]+)\s*", line)
+    return None if found is None else f"{_short(line)} has no colon; write {found[1]}: {found[2]}"
+
+
+def _reserved(line: str) -> str | None:
+    found = re.fullmatch(rf"\s*(?:- )?({_NAME}):\s+([%@`].*?)\s*", line)
+    return (
+        None
+        if found is None
+        else f"a value that begins with '{found[2][0]}' needs quotes; write {found[1]}: {json.dumps(found[2])}"
+    )
+
+
+def _open_quote(line: str) -> str | None:
+    for quote in ('"', "'"):
+        other = "'" if quote == '"' else '"'
+        plain = re.sub(rf"{other}[^{other}]*{other}", "", line)
+        plain = re.sub(r"(?<=\w)'(?=\w)", "", plain)
+        if re.search(rf"(^|[\s:\[{{,-]){quote}", plain) and plain.count(quote) % 2:
+            return f"{_short(line)} opens a quote; close the {quote}"
+    return None
+
+
+def _two_colons(line: str) -> str | None:
+    found = re.fullmatch(rf"\s*(?:- )?({_NAME}):\s+([^\s\"'{{\[|>&*!][^#]*:\s.*|[^\s\"'{{\[|>&*!].*:)\s*", line)
+    return (
+        None
+        if found is None
+        else f"{_short(line)} has two colons; write quotes around the value, or {found[1]}: {{{found[2].strip()}}}"
+    )
+
+
+_OF_LINE: Sequence[Callable[[str], str | None]] = (
+    _invisible,
+    template,
+    _tab,
+    _no_blank,
+    _equals,
+    _no_colon,
+    _reserved,
+    _open_quote,
+    _two_colons,
+)
+
+
+def _of_message(lines: Sequence[str], number: int, said: str) -> Slip | None:
+    here = lines[number - 1] if number <= len(lines) else ""
+    if found := re.search(r"undefined alias '([^']*)'", said):
+        return Slip(
+            number,
+            f"found undefined alias '{found[1]}'; write &{found[1]} before the value that it stands for, or the value itself",
+        )
+    if "escape character" in said:
+        return Slip(number, "a backslash in double quotes begins an escape; write the text in single quotes")
+    if found := re.search(r"but found '([\]}])'", said):
+        return Slip(number, f"has a {found[1]} that closes nothing; remove it")
+    if "but found ','" in said:
+        return Slip(number, "has a ',' without a value before it; remove the comma")
+    if "found '<block mapping start>'" in said or "mapping values are not allowed" in said:
+        return _indentation(lines, number, here)
+    return None
+
+
+def _indentation(lines: Sequence[str], number: int, here: str) -> Slip | None:
+    before = next(
+        (at for at in range(number - 1, 0, -1) if lines[at - 1].strip() and not lines[at - 1].lstrip().startswith("#")),
+        None,
+    )
+    if before is None:
+        return None
+    own, other = (len(line) - len(line.lstrip(" ")) for line in (here, lines[before - 1]))
+    if own == other:
+        return None
+    return Slip(
+        number,
+        f"mapping values are not allowed here: it is indented by {own} spaces, and line {before} by {other}; indent both the same",
+    )
+
+
+def _toml_value(text: str) -> str:
+    """A text of YAML or Python as a value of TOML."""
+    if re.fullmatch(r"[-+]?[\d_]+(\.\d+)?([eE][-+]?\d+)?|true|false|\".*\"|'.*'|\[.*\]|\{.*\}", text):
+        return text
+    switch = next(iter(closest_scalars(text, Shape("bool"), "")), None)
+    return str(switch).lower() if isinstance(switch, bool) else json.dumps(text)
+
+
+def _short(line: str) -> str:
+    text = line.strip()
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

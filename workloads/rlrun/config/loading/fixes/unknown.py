@@ -1,0 +1,139 @@
+"""Unknown fields: the field that was meant, where it belongs, and what to write there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from rlrun.config.loading.fixes.written import to_yaml
+from rlrun.config.loading.schema import Shape, few, fields, snake, spelled
+from rlrun.config.suggest import close_name, did_you_mean, plain_name
+from rlrun.runtime import redact
+
+_LENGTH = 160
+"""Longest text of a fix, in characters."""
+_OTHER_NAMES = {
+    "learningrate": "lr", "steps": "max_steps", "trainingsteps": "max_steps", "totalsteps": "max_steps", "numsteps": "max_steps",
+    "maxtrainsteps": "max_steps", "gpus": "gpus_per_replica", "numgpus": "gpus_per_replica", "ngpus": "gpus_per_replica",
+    "gpucount": "gpus_per_replica", "backofflimit": "max_restarts", "maxretries": "max_restarts", "restarts": "max_restarts",
+    "maxseqlen": "seq_len", "maxlength": "seq_len", "sequencelength": "seq_len", "contextlength": "seq_len", "groupsize": "group_size",
+    "numgenerations": "group_size", "ngenerations": "group_size", "numrollouts": "group_size", "maxnewtokens": "max_tokens",
+    "maxcompletionlength": "max_tokens", "tensorparallelsize": "tensor_parallel", "dataparallelsize": "data_parallel",
+    "weightdecayrate": "weight_decay", "gradclip": "max_grad_norm", "maxgradientnorm": "max_grad_norm", "queue": "queue_name",
+    "timeout": "active_deadline_seconds", "evalinterval": "interval", "saveinterval": "interval", "vllmargs": "extra_args",
+    "args": "extra_args", "rewards": "environments", "dataset": "data", "datasets": "data", "optim": "optimizer", "ckpt": "checkpoint",
+}  # fmt: skip
+"""Names that other programs have for a field, without case and signs; the fields by their Python names."""
+_OF_STATUS = ("phase", "conditions", "observed_generation", "start_time", "completion_time", "attempt", "current_step")
+_OF_PODS = (
+    "containers", "init_containers", "volumes", "security_context", "service_account_name", "host_network", "dns_policy", "restart_policy",
+    "host_ipc", "termination_grace_period_seconds", "topology_spread_constraints", "scheduler_name",
+)  # fmt: skip
+_OF_CONTAINERS = ("volume_mounts", "command", "ports", "liveness_probe", "readiness_probe", "working_dir", "lifecycle")
+_FREE = ("args", "options")
+"""Fields whose values an environment or an objective defines."""
+_Path = tuple[str, ...]
+
+
+def unknown_field(model: type[BaseModel], key: str, root: type[BaseModel], path: str, value: object) -> str:
+    """The end of the message about an unknown field of a manifest.
+
+    Args:
+        model: the block.
+        key: the unknown name.
+        root: the whole document.
+        path: of the block in the document, as the user spelled it.
+        value: the field's value.
+    """
+    names = {spelled(model, name, "camel") for name in model.model_fields}
+    same = {plain_name(name): name for name in names}
+    if plain_name(key) in same:
+        return f" (did you mean {same[plain_name(key)]}?)"
+    if told := _of_kubernetes(model, key, value):
+        return told
+    block = tuple(word for word in re.sub(r"\[\d+\]", "[]", path).split(".") if word)
+    other = _OTHER_NAMES.get(plain_name(key), "")
+    if other in model.model_fields:
+        return f" (did you mean {spelled(model, other, 'camel')}?)"
+    if homes := _homes(root, key, block) or (_homes(root, other, block) if other else []):
+        return _at_home(homes, block, value)
+    if close := did_you_mean(key, names) or did_you_mean(snake(key), names):
+        return close
+    if model is not root and (
+        nearest := close_name(key, [spelled(root, name, "camel") for name in root.model_fields if name != snake(key)])
+    ):
+        return f" (did you mean {nearest}?)"
+    free = [name for name in _FREE if name in model.model_fields and fields(model)[name].kind == "mapping"]
+    if free:
+        return _write({free[0]: {key: value}}) or f"; an argument belongs into {free[0]}"
+    known = fields(model)
+    if model.model_fields and all(shape.kind == "mapping" for shape in known.values()):
+        first = spelled(model, next(iter(known)), "camel")
+        return _write({first: {key: value}}) or f"; known: {few(names)}"
+    return f"; known: {few(names)}"
+
+
+def _of_kubernetes(model: type[BaseModel], key: str, value: object) -> str:
+    """The fix of a field that other objects have, or that the operator writes."""
+    name = snake(key)
+    if "pod_template" in model.model_fields:
+        if name in _OF_PODS:
+            return _write({"podTemplate": {"spec": {key: value}}}) or "; it belongs into podTemplate.spec"
+        if name in _OF_CONTAINERS:
+            return f"; it belongs into podTemplate.spec.containers[].{key}"
+    if "max_steps" in model.model_fields:
+        if name in _OF_STATUS:
+            return f": the operator writes status; remove {key}"
+        if name in ("template", "selector", *_OF_PODS):
+            return f": pods are changed by podTemplate of trainer, inference and orchestrator; remove {key}"
+    return ""
+
+
+def _homes(root: type[BaseModel], name: str, block: _Path) -> list[_Path]:
+    """Paths of the fields with this name, those below the block only if there are any; the simplest ones."""
+    found: list[tuple[int, _Path]] = []
+    for path, weight in _walk(root, (), 0):
+        if plain_name(path[-1]) == plain_name(name) and path[:-1] != block:
+            found.append((weight, path))
+    inside = [one for one in found if one[1][: len(block)] == block]
+    if len(block) > 1 and inside:
+        found = inside
+    least = min((weight for weight, _ in found), default=0)
+    return [path for weight, path in found if weight == least]
+
+
+def _walk(model: type[BaseModel], path: _Path, weight: int) -> Iterator[tuple[_Path, int]]:
+    """Paths of all fields, each with a weight: 1 for each block that may be left out, 10 for a list, and its depth in tenths."""
+    for name, shape in fields(model).items():
+        item: Shape = shape.parts[0] if shape.kind == "list" else shape
+        here = (*path, spelled(model, name, "camel") + ("[]" if shape.kind == "list" and item.model else ""))
+        yield (*path, spelled(model, name, "camel")), weight
+        if item.model is not None:
+            yield from _walk(
+                item.model, here, weight + (10 if shape.kind == "list" else 0) + (1 if shape.nullable else 0)
+            )
+
+
+def _at_home(homes: list[_Path], block: _Path, value: object) -> str:
+    shown = " or ".join(".".join(path) for path in homes[:2])
+    hint = f" (did you mean {shown}?)"
+    if len(homes) > 1 or any(part.endswith("[]") for part in homes[0][len(block) :]):
+        return hint
+    home, shared = homes[0], 0
+    while shared < min(len(block), len(home) - 1) and block[shared] == home[shared]:
+        shared += 1
+    nested = value
+    for part in reversed(home[shared:]):
+        nested = {part: nested}
+    below = "" if shared == len(block) else f" below {'.'.join(home[:shared])}" if shared else " at the top"
+    if any(part.endswith("[]") for part in home[shared:]) or not (written := _write(nested)):
+        return hint
+    return f"{hint}{written}{below}"
+
+
+def _write(value: object) -> str:
+    """`; write a: {b: 1}`; empty if it is long, or holds a secret."""
+    text = to_yaml(value).removeprefix("{").removesuffix("}")
+    return f"; write {text}" if len(text) <= _LENGTH and redact.text(text, []) == text else ""

@@ -1,0 +1,164 @@
+"""Values that are valid by themselves and wrong next to another one: intervals beyond the end, rates, GPUs, secrets in clear text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.base import Config
+from rlrun.config.loading.fixes.repair import secret_reference
+from rlrun.config.loading.yaml_text import Key
+from rlrun.local.user_code import Finding
+from rlrun.runtime.redact import is_secret, is_token
+
+_ROLES = ("trainer", "inference", "orchestrator")
+_GPU_ROLES = ("trainer", "inference")
+_OF_FILES = re.compile(r"(?i)_(file|path|dir|folder|name|url|endpoint)$")
+"""Ends of variables that name where a secret is."""
+_LARGE_RATE = 1.0
+
+
+def contradictions(spec: RLRunSpec, run: str = "my") -> Iterator[Finding]:
+    """Findings about values that do not go with others.
+
+    Args:
+        spec: of the run.
+        run: name of the run, for the names of Secrets.
+    """
+    yield from _intervals(spec)
+    yield from _rates(spec)
+    yield from _gpus(spec)
+    yield from _secrets(spec, run)
+
+
+def _intervals(spec: RLRunSpec) -> Iterator[Finding]:
+    """Intervals and warm-ups that a user has set beyond the last step."""
+    if spec.task == "Eval":
+        return
+    last = spec.max_steps
+    places: list[tuple[Key, Config | None, str, str]] = [
+        (
+            ("checkpoint",),
+            spec.checkpoint if spec.checkpoint.enabled else None,
+            "interval",
+            "no checkpoint is saved before the last step",
+        ),
+        (("checkpoint", "export"), spec.checkpoint.export, "interval", "no version is exported at an interval"),
+        (("evaluation",), spec.evaluation, "interval", "no evaluation is made between the first and the last step"),
+        (
+            ("data", "validation"),
+            spec.data.validation if spec.data is not None else None,
+            "interval",
+            "no validation is made between steps",
+        ),
+        (("trainer", "scheduler"), spec.trainer.scheduler, "warmup_steps", "the learning rate never reaches its peak"),
+    ]
+    for key, block, name, effect in places:
+        value = getattr(block, name, None)
+        if block is None or name not in block.model_fields_set or value is None or value <= last:
+            continue
+        field = "warmupSteps" if name == "warmup_steps" else name
+        fix = max(last // 10, 1) if name == "warmup_steps" else last
+        yield Finding(
+            (*key, name), f"({value}) is beyond maxSteps ({last}), so that {effect}; write {field}: {fix}", notice=True
+        )
+
+
+def _rates(spec: RLRunSpec) -> Iterator[Finding]:
+    """Learning rates with which no language model learns."""
+    if spec.task == "Eval":
+        return
+    optimizer, critic = spec.trainer.optimizer, spec.algorithm.critic
+    rates: list[tuple[Key, float, bool]] = [(("trainer", "optimizer", "lr"), optimizer.lr, optimizer.name == "sgd")]
+    if critic is not None:
+        rates.append((("algorithm", "critic", "lr"), critic.lr, optimizer.name == "sgd"))
+    for key, rate, is_usual in rates:
+        if rate >= _LARGE_RATE:
+            yield Finding(
+                key,
+                f"({rate:g}) is a learning rate of 1 or more, which {optimizer.name} multiplies into every weight at each step; write "
+                f"lr: {rate:g}e-6",
+                notice=is_usual,
+            )
+
+
+def _gpus(spec: RLRunSpec) -> Iterator[Finding]:
+    """GPUs that the cluster reserves for pods that do not use them, and places for GPUs of roles without any."""
+    for role in _GPU_ROLES:
+        block = getattr(spec, role)
+        if block.gpus_per_replica or spec.placement.colocate or spec.trainer.shared_with is not None:
+            continue
+        for kind in ("limits", "requests"):
+            for name, count in getattr(block.resources, kind).items():
+                if name == spec.placement.gpu_resource or name.endswith(("/gpu", ".com/gpu.shared")):
+                    yield Finding(
+                        (role, "resources", kind, name),
+                        f"({count}) reserves GPUs, and {role}.gpusPerReplica (0) uses none; remove it and write gpusPerReplica: {count}",
+                    )
+                    break
+            else:
+                continue
+            break
+    if not any(getattr(spec, role).gpus_per_replica for role in _GPU_ROLES):
+        places: list[tuple[Key, str | None]] = [(("placement", "gpu_product"), spec.placement.gpu_product)]
+        places += [
+            (("placement", role, "gpu_product"), getattr(spec.placement, role).gpu_product) for role in _GPU_ROLES
+        ]
+        for key, product in places:
+            if product:
+                yield Finding(
+                    key,
+                    f"({product}) has no effect without GPUs; write gpusPerReplica: 1 for trainer and inference, or remove it",
+                    notice=True,
+                )
+
+
+def _secrets(spec: RLRunSpec, run: str) -> Iterator[Finding]:
+    """Secrets in clear text, which everyone who may read the run can read."""
+    for role in _ROLES:
+        for i, variable in enumerate(getattr(spec, role).env):
+            if variable.value and _is_secret_value(variable.name, variable.value):
+                yield _clear_text((role, "env", i), variable.name, run)
+        yield from _secrets_of_template(role, getattr(spec, role).pod_template, run)
+    for i, environment in enumerate(spec.environments):
+        for name, value in environment.args.items():
+            if isinstance(value, str) and value and _is_secret_value(name, value):
+                yield Finding(
+                    ("environments", i, "args", name),
+                    f"holds a secret in clear text; put it into a Secret, give it to the orchestrator as {_variable(name)} with "
+                    f"envFrom, and write variables: [{_variable(name)}]",
+                    notice=True,
+                )
+
+
+def _secrets_of_template(role: str, template: Mapping[str, Any], run: str) -> Iterator[Finding]:
+    spec = template.get("spec")
+    for kind in ("containers", "initContainers"):
+        containers = spec.get(kind) if isinstance(spec, Mapping) else None
+        for container in containers if isinstance(containers, list) else ():
+            variables = container.get("env") if isinstance(container, Mapping) else None
+            for variable in variables if isinstance(variables, list) else ():
+                name, value = (
+                    (variable.get("name"), variable.get("value")) if isinstance(variable, Mapping) else (None, None)
+                )
+                if isinstance(name, str) and isinstance(value, str) and _is_secret_value(name, value):
+                    yield _clear_text((role, "pod_template"), name, run)
+
+
+def _is_secret_value(name: str, value: str) -> bool:
+    return is_token(value) or (is_secret(name) and not _OF_FILES.search(name) and len(value) > 1)
+
+
+def _clear_text(key: Key, name: str, run: str) -> Finding:
+    return Finding(
+        key,
+        f"holds {name} in clear text; put it into a Secret (kubectl create secret generic {run}-keys --from-literal={name}=...) and write "
+        f"{secret_reference(run, name)}",
+        notice=True,
+    )
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).upper()
