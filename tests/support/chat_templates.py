@@ -10,7 +10,7 @@ import hashlib
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from tests.cluster.cache import cache_root, locked
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements/templates.txt"
 TRL, AXOLOTL = "trl/chat_templates", "axolotl/utils/chat_templates/templates"
+MISTRAL = "mistral_common"
+"""Writes the templates of Mistral's tokenizers itself."""
 _SPECIAL = (
     r'<\|[A-Za-z0-9_"/]+\|>|<\|[a-z_"]+>|<[a-z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{3,}\]|\[\|[a-z]+\|\]'
     r"|<(?:start|end)_of_[a-z]+>|<[A-Z_]+_TOKEN>"
@@ -46,6 +48,9 @@ class Family:
         call_end: token with which its replies end after calls; None: `end`.
         form: way in which it writes tools: "native", or what describes them (a role, or the template) and the role of results.
         keeps: whether its template writes earlier replies as they were sampled; others drop or add thoughts.
+        thought: what its models sample for a thought before a reply, after the generation prompt; None: they do not think.
+        head: what they sample before the content of a reply.
+        thinks_with: arguments with which its template lets them think.
     """
 
     file: str
@@ -56,6 +61,9 @@ class Family:
     call_end: str | None = None
     form: str = "native"
     keeps: bool = True
+    thought: str | None = None
+    head: str = ""
+    thinks_with: tuple[tuple[str, Any], ...] = ()
 
 
 _QWEN = ("<|im_end|>", "<|endoftext|>")
@@ -117,6 +125,28 @@ FAMILIES: dict[str, Family] = {
     "falcon_h1": _family(AXOLOTL, "falcon_h1", "<|im_end|>", ("<|im_end|>", "<|end_of_text|>"), None, "<|im_end|>", form="template tool"),
     "jamba": _family(AXOLOTL, "jamba", "<|eom|>", ("<|eom|>",), "<|startoftext|>", "<|eom|>", keeps=False),
 }  # fmt: skip
+FAMILIES |= {
+    f"mistral_common_{name}": Family(
+        f"{MISTRAL}/{name}", "</s>", ("</s>",), "<s>", "</s>", keeps=name not in ("v3", "v7")
+    )
+    for name in ("v3", "v3_tekken", "v7", "v7_tekken", "v11", "v13")
+}
+_THOUGHTS: dict[str, str] = {
+    "qwen3": "<think>\n{}\n</think>\n\n",
+    **dict.fromkeys(("qwen3_5", "qwen3_6", "qwen3_8", "deepseek_v3", "deepseek_r1", "exaone4"), "{}\n</think>\n\n"),
+    **dict.fromkeys(("nemotron3_nano", "nemotron3_super"), "{}\n</think>\n"),
+    "nemotron3_ultra": "{}</think>",
+    **dict.fromkeys(("gemma4", "gemma4_v2", "gemma4_v5"), "<|channel>thought\n{}\n<channel|>"),
+    "glm4_5": "\n<think>{}</think>\n",
+    "gpt_oss": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+    "lfm2_5": "<think>{}</think>",
+    "phi4": "<think>{}</think>",
+}
+"""Thoughts as the families' models sample them; some prompts open the thought already."""
+FAMILIES |= {name: replace(FAMILIES[name], thought=thought) for name, thought in _THOUGHTS.items()}
+FAMILIES["gpt_oss"] = replace(FAMILIES["gpt_oss"], head="<|channel|>final<|message|>")
+_EXAONE = (("enable_thinking", True), ("skip_think", False))
+FAMILIES["exaone4"] = replace(FAMILIES["exaone4"], thinks_with=_EXAONE)
 
 
 @cache
@@ -132,6 +162,28 @@ def packages() -> Path:
     return folder
 
 
+def read_template(family: Family) -> str:
+    """Return a family's chat template."""
+    package, _, name = family.file.partition("/")
+    if package != MISTRAL:
+        return (packages() / family.file).read_text()
+    from mistral_common.integrations.chat_templates.chat_templates import generate_chat_template
+    from mistral_common.tokens.tokenizers.base import TokenizerVersion
+
+    version, _, kind = name.partition("_")
+    off = dict.fromkeys(("image_support", "audio_support", "thinking_support", "plain_thinking_support"), False)
+    unset = dict.fromkeys(
+        ("default_system_prompt", "model_settings_fields", "reasoning_effort_values", "reasoning_effort_default")
+    )
+    return generate_chat_template(
+        spm=not kind and version in ("v3", "v7"),
+        tokenizer_version=TokenizerVersion(version),
+        use_special_token_variables=False,
+        **off,
+        **unset,
+    )
+
+
 @cache
 def real_tokenizer(name: str) -> tuple[Any, tuple[int, ...]]:
     """Return a tokenizer with a family's template and special tokens, and the ids of its generation config's ends."""
@@ -139,7 +191,7 @@ def real_tokenizer(name: str) -> tuple[Any, tuple[int, ...]]:
     from transformers import PreTrainedTokenizerFast
 
     family = FAMILIES[name]
-    text = (packages() / family.file).read_text()
+    text = read_template(family)
     special = {*re.findall(_SPECIAL, text), family.eos, *family.ends, family.end, *filter(None, [family.bos])}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: id for id, letter in enumerate(alphabet)}, merges=[]))

@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import pytest
 
-from rlrun.environments.protocol import Message, Tool
-from rlrun.inference.client.engine_client import Completion
+from rlrun.environments.protocol import Message
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
-from rlrun.orchestrator.rollouts.conversation import Conversation
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.conversation import Conversation as SftConversation
 from tests.support.chat_templates import FAMILIES, real_tokenizer
+from tests.support.family_conversations import ADD, CALL_AS_TEXT, chat_of, ids_of
+from tests.support.family_conversations import spell as spelled
 
 NATIVE = [name for name, family in FAMILIES.items() if family.form == "native"]
 AS_TEXT = [name for name in FAMILIES if name not in NATIVE]
-ADD: Tool = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "description": "a"}},
-            "required": ["a"],
-        },
-    },
-}
 QUESTION: Message = {"role": "user", "content": "U1"}
-ONE_CALL_ONLY = ("llama3_1", "llama3_2")
-"""Their templates refuse two calls in one reply."""
-CALL_AS_TEXT = '<tool_call>{"name": "add", "arguments": {"a": 0}}</tool_call>'
-
-
-@cache
-def chat_of(name: str) -> ChatTokens:
-    tokenizer, ends = real_tokenizer(name)
-    return ChatTokens(tokenizer, ends=ends)
-
-
-def spelled(name: str, ids: Sequence[int]) -> str:
-    return str(real_tokenizer(name)[0].decode(list(ids), skip_special_tokens=False))
-
-
-def ids_of(name: str, text: str) -> list[int]:
-    return list(real_tokenizer(name)[0](text, add_special_tokens=False).input_ids)
+ONE_CALL_ONLY = ("llama3_1", "llama3_2", "gpt_oss")
+"""Their templates write one call of a reply."""
 
 
 def reply(text: str) -> Message:
@@ -152,30 +124,6 @@ def test_a_template_that_cannot_write_tools_gets_them_as_text(name: str) -> None
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_what_is_sampled_is_what_is_recorded(name: str) -> None:
-    """Three turns: the recorded tokens are those that the engine saw, and those that it sampled are the only trained ones."""
-    family, chat = FAMILIES[name], chat_of(name)
-    seen: list[int] = []
-    sampled: list[list[int]] = []
-
-    async def generate(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
-        answer = ids_of(name, f"R{len(sampled)}{family.end}")
-        sampled.append(answer)
-        seen[:] = [*token_ids, *answer]
-        return Completion(answer, [-1.0] * len(answer), [0] * len(answer), "stop")
-
-    conversation = Conversation(generate, chat, seq_len=100_000, max_tokens=64)
-    messages: list[Message] = []
-    for turn in range(3):
-        messages.append({"role": "user", "content": f"U{turn}"})
-        messages.append((await conversation.complete(messages)).message)
-    (recorded,) = conversation.recorded()
-    assert recorded.input_ids.tolist() == seen
-    assert recorded.input_ids[recorded.loss_mask].tolist() == [id for answer in sampled for id in answer]
-    assert [message["content"] for message in messages[1::2]] == ["R0", "R1", "R2"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
 def test_sft_learns_the_end_of_a_reply_and_no_question(name: str) -> None:
     family = FAMILIES[name]
     tokenizer, ends = real_tokenizer(name)
@@ -210,22 +158,42 @@ def test_ids_that_a_template_refuses_are_replaced_by_nine_letters() -> None:
     assert '"call_id": "call00000"' in kept
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-async def test_in_branching_each_prompt_is_the_templates(name: str) -> None:
-    family, chat = FAMILIES[name], chat_of(name)
-    prompts: list[str] = []
+def test_half_of_a_surrogate_pair_in_a_call_is_replaced() -> None:
+    """A policy writes half of an emoji as JSON, which no tokenizer takes."""
+    chat = chat_of("qwen3")
+    call = calls(1)["tool_calls"][0] | {"function": {"name": "add", "arguments": '{"a": "\\ud83d"}'}}
+    text, ids = chat.opening([QUESTION, reply("") | {"tool_calls": [call]}, *results(1)], [ADD])
+    assert '{"a": "\ufffd"}' in text
+    assert spelled("qwen3", ids) == text
 
-    async def generate(token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
-        prompts.append(spelled(name, token_ids))
-        answer = ids_of(name, f"R{len(prompts)}{family.end}")
-        return Completion(answer, [-1.0] * len(answer), [0] * len(answer), "stop")
 
-    conversation = Conversation(generate, chat, seq_len=100_000, max_tokens=64, strategy="branching")
-    messages: list[Message] = [QUESTION]
-    for turn in (2, 3):
-        messages += [(await conversation.complete(messages)).message, {"role": "user", "content": f"U{turn}"}]
-        await conversation.complete(messages)
-        written = chat.prompt(messages)
-        if family.end == "<|return|>":  # the sampled end stays, and Harmony's template writes another one there
-            prompts[-1] = prompts[-1].replace("<|return|>", "<|end|>")
-        assert prompts[-1] == written
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "gemma3"])
+def test_letters_of_calls_are_written_as_they_are(name: str) -> None:
+    call = calls(1)["tool_calls"][0] | {"function": {"name": "add", "arguments": '{"a": "n\\u00e9"}'}}
+    text = chat_of(name).prompt([QUESTION, reply("") | {"tool_calls": [call]}, *results(1)], [ADD])
+    assert '"arguments": {"a": "né"}' in text
+
+
+def test_a_template_that_writes_one_call_of_a_reply_refuses_two() -> None:
+    with pytest.raises(TemplateError, match="writes only one call of a reply; put each call into a reply of its own"):
+        chat_of("gpt_oss").prompt([QUESTION, calls(2), *results(2)], [ADD])
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3", "gemma4", "lfm2_5"])
+def test_thoughts_before_a_call_reach_the_next_prompt(name: str, field: str) -> None:
+    """Each template reads them under another name; the call belongs to the turn that goes on."""
+    text = chat_of(name).prompt([QUESTION, calls(1) | {field: "THOUGHT"}, *results(1)], [ADD])
+    assert text.index("THOUGHT") < text.index("RESULT0")
+
+
+def test_content_beside_thoughts_and_a_call_is_kept() -> None:
+    """GPT-OSS's template refuses both; it writes each of them in the same channel."""
+    said = calls(1) | {"content": "I will add.", "reasoning_content": "Think."}
+    text = chat_of("gpt_oss").prompt([QUESTION, said, *results(1)], [ADD])
+    assert "<|channel|>analysis<|message|>Think.\nI will add.<|end|>" in text
+
+
+def test_thoughts_that_are_not_text_are_refused() -> None:
+    with pytest.raises(TemplateError, match="reasoning_content is 3"):
+        chat_of("qwen3").prompt([QUESTION, reply("R1") | {"reasoning_content": 3}])

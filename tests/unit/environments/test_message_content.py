@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from rlrun.environments.bundled.dataset import messages_of, with_instruction
 from rlrun.environments.message_content import ContentError, check_prompt, content_text, unread_columns
 from rlrun.environments.protocol import Episode, Task
 from rlrun.environments.rewards.scorers import _question
-from rlrun.orchestrator.rollouts.chat_template import TemplateError, _with_text
+from rlrun.orchestrator.rollouts.chat_template import ChatTemplate, TemplateError
 from rlrun.orchestrator.sft.conversation import conversation
 
 DATA = DataConfig(sources=(SourceConfig(path="rows.jsonl"),))
@@ -35,7 +36,11 @@ def read_agent(content: object) -> str:
 
 
 def read_policy(content: object) -> str:
-    return str(_with_text({"role": "user", "content": content})["content"])
+    tokenizer: Any = SimpleNamespace(
+        chat_template="{{ messages }}",
+        apply_chat_template=lambda messages, **_: "".join(message["content"] for message in messages),
+    )
+    return ChatTemplate(tokenizer).write([{"role": "user", "content": content}])
 
 
 def read_judge(content: object) -> str:

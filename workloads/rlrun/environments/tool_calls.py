@@ -45,7 +45,7 @@ def describe(functions: Sequence[dict[str, object]]) -> str:
     Args:
         functions: `name`, `description` and `parameters` (a JSON schema) of each.
     """
-    return _DESCRIPTION.format(tools="\n".join(json.dumps(function) for function in functions))
+    return _DESCRIPTION.format(tools="\n".join(_dump(function) for function in functions))
 
 
 def without_tools(
@@ -95,7 +95,7 @@ def _as_text(message: Message) -> Message:
     parts = [message.get("content") or ""]
     for call in calls:
         function = call["function"]
-        written = json.dumps({"name": function["name"], "arguments": arguments_of(function)})
+        written = _dump({"name": function["name"], "arguments": arguments_of(function)})
         parts.append(f"<tool_call>{written}</tool_call>")
     return {"role": message["role"], "content": "\n".join(filter(None, parts))}
 
@@ -109,3 +109,8 @@ def arguments_of(function: dict[str, object]) -> object:
         except ValueError:
             return arguments
     return arguments
+
+
+def _dump(value: object) -> str:
+    """Write JSON as models do: letters that are not ASCII as they are."""
+    return json.dumps(value, ensure_ascii=False)

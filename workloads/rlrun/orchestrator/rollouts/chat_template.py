@@ -6,99 +6,40 @@ OpenAI's messages with calls and results, or, for a template that drops or refus
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cached_property
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlrun.config.models.rollout import unread_argument
 from rlrun.environments.message_content import ContentError, content_text
 from rlrun.environments.protocol import Message, Tool
-from rlrun.environments.tool_calls import arguments_of, without_tools
+from rlrun.environments.tool_calls import without_tools
+from rlrun.orchestrator.rollouts.message_forms import (
+    PROBE_ARGUMENT,
+    PROBE_RESULT,
+    PROBE_TOOL,
+    THOUGHT_FIELDS,
+    TOOL_FORMS,
+    ToolForm,
+    natively,
+    probe_call,
+    probe_result,
+    thought_of,
+    with_thought,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STAND_IN = "@#reply#@"
 """Text of the model's reply where only what the template writes after it counts."""
-_ARGUMENT, _RESULT, _QUESTION = "@#argument#@", "@#result#@", "@#question#@"
-_CALL_ID = "call_"
+_QUESTION, _THOUGHT = "@#question#@", "@#thought#@"
 
 
 class TemplateError(ValueError):
     """The chat template cannot be used for training."""
-
-
-@dataclass(frozen=True)
-class ToolForm:
-    """A way to write a tool turn.
-
-    Attributes:
-        native: the template gets tools, calls and results as messages; otherwise calls become text.
-        arguments_as_text: arguments of a call are JSON text (DeepSeek V3); otherwise the value.
-        no_content: a reply that is calls alone has the content None (DeepSeek R1); otherwise an empty text.
-        named_results: a result has the name of its function (Mistral v2).
-        short_ids: ids of calls are nine letters and digits (Mistral v3); others are replaced by such ones.
-        described_in: role of the first message, which describes the tools; None: the template describes them. Only if not native.
-        results_as: role of a message with results; only if not native.
-    """
-
-    native: bool = True
-    arguments_as_text: bool = False
-    no_content: bool = False
-    named_results: bool = False
-    short_ids: bool = False
-    described_in: str | None = "system"
-    results_as: str = "tool"
-
-
-_FORMS = (
-    *(
-        ToolForm(True, text, empty, named, short)
-        for text, empty, named, short in sorted(product((False, True), repeat=4), key=sum)
-    ),
-    *(
-        ToolForm(False, described_in=first, results_as=role)
-        for places in ((None,), ("system", "user"))
-        for role in ("tool", "user")
-        for first in places
-    ),
-)
-"""In the order in which they are tried."""
-PROBE_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": "rlrun_probe",
-        "description": "A probe.",
-        "parameters": {
-            "type": "object",
-            "properties": {"text": {"type": "string", "description": "A text."}},
-            "required": ["text"],
-        },
-    },
-}
-
-
-def probe_call(argument: str = _ARGUMENT, *, calls: int = 1) -> Message:
-    """Return a reply that calls the probe with an argument."""
-    function = {"name": "rlrun_probe", "arguments": json.dumps({"text": argument})}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {"id": f"{_CALL_ID}{number}", "type": "function", "function": function} for number in range(calls)
-        ],
-    }
-
-
-def probe_result(number: int = 0) -> Message:
-    """Return the result of one of the probe's calls."""
-    return {"role": "tool", "tool_call_id": f"{_CALL_ID}{number}", "content": _RESULT}
 
 
 class ChatTemplate:
@@ -123,6 +64,7 @@ class ChatTemplate:
             raise TemplateError(problem)
         self._proven: dict[object, _Way] = {}
         """Way to find what follows a reply, by the roles around it."""
+        self._several: dict[tuple[ToolForm, bool], bool] = {}
         user: Message = {"role": "user", "content": "a"}
         reply: Message = {"role": "assistant", "content": STAND_IN}
         self.closing = _after(self.write([user, reply]), STAND_IN)
@@ -131,12 +73,12 @@ class ChatTemplate:
     @cached_property
     def tool_form(self) -> ToolForm | None:
         """Form in which this template writes a whole tool turn; None: there is none."""
-        return next((form for form in _FORMS if self._plays(form, [PROBE_TOOL])), None)
+        return next((form for form in TOOL_FORMS if self._plays(form, [PROBE_TOOL])), None)
 
     @cached_property
     def call_form(self) -> ToolForm | None:
         """The same for calls in a conversation that offers no tools, as data for SFT may have them."""
-        return next((form for form in _FORMS if self._plays(form, [])), None)
+        return next((form for form in TOOL_FORMS if self._plays(form, [])), None)
 
     def _form(self, tools: Sequence[Tool]) -> ToolForm | None:
         return self.tool_form if tools else self.call_form
@@ -147,11 +89,17 @@ class ChatTemplate:
         Raises:
             TemplateError: the template refuses the conversation, or cannot write a tool turn.
         """
-        messages = [_with_text(message) for message in messages]
+        messages = [self._with_text(message) for message in messages]
         if not _has_tools(messages, tools):
             return self._render(messages, (), generation_prompt)
         if (form := self._form(tools)) is None:
             raise TemplateError("the chat template cannot write a tool turn: it drops or refuses the result of a call")
+        if any(len(message.get("tool_calls") or ()) > 1 for message in messages) and not self._writes_calls(
+            form, tools
+        ):
+            raise TemplateError(
+                "the chat template writes only one call of a reply; put each call into a reply of its own"
+            )
         return self._write_as(form, messages, tools, generation_prompt)
 
     def after_reply(
@@ -195,10 +143,7 @@ class ChatTemplate:
         """Return the first way whose text holds each new message, in order."""
         new = messages[replies_at + 1 :]
         marks = [f"@#new{number}#@" for number in range(len(new))]
-        marked = [
-            *messages[: replies_at + 1],
-            *(message | {"content": mark} for message, mark in zip(new, marks, strict=True)),
-        ]
+        marked = [*messages[: replies_at + 1], *map(_with_mark, new, marks)]
         reason = "it cannot be found what the chat template writes after a reply"
         for way in _WAYS if messages[replies_at].get("tool_calls") else _WAYS[-1:]:
             try:
@@ -225,11 +170,10 @@ class ChatTemplate:
         self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool], prompt: bool
     ) -> str:
         """Do the same from a marked argument on, for templates that write earlier messages differently later."""
-        reply = messages[replies_at]
-        *calls, last = reply["tool_calls"]
-        function = last["function"] | {"arguments": json.dumps({"text": STAND_IN})}
         known = [*messages]
-        known[replies_at] = {"role": "assistant", "content": "", "tool_calls": [*calls, last | {"function": function}]}
+        known[replies_at] = _with_mark(
+            {"role": "assistant", "content": "", "tool_calls": messages[replies_at]["tool_calls"]}, STAND_IN
+        )
         return self._added(known, replies_at, tools, prompt, lambda text: _after(text, STAND_IN))
 
     def _added(
@@ -265,6 +209,59 @@ class ChatTemplate:
         added = [str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special]
         return tuple(sorted({*added, *map(str, self._tokenizer.all_special_tokens)} - {""}, key=len, reverse=True))
 
+    @cached_property
+    def thought_field(self) -> str | None:
+        """Field in which the template reads the thoughts of the last reply; None: it writes none, as DeepSeek R1's."""
+        user: Message = {"role": "user", "content": "a"}
+        form = self.tool_form if self.tool_form is not None and self.tool_form.native else None
+        for name in THOUGHT_FIELDS:
+            reply: Message = {"role": "assistant", "content": STAND_IN, name: _THOUGHT}
+            with suppress(TemplateError):
+                if _THOUGHT in self._render([user, reply], (), False):
+                    return name
+            with suppress(TemplateError):  # Gemma 4 writes them before calls only
+                call = probe_call() | {name: _THOUGHT}
+                if form and _THOUGHT in self._write_as(form, [user, call], [PROBE_TOOL], False):
+                    return name
+        return None
+
+    def _with_text(self, message: Message) -> Message:
+        """Return a message with texts as content and thoughts: templates of text models write a list of parts as Python shows it."""
+        try:
+            text = content_text(message.get("content"), f"the content of a message of {message.get('role')}")
+            if message.get("role") != "assistant" or not thought_of(message) or (field := self.thought_field) is None:
+                return message | {"content": text}
+            known = with_thought(message | {"content": text}, field)
+        except ContentError as error:
+            raise TemplateError(str(error)) from error
+        if text and known.get("tool_calls") and self._refuses_thought_and_content:
+            return known | {"content": "", field: f"{known[field]}\n{text}"}
+        return known
+
+    @cached_property
+    def _refuses_thought_and_content(self) -> bool:
+        """Whether a reply with calls has thoughts or a content (GPT-OSS, which writes both in the same channel)."""
+        if (form := self.tool_form) is None or not form.native or self.thought_field is None:
+            return False
+        both = probe_call() | {"content": STAND_IN, self.thought_field: _THOUGHT}
+        try:
+            self._write_as(form, [{"role": "user", "content": "a"}, both], [PROBE_TOOL], False)
+        except TemplateError:
+            return True
+        return False
+
+    def _writes_calls(self, form: ToolForm, tools: Sequence[Tool]) -> bool:
+        """Whether each of two calls in one reply is written. True if the template refuses them: its own message says more."""
+        if (known := self._several.get(key := (form, bool(tools)))) is None:
+            first, second = probe_call(_QUESTION)["tool_calls"][0], probe_call(calls=2)["tool_calls"][1]
+            both: Message = {"role": "assistant", "content": "", "tool_calls": [first, second]}
+            known = True
+            with suppress(TemplateError):
+                text = self._write_as(form, [{"role": "user", "content": "a"}, both], [PROBE_TOOL] * bool(tools), False)
+                known = _QUESTION in text and PROBE_ARGUMENT in text
+            self._several[key] = known
+        return known
+
     def _plays(self, form: ToolForm, tools: Sequence[Tool]) -> bool:
         """Whether a turn with a call, its result, a reply and a question is written whole and in order."""
         said: list[Message] = [
@@ -279,12 +276,12 @@ class ChatTemplate:
             turn = self._write_as(form, said[:3], tools, True)
         except TemplateError:
             return False
-        marks = [_ARGUMENT, _RESULT, STAND_IN, _QUESTION]
+        marks = [PROBE_ARGUMENT, PROBE_RESULT, STAND_IN, _QUESTION]
         places = [text.find(mark) for mark in marks]
         return (
             -1 not in places
             and places == sorted(places)
-            and _RESULT in turn
+            and PROBE_RESULT in turn
             and text.count(PROBE_TOOL["function"]["name"]) > len(tools)  # it is offered, and it is called
         )
 
@@ -311,7 +308,7 @@ class ChatTemplate:
             )
         except (JinjaError, TypeError) as error:
             raise TemplateError(f"the chat template refuses the conversation: {error}") from error
-        return str(text)
+        return _without_surrogates(str(text))
 
 
 _Way = Callable[[ChatTemplate, Sequence[Message], int, Sequence[Tool], bool], str]
@@ -323,6 +320,24 @@ _WAYS: tuple[_Way, ...] = (
 """The first ones keep the calls: some templates write results only after calls, and others end calls differently than texts."""
 
 
+def _with_mark(message: Message, mark: str) -> Message:
+    """Return a message with a mark as its text; in its last call if there is one, because templates leave out contents beside calls."""
+    if not (calls := message.get("tool_calls")):
+        return message | {"content": mark}
+    *others, last = calls
+    function = last["function"] | {"arguments": json.dumps({"text": mark})}
+    return message | {"tool_calls": [*others, last | {"function": function}]}
+
+
+def _without_surrogates(text: str) -> str:
+    """Replace halves of surrogate pairs, which no tokenizer takes: a model can write them in the JSON of a call."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def _after(text: str, mark: str) -> str:
     _, found, after = text.rpartition(mark)
     if not found:
@@ -332,47 +347,3 @@ def _after(text: str, mark: str) -> str:
 
 def _has_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
     return bool(tools) or any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
-
-
-def _with_text(message: Message) -> Message:
-    """Return a message whose content is a text: templates of text models write a list of parts as Python shows it, or drop it."""
-    try:
-        text = content_text(message.get("content"), f"the content of a message of {message.get('role')}")
-    except ContentError as error:
-        raise TemplateError(str(error)) from error
-    return message | {"content": text}
-
-
-def natively(messages: Sequence[Message], form: ToolForm) -> list[Message]:
-    """Return messages with calls and results as the template takes them."""
-    written: list[Message] = []
-    names: dict[object, str] = {}
-    for message in messages:
-        calls = message.get("tool_calls") or ()
-        names |= {call.get("id"): call["function"]["name"] for call in calls}
-        known = message
-        if message.get("role") == "tool":
-            if form.named_results and "name" not in message:
-                known = known | {"name": names.get(message.get("tool_call_id"), "")}
-            if form.short_ids:
-                known = known | {"tool_call_id": short_id(message.get("tool_call_id"))}
-        elif calls:
-            content = message.get("content") or (None if form.no_content else "")
-            known = message | {"content": content, "tool_calls": [_call(call, form) for call in calls]}
-        written.append(known)
-    return written
-
-
-def _call(call: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
-    arguments = arguments_of(call["function"])
-    function = call["function"] | {"arguments": json.dumps(arguments) if form.arguments_as_text else arguments}
-    return {**call, "function": function} | ({"id": short_id(call.get("id"))} if form.short_ids else {})
-
-
-def short_id(id: object) -> str:
-    """Return an id of nine letters and digits, the same one for the same id."""
-    text = str(id or "")
-    if re.fullmatch("[a-zA-Z0-9]{9}", text):
-        return text
-    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
-    return base64.b32encode(digest).decode().lower()[:9]

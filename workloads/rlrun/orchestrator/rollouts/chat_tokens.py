@@ -18,13 +18,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from rlrun.environments.protocol import Message, Tool
-from rlrun.orchestrator.rollouts.chat_template import (
-    PROBE_TOOL,
-    ChatTemplate,
-    TemplateError,
-    probe_call,
-    probe_result,
-)
+from rlrun.orchestrator.rollouts.chat_template import ChatTemplate, TemplateError
+from rlrun.orchestrator.rollouts.message_forms import PROBE_TOOL, probe_call, probe_result
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer, read_vocabulary_size, stored_ends
 from rlrun.protocol.messages.packed import INTEGERS
 
@@ -213,9 +208,11 @@ class ChatTokens:
         try:
             head = self.template.write(said, [PROBE_TOOL])
             after = self.template.after_reply([*said, probe_result()], 1, [PROBE_TOOL])
-            several = self.template.write([said[0], probe_call(calls=2)], [PROBE_TOOL])
         except TemplateError:
             return None
+        several = head
+        with suppress(TemplateError):  # a template that writes one call only
+            several = self.template.write([said[0], probe_call(calls=2)], [PROBE_TOOL])
         closing = self.template.closing_of(head)
         ends = [id for id in self._tokenise(closing) if id in self._special]
         if any(id in known for id in ends):

@@ -1,0 +1,149 @@
+"""Forms in which chat templates take messages: calls, results and thoughts.
+
+Environments and rows use OpenAI's messages. Templates read the same things under other names and types.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from rlrun.environments.message_content import content_text
+from rlrun.environments.protocol import Message, Tool
+from rlrun.environments.tool_calls import arguments_of
+
+PROBE_ARGUMENT, PROBE_RESULT = "@#argument#@", "@#result#@"
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names of the thoughts of a reply in rows, in the answers of engines and in templates (GPT-OSS and LFM 2.5: the last)."""
+_CALL_ID = "call_"
+
+
+@dataclass(frozen=True)
+class ToolForm:
+    """A way to write a tool turn.
+
+    Attributes:
+        native: the template gets tools, calls and results as messages; otherwise calls become text.
+        arguments_as_text: arguments of a call are JSON text (DeepSeek V3); otherwise the value.
+        no_content: a reply that is calls alone has the content None (DeepSeek R1); otherwise an empty text.
+        named_results: a result has the name of its function (Mistral v2).
+        short_ids: ids of calls are nine letters and digits (Mistral v3); others are replaced by such ones.
+        described_in: role of the first message, which describes the tools; None: the template describes them. Only if not native.
+        results_as: role of a message with results; only if not native.
+    """
+
+    native: bool = True
+    arguments_as_text: bool = False
+    no_content: bool = False
+    named_results: bool = False
+    short_ids: bool = False
+    described_in: str | None = "system"
+    results_as: str = "tool"
+
+
+TOOL_FORMS = (
+    *(
+        ToolForm(True, text, empty, named, short)
+        for text, empty, named, short in sorted(product((False, True), repeat=4), key=sum)
+    ),
+    *(
+        ToolForm(False, described_in=first, results_as=role)
+        for places in ((None,), ("system", "user"))
+        for role in ("tool", "user")
+        for first in places
+    ),
+)
+"""In the order in which they are tried."""
+PROBE_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "rlrun_probe",
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "A text."}},
+            "required": ["text"],
+        },
+    },
+}
+
+
+def probe_call(argument: str = PROBE_ARGUMENT, *, calls: int = 1) -> Message:
+    """Return a reply that calls the probe with an argument."""
+    function = {"name": "rlrun_probe", "arguments": json.dumps({"text": argument})}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": f"{_CALL_ID}{number}", "type": "function", "function": function} for number in range(calls)
+        ],
+    }
+
+
+def probe_result(number: int = 0) -> Message:
+    """Return the result of one of the probe's calls."""
+    return {"role": "tool", "tool_call_id": f"{_CALL_ID}{number}", "content": PROBE_RESULT}
+
+
+def natively(messages: Sequence[Message], form: ToolForm) -> list[Message]:
+    """Return messages with calls and results as the template takes them."""
+    written: list[Message] = []
+    names: dict[object, str] = {}
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        names |= {call.get("id"): call["function"]["name"] for call in calls}
+        known = message
+        if message.get("role") == "tool":
+            if form.named_results and "name" not in message:
+                known = known | {"name": names.get(message.get("tool_call_id"), "")}
+            if form.short_ids:
+                known = known | {"tool_call_id": short_id(message.get("tool_call_id"))}
+        elif calls:
+            content = message.get("content") or (None if form.no_content else "")
+            known = message | {"content": content, "tool_calls": [_call(call, form) for call in calls]}
+        written.append(known)
+    return written
+
+
+def _call(call: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
+    arguments = arguments_of(call["function"])
+    function = call["function"] | {
+        "arguments": json.dumps(arguments, ensure_ascii=False) if form.arguments_as_text else arguments
+    }
+    return {**call, "function": function} | ({"id": short_id(call.get("id"))} if form.short_ids else {})
+
+
+def short_id(id: object) -> str:
+    """Return an id of nine letters and digits, the same one for the same id."""
+    text = str(id or "")
+    if re.fullmatch("[a-zA-Z0-9]{9}", text):
+        return text
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+    return base64.b32encode(digest).decode().lower()[:9]
+
+
+def thought_of(message: Message) -> str:
+    """Return the thoughts of a reply; empty: it has none.
+
+    Raises:
+        ContentError: they are not text.
+    """
+    found = next((name for name in THOUGHT_FIELDS if message.get(name)), None)
+    return "" if found is None else content_text(message[found], found)
+
+
+def with_thought(message: Message, field: str) -> Message:
+    """Return a reply with its thoughts in the field that the template reads.
+
+    Raises:
+        ContentError: they are not text.
+    """
+    if not (thought := thought_of(message)):
+        return message
+    return {name: value for name, value in message.items() if name not in THOUGHT_FIELDS} | {field: thought}
