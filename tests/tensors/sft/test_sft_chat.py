@@ -137,7 +137,7 @@ def test_the_first_token_is_never_learned() -> None:
     [
         ("{{ messages[0].content }}", ("q", "a"), "drops an assistant message"),
         (
-            "{{ messages | length }}{% for m in messages %}{{ m.content }}</s>{% endfor %}",
+            "{% for m in messages %}{{ m.content }}</s>{{ messages | length }}{% endfor %}",
             ("q", "a"),
             "writes what is before message 2 differently",
         ),

@@ -21,6 +21,7 @@ from rlrun.environments.message_content import content_text
 from rlrun.environments.protocol import Message, Tool
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.message_forms import thought_of
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer, stored_ends
 from rlrun.orchestrator.sft.conversation import Conversation
 
@@ -130,8 +131,9 @@ class ChatEncoder:
         end = len(text) - len(after)
         reply = text[start:end].strip()
         # Templates may leave out the thoughts of earlier turns, which come first; anything else must be there.
-        if not text.endswith(after) or not (content.strip() in reply or content.endswith(reply)):
+        if not text.endswith(after) or not (_is_in(content, reply) or content.endswith(reply)):
             raise TemplateError(f"the chat template changes the content of message {index + 1}")
+        _refuse_lost_parts(chat.messages, index, content, reply)
         ending = self._chat.turn_end(after)
         return start, end + ending, ending > 0
 
@@ -149,29 +151,40 @@ class ChatEncoder:
         """Index in `text` at which the generation prompt ends."""
         before = chat.messages[:index]
         prompt, bare = self._render(before, chat.tools, generation_prompt=True), self._render(before, chat.tools)
-        if not text.startswith(prompt):
-            return self._common_start(text, prompt, bare, index)
-        start = len(prompt)
+        start = len(prompt) if text.startswith(prompt) else self._common_start(text, chat, index)
         if prompt == bare and not chat.messages[index].get("tool_calls"):
             # No generation prompt: what stands before the content is the template's, unless it is but a blank.
             content, _ = self._content(text, chat, index)
             return content if text[start:content].strip() else start
         return start
 
-    def _common_start(self, text: str, prompt: str, bare: str, index: int) -> int:
-        """Return the end of what a generation prompt and the written reply have in common, in whole tokens.
+    def _common_start(self, text: str, chat: Conversation, index: int) -> int:
+        """Return the end of what a generation prompt and the written reply have in common after the message before, in whole tokens.
 
-        Templates of thinking models open a thought in the generation prompt, and write earlier replies without one.
+        Templates of thinking models open a thought in the generation prompt, and write earlier replies without one. Others write what is
+        before differently once the conversation goes on (Mistral's system message stands before the last question), so only the text
+        after the message before is compared.
         """
-        common = 0
-        if text.startswith(bare) and prompt.startswith(bare):
-            asked, written = self._tokenise(prompt[len(bare) :]), self._tokenise(text[len(bare) :])
-            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked, written, strict=False)))
-        if not common:
+        last = chat.messages[index - 1] | {"content": _STAND_IN}
+        before = [*chat.messages[: index - 1], last]
+        bare = self._after_mark(self._render(before, chat.tools), index)
+        asked = self._after_mark(self._render(before, chat.tools, generation_prompt=True), index)
+        written = self._after_mark(self._render([*before, *chat.messages[index:]], chat.tools), index)
+        pair = self._tokenise(asked), self._tokenise(written)
+        same = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(*pair, strict=False)))
+        common = self._decode(pair[0][:same])
+        is_whole = asked.startswith(bare) and (len(common) > len(bare) or common == asked)
+        if not (is_whole and text.endswith(written)):
             raise TemplateError(
                 f"the chat template writes what is before message {index + 1} differently once the conversation goes on"
             )
-        return len(bare) + len(self._decode(asked[:common]))
+        return len(text) - len(written) + len(common)
+
+    def _after_mark(self, text: str, index: int) -> str:
+        _, *after = text.split(_STAND_IN)
+        if len(after) != 1:
+            raise TemplateError(f"the chat template does not let the text of message {index} be found")
+        return after[0]
 
     def _content(self, text: str, chat: Conversation, index: int) -> tuple[int, int]:
         """Start and end of a message's text, found by putting another in its place."""
@@ -197,3 +210,41 @@ class ChatEncoder:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _is_in(content: str, reply: str) -> bool:
+    """Whether a reply has the content, its thoughts possibly in another form (GLM)."""
+    if content.strip() in reply:
+        return True
+    thought, found, said = content.partition("</think>")
+    return bool(found) and thought.partition("<think>")[2].strip() in reply and reply.endswith(said.strip())
+
+
+def _refuse_lost_parts(messages: Sequence[Message], index: int, content: str, reply: str) -> None:
+    """Refuse a learned reply of which the template leaves out a call, or thoughts of the last turn.
+
+    Templates leave out the thoughts of earlier turns, and the model sees those turns without them.
+
+    Args:
+        messages: the conversation.
+        index: index of the reply.
+        content: its content.
+        reply: the reply as the template writes it.
+
+    Raises:
+        TemplateError: names the message and the part.
+    """
+    place = 0
+    for call in messages[index].get("tool_calls") or ():
+        place = reply.find(call["function"]["name"], place) + 1
+        if not place:
+            raise TemplateError(f"the chat template leaves out a call of message {index + 1}; make one call a message")
+    if index != len(messages) - 1:
+        return
+    in_content = content.partition("</think>")[0] if "</think>" in content else ""
+    for thought in (thought_of(messages[index]), in_content.rpartition("<think>")[2]):
+        if thought.strip() not in reply:
+            raise TemplateError(
+                f"the chat template leaves out the thoughts of message {index + 1}; remove them from the row, or give the model a chat "
+                "template that writes them"
+            )

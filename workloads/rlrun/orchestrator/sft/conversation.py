@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rlrun.config.models.data import DataConfig
 from rlrun.environments.message_content import content_text, refuse_media, refuse_surrogates
 from rlrun.environments.protocol import Message, Tool
+from rlrun.orchestrator.rollouts.message_forms import THOUGHT_FIELDS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -79,6 +80,10 @@ def _message(value: object, where: str) -> Message:
     refuse_media(message, f"field {where}")
     message["content"] = content_text(message.get("content"), f"{where}.content")
     refuse_surrogates(message["content"], f"{where}.content")
+    for name in THOUGHT_FIELDS:
+        if name in message:
+            message[name] = content_text(message[name], f"{where}.{name}")
+            refuse_surrogates(message[name], f"{where}.{name}")
     return message
 
 

@@ -41,10 +41,17 @@ def load_chat(config: OrchestratorConfig) -> ChatEncoder:
     """
     made = model_folder(Path(config.output_dir), config.shared_with)
     source = model_source(config.model, made, with_weights=False, trained=True)
+    return load_encoder(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
+
+
+def load_encoder(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatEncoder:
+    """Load the tokenizer and template of a model folder or hub name.
+
+    Raises:
+        RoleError: there is none, or its chat template is of no use.
+    """
     try:
-        return ChatEncoder.load(
-            source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
-        )
+        return ChatEncoder.load(source, revision=revision, trust_remote_code=trust_remote_code)
     except (TemplateError, OSError, ValueError) as error:
         raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {error}", exit_codes.DATA) from error
 

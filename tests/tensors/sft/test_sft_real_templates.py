@@ -1,0 +1,112 @@
+"""Rows of agents and of thinking models with the chat templates of real models: what is learned, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.environments.protocol import Message
+from rlrun.orchestrator.rollouts.chat_template import TemplateError
+from rlrun.orchestrator.sft.chat import ChatEncoder
+from rlrun.orchestrator.sft.conversation import Conversation
+from tests.support.chat_templates import FAMILIES, real_tokenizer
+from tests.support.family_conversations import ADD, spell
+
+WRITES_THOUGHTS = (
+    "qwen3",
+    "qwen3_5",
+    "qwen3_6",
+    "qwen3_8",
+    "gemma4_v5",
+    "glm4_5",
+    "gpt_oss",
+    "lfm2_5",
+    "nemotron3_nano",
+)
+DROPS_THOUGHTS = ("deepseek_v3", "deepseek_r1", "gemma4_v2", "phi4", "exaone4")
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def said(text: str, **fields: Any) -> Message:
+    return {"role": "assistant", "content": text, **fields}
+
+
+def call(number: int = 0, **fields: Any) -> Message:
+    function = {"name": "add", "arguments": {"a": number}}
+    return said("", tool_calls=[{"id": f"call0000{number}", "type": "function", "function": function}], **fields)
+
+
+def result(number: int = 0) -> Message:
+    return {"role": "tool", "tool_call_id": f"call0000{number}", "content": f"RESULT{number}"}
+
+
+def learned(name: str, *messages: Message, tools: bool = False) -> list[str]:
+    """Return the texts that are learned, one for each reply."""
+    tokenizer, ends = real_tokenizer(name)
+    weights = [float(message["role"] == "assistant") for message in messages]
+    made = ChatEncoder(tokenizer, ends).encode(Conversation(messages, weights, [ADD] if tools else None))
+    runs: list[list[int]] = [[]]
+    for id, weight in zip(made.input_ids, made.weights, strict=True):
+        if weight:
+            runs[-1].append(id)
+        elif runs[-1]:
+            runs.append([])
+    return [spell(name, run) for run in runs if run]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_tool_turns_and_a_question_are_learned(name: str) -> None:
+    """Each call, and the reply after each result; no question and no result."""
+    family = FAMILIES[name]
+    texts = learned(
+        name, user("U1"), call(), result(), said("R1"), user("U2"), call(1), result(1), said("R2"), tools=True
+    )
+    assert len(texts) == 4
+    assert all("add" in text and str(n) in text for n, text in enumerate(texts[::2]))
+    assert [text.count(f"R{n}") for n, text in enumerate(texts[1::2], 1)] == [1, 1]
+    assert texts[-1].endswith(f"R2{family.end}")
+    for text in texts:
+        assert "U2" not in text
+        assert "RESULT" not in text
+
+
+@pytest.mark.parametrize("name", WRITES_THOUGHTS)
+def test_thoughts_of_the_last_reply_are_learned(name: str) -> None:
+    *_, last = learned(
+        name, user("U1"), said("R1", reasoning_content="T1"), user("U2"), said("R2", reasoning_content="T2")
+    )
+    family = FAMILIES[name]
+    assert last == f"{(family.thought or '').format('T2')}{family.head}R2{family.end}"
+
+
+@pytest.mark.parametrize("name", DROPS_THOUGHTS)
+def test_thoughts_that_a_template_leaves_out_of_the_last_reply_are_refused(name: str) -> None:
+    problem = "leaves out the thoughts of message 2; remove them from the row, or give the model a chat template that writes them"
+    with pytest.raises(TemplateError, match=problem):
+        learned(name, user("U1"), said("R1", reasoning_content="T1"))
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "exaone4"])
+def test_thoughts_in_the_content_that_a_template_leaves_out_are_refused(name: str) -> None:
+    with pytest.raises(TemplateError, match="leaves out the thoughts of message 2"):
+        learned(name, user("U1"), said("<think>\nT1\n</think>\n\nR1"))
+
+
+def test_thoughts_in_the_content_may_be_written_in_another_form() -> None:
+    assert learned("glm4_5", user("U1"), said("<think>\nT1\n</think>\n\nR1")) == ["\n<think>T1</think>\nR1<|user|>"]
+
+
+@pytest.mark.parametrize("name", ["mistral_v3", "mistral_v3_tekken"])
+def test_a_system_message_that_moves_to_the_last_question_is_no_obstacle(name: str) -> None:
+    texts = learned(name, {"role": "system", "content": "S"}, user("U1"), said("R1"), user("U2"), said("R2"))
+    assert [text.strip() for text in texts] == ["R1</s>", "R2</s>"]
+
+
+def test_a_second_call_that_a_template_leaves_out_is_refused() -> None:
+    both = call() | {"tool_calls": [*call()["tool_calls"], *call(1)["tool_calls"]]}
+    with pytest.raises(TemplateError, match="writes only one call of a reply"):
+        learned("gpt_oss", user("U1"), both, result(), result(1), said("R"), tools=True)
