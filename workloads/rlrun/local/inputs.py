@@ -15,7 +15,7 @@ from rlrun.config.models.data import DataConfig, DataSetConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argument
 from rlrun.config.models.run import RunConfig
-from rlrun.environments.process.life import Command
+from rlrun.environments.process.life import Command, Limits
 from rlrun.local.user_code import Finding, Piece, limits_of
 from rlrun.protocol.files.volume_faults import size
 
@@ -24,6 +24,9 @@ READ_SECONDS = 20.0
 MAX_BAD_ROWS = 10
 """Bad rows of one data set that are named."""
 COUNT_PROMPTS = "rlrun.orchestrator.rollouts.prompt_lengths:count_unplayable"
+CHECK_TEMPLATE = "rlrun.orchestrator.rollouts.template_check:check_template"
+TEMPLATE_LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
+"""Limits of the check of a template; it loads an environment only if the template has a fault."""
 DATA_SETS = ("dataset", "gsm8k")
 """Environments whose prompts are asked as they are in their rows."""
 _PARTS = (("config.json", "config.json"), ("weights (*.safetensors)", "*.safetensors"), ("a tokenizer", "token*"))
@@ -118,6 +121,36 @@ def count_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
             "template_arguments": sampling.chat_template_arguments,
         }
         yield Piece(("environments", index, "args"), Command(COUNT_PROMPTS, args, kind="check"), limits_of(environment))
+
+
+def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
+    """Yield the check of the chat template, if the model's folder is on this machine.
+
+    Args:
+        spec: the run.
+        wrong: fields that have a problem already.
+    """
+    model = spec.model
+    if model.path is None or ("model", "path") in wrong or not (folder := Path(model.path).absolute()).is_dir():
+        return
+    environments = [
+        {
+            "place": f"environments[{index}] ({environment.label})",
+            "id": environment.id,
+            "args": environment.args,
+            "template_arguments": (environment.sampling or spec.sampling).chat_template_arguments,
+            "here": environment.python is None and environment.image is None,
+        }
+        for index, environment in enumerate(spec.environments if spec.task == "RL" else ())
+        if environment.id not in DATA_SETS
+    ]
+    args = {
+        "folder": str(folder),
+        "trust_remote_code": model.trust_remote_code,
+        "supervised": spec.task == "SFT",
+        "environments": environments,
+    }
+    yield Piece(("model", "path"), Command(CHECK_TEMPLATE, args, kind="check"), TEMPLATE_LIMITS)
 
 
 def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key] = ()) -> Iterator[Finding]:

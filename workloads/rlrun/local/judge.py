@@ -25,7 +25,7 @@ from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.fit.trainable import suspicions, trained_models, why_untrainable
 from rlrun.local.checks.architecture import keep_proofs, proofs, unproved
 from rlrun.local.checks.contradictions import contradictions
-from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments, count_pieces
+from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments, count_pieces, template_pieces
 from rlrun.local.sizes import allocation, autoscale, elastic, sizes, spot
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
@@ -164,7 +164,8 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), name:
     found += [] if here else unproved(models)
     pieces = [proof.piece for proof in made]
     if not here:  # a run that starts finds them itself, and its own processes need the time
-        pieces += count_pieces(spec, {finding.key for finding in found})
+        wrong = {finding.key for finding in found}
+        pieces += [*count_pieces(spec, wrong), *template_pieces(spec, wrong)]
     found += check_user_code(
         spec.environments, spec.algorithm, spec.model.tiny, here=here, left_out=left_out, models=pieces
     )

@@ -22,7 +22,6 @@ from rlrun.config.models.roles import TRAINING_TASKS, OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling
 from rlrun.diagnostics import heap, stacks
 from rlrun.hub.fetch import model_source
-from rlrun.hub.repository import shown
 from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.file_limit import raise_limit
 from rlrun.orchestrator.aio.volume import in_thread
@@ -38,6 +37,7 @@ from rlrun.orchestrator.rl_pipeline import Pipeline
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
+from rlrun.orchestrator.rollouts.template_check import check_turns, load_tokens
 from rlrun.orchestrator.rollouts.tokenizer import preload
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.shared_trainer import Connection
@@ -80,10 +80,7 @@ def load_chat(config: OrchestratorConfig) -> ChatTokens:
     """
     made = model_folder(Path(config.output_dir), config.shared_with)
     source = model_source(config.model, made, with_weights=False, trained=config.task in TRAINING_TASKS)
-    try:
-        chat = ChatTokens.load(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
-    except (TemplateError, OSError, ValueError) as error:
-        raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {error}", exit_codes.DATA) from error
+    chat = load_tokens(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
     samplings: list[tuple[str, Sampling | None]] = [
         *((f"environments[{i}].sampling", e.sampling or config.sampling) for i, e in enumerate(config.environments)),
         ("evaluation.sampling", config.evaluation.sampling if config.evaluation is not None else None),
@@ -106,14 +103,8 @@ def play_turns(config: OrchestratorConfig, arenas: Sequence[Arena], chat: ChatTo
         if arena.environment.single_turn:
             continue
         template = chat.called_with((arena.config.sampling or config.sampling).chat_template_arguments).template
-        place = f"environments[{number}] ({arena.config.label})"
-        try:
-            template.play_turns()
-        except TemplateError as error:
-            message = f"{place} may ask several times, and the model cannot play a second turn: {error}"
-            raise RoleError(message, exit_codes.CONFIGURATION) from error
-        if template.tool_form is None:
-            logger.warning(f"{place}: the chat template cannot write a tool turn; episodes that offer tools will fail")
+        if (warning := check_turns(f"environments[{number}] ({arena.config.label})", template)) is not None:
+            logger.warning(warning)
 
 
 async def run(

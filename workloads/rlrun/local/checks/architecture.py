@@ -58,6 +58,6 @@ def unproved(models: Mapping[Key, ModelConfig]) -> Iterator[Finding]:
             yield Finding(
                 key,
                 f"{model.name} is not on this machine: the trainer checks at its start, before it reads weights, whether it can "
-                "train this architecture",
+                "train this architecture, and the orchestrator whether it can play its chat template",
                 notice=True,
             )

@@ -1,0 +1,102 @@
+"""`rlrun validate` refuses a chat template in the words of the orchestrator's start, if the model's folder is on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.environments.process.user_code_check import check
+from rlrun.local.inputs import template_pieces
+from rlrun.orchestrator.rollouts.template_check import check_template
+from rlrun.protocol.files.failures import RoleError
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
+
+ONE_TURN = (
+    "{% if messages | length > 2 %}{{ raise_exception('one question only') }}{% endif %}"
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}"
+)
+NO_TOOLS = (
+    "{% for m in messages %}{% if m['role'] in ('tool', 'system') or '<tool_response>' in m['content'] %}{{ raise_exception('no tools') }}"
+    "{% endif %}{{ m['content'] }}<eos>{% endfor %}"
+)
+
+
+def model(folder: Path, template: str) -> Path:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def environment(id: str, *, here: bool = True) -> dict[str, Any]:
+    return {"place": f"environments[0] ({id})", "id": id, "args": {}, "template_arguments": {}, "here": here}
+
+
+def checked(folder: Path, *environments: dict[str, Any], supervised: bool = False) -> list[str]:
+    return check_template(folder=str(folder), trust_remote_code=False, supervised=supervised, environments=environments)
+
+
+def test_a_second_turn_that_cannot_be_played_is_refused(tmp_path: Path) -> None:
+    problem = r"^environments\[0\] \(calculator\) may ask several times, and the model cannot play a second turn: .*one question only$"
+    with pytest.raises(RoleError, match=problem):
+        checked(model(tmp_path, ONE_TURN), environment("calculator"))
+
+
+def test_environments_of_one_turn_need_no_second_one(tmp_path: Path) -> None:
+    assert checked(model(tmp_path, ONE_TURN), environment("reverse-text")) == []
+
+
+def test_an_environment_that_is_elsewhere_gets_a_notice(tmp_path: Path) -> None:
+    (notice,) = checked(model(tmp_path, ONE_TURN), environment("mine:make", here=False))
+    assert "cannot play a second turn" in notice
+    assert notice.endswith("It is not loaded on this machine: if it asks once only, ignore this")
+
+
+def test_a_tool_turn_that_cannot_be_written_is_a_notice(tmp_path: Path) -> None:
+    folder = model(tmp_path, NO_TOOLS)
+    warning = (
+        "environments[0] (calculator): the chat template cannot write a tool turn; episodes that offer tools will fail"
+    )
+    assert checked(folder, environment("calculator"), environment("reverse-text")) == [warning]
+
+
+def test_a_template_that_drops_replies_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        RoleError, match=r"model: the tokenizer of .* cannot be used: the chat template drops an assistant message"
+    ):
+        checked(model(tmp_path, "{{ messages[0].content }}"))
+
+
+def test_a_template_that_the_tokenizer_does_not_give_back_is_refused_for_fine_tuning(tmp_path: Path) -> None:
+    folder = model(tmp_path, "{% for m in messages %}{{ 'Ü' + m['content'] }}<eos>{% endfor %}")
+    assert checked(folder) == []
+    with pytest.raises(RoleError, match="does not give back the chat template's text"):
+        checked(folder, supervised=True)
+
+
+def spec(folder: Path, **environment: Any) -> RLRunSpec:
+    fields = {"group_size": 2} | environment
+    return RLRunSpec.model_validate(
+        {"task": "RL", "model": {"path": str(folder)}, "sampling": {"max_tokens": 8}, "environments": [fields]}
+    )
+
+
+def test_the_piece_of_a_specification(tmp_path: Path) -> None:
+    (piece,) = template_pieces(spec(tmp_path, id="calculator"), set())
+    assert piece.key == ("model", "path")
+    assert [one["place"] for one in piece.command.args["environments"]] == ["environments[0] (calculator)"]
+    (elsewhere,) = template_pieces(spec(tmp_path, id="mine:make", python="/venv/bin/python"), set())
+    assert [one["here"] for one in elsewhere.command.args["environments"]] == [False]
+    assert not [*template_pieces(spec(tmp_path, id="calculator"), {("model", "path")})]
+    assert not [*template_pieces(spec(tmp_path / "none", id="calculator"), set())]
+
+
+@pytest.mark.full  # a process that imports transformers
+def test_the_piece_runs_in_a_process(tmp_path: Path) -> None:
+    (piece,) = template_pieces(spec(model(tmp_path, ONE_TURN), id="calculator"), set())
+    (refusal,) = check([(piece.command, piece.limits)])
+    assert refusal is not None
+    assert "cannot play a second turn" in refusal.message
