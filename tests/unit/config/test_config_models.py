@@ -200,6 +200,10 @@ def test_parts_replace_those_of_the_preset() -> None:
             {"loss": {"name": "masked_is", "options": {"sequence_clip": 5.0}}},
             "sequence_clip (5.0) changes nothing with ratio token; remove it or set ratio to sequence",
         ),
+        (
+            {"loss": {"name": "decoupled_ppo", "options": {"cap_mode": "mask", "cap": None}}, "proximal": "recompute"},
+            "cap_mode (mask) needs a cap, and cap is null; set cap, or remove cap_mode",
+        ),
         ({"correction": {"action": "none", "high": 3.0}}, "high (3.0) has no meaning for action none; remove it"),
         ({"aggregation_length": 5}, "aggregationLength (5) needs aggregation constant_length; remove it"),
         (

@@ -100,6 +100,8 @@ def complete_options(kind: Kind, name: str, given: Options) -> Options:
             raise ValueError(f"{kind} {name}: {low} ({options[low]}) must not exceed {high} ({options[high]})")
     if problem := _unused_option(algorithm.options, options):
         raise ValueError(f"{kind} {name}: {problem}")
+    if options.get("cap_mode") == "mask" and options["cap"] is None:
+        raise ValueError(f"{kind} {name}: cap_mode (mask) needs a cap, and cap is null; set cap, or remove cap_mode")
     if options.get("global_std") and options.get("std", "none") != "none":
         raise ValueError(f"{kind} {name}: std and global_std both divide by a standard deviation, choose one")
     return options
