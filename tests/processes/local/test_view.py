@@ -113,6 +113,20 @@ def test_the_summary_tells_start_end_and_held_out(tmp_path: Path) -> None:
     assert "Complete in 1 min 1 s" in text
 
 
+def test_the_summary_names_evaluations_of_which_answers_are_missing(tmp_path: Path) -> None:
+    lines = [{"step": 0, "eval/a/reward/mean": 0.5, "eval/a/answers": 6, "eval/a/errors": 0, "eval/a/timeouts": 0}]
+    lines += [{"step": n, "reward/mean": 0.5, "time/step": 1.0} for n in range(1, 4)]
+    lines[-1] |= {"eval/a/reward/mean": 0.75, "eval/a/reward/mean_all": 0.5, "eval/a/answers": 4}
+    lines[-1] |= {"eval/a/errors": 1, "eval/a/timeouts": 1}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    console = Console(file=io.StringIO(), width=110)
+    print_summary(console, tmp_path, elapsed_seconds=61, command="rlrun local run.yaml")
+    notes = [line for line in console.file.getvalue().splitlines() if "partial" in line]  # type: ignore[attr-defined]
+    assert notes == [
+        "held-out reward of a, version 3: (partial: 4 of 6 answers in time, 1 failed, 0.500 with the rest as 0)"
+    ]
+
+
 def test_the_panel_shows_step_elapsed_and_what_it_waits_for(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps({"step": 0, "eval/a/reward/mean": 0.5}) + "\n")

@@ -8,7 +8,7 @@ import plotext
 from rich.console import Console
 from rich.table import Table
 
-from rlrun.protocol.files.metrics_line import MetricsLine, read_metrics
+from rlrun.protocol.files.metrics_line import MetricsLine, missing_answers, read_metrics
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, RunPaths
 
 _ROWS = 10
@@ -119,6 +119,20 @@ def _print_rewards(console: Console, lines: list[MetricsLine], steps: list[Metri
             highlight=False,
             soft_wrap=True,
         )
+    for line in missing_notes(lines):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def missing_notes(lines: list[MetricsLine]) -> list[str]:
+    """Return a sentence for each evaluation of which answers are missing."""
+    found = []
+    for line in lines:
+        for name in sorted(line):
+            if name.startswith("eval/") and name.endswith("/answers"):
+                prefix = name.removesuffix("answers")
+                if note := missing_answers(line, prefix):
+                    found.append(f"held-out reward of {prefix[len('eval/') : -1]}, version {int(line['step'])}:{note}")
+    return found
 
 
 def _print_places(console: Console, root: Path, *, elapsed_seconds: float, command: str, traces: bool) -> None:
