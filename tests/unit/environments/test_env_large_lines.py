@@ -238,3 +238,32 @@ def test_without_an_event_loop_a_document_is_received_when_it_is_there() -> None
     end = End()
     end.lines.data_received(encode(LARGE))
     assert end.received == [LARGE]
+
+
+def members(count: int, messages: int, characters: int) -> list[Document]:
+    said = [{"role": "assistant", "content": "é\ud83d" + "x" * characters}] * messages
+    return [{"messages": said, "replies": messages, "reward": 0.5, "metrics": {"a": 1.0}} for _ in range(count)]
+
+
+@pytest.mark.parametrize(("count", "messages", "characters"), [(0, 0, 0), (1, 0, 0), (3, 2, 4), (4, 3, LARGE_BYTES)])
+async def test_a_list_is_the_line_of_the_whole_document(count: int, messages: int, characters: int) -> None:
+    group = members(count, messages, characters)
+    line = await wire.encode_list({"op": "compare", "rollout": 7}, "members", group)
+    assert line.endswith(b"\n")
+    assert json.loads(line) == {"op": "compare", "rollout": 7, "members": group}
+
+
+async def test_a_large_list_is_encoded_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a message at a time: one call holds the interpreter's lock."""
+    calls: list[tuple[str, int]] = []
+    to_json = wire._to_json
+
+    def record(value: Any) -> str:
+        text = to_json(value)
+        calls.append((threading.current_thread().name, len(text)))
+        return text
+
+    monkeypatch.setattr(wire, "_to_json", record)
+    await wire.encode_list({"op": "compare"}, "members", members(4, 3, LARGE_BYTES))
+    assert {name.split("_")[0] for name, _ in calls} == {"wire"}
+    assert max(length for _, length in calls) < 2 * LARGE_BYTES

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from rlrun.environments.bounds import MAX_NAME_CHARACTERS, BoundsError, clipped, describe, plain_score
 from rlrun.environments.episode import EpisodeError, ErrorKind
-from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode
+from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode, encode_list
 from rlrun.environments.protocol import Episode, Message, ModelClient, Reply, Score, Tool
 from rlrun.environments.stage import MAX_NOTICES, Played, TaskRef
 
@@ -176,26 +176,38 @@ class Talk(ABC):
             {"messages": one.episode.messages, "replies": one.episode.replies, **_numbers(one.score)} for one in group
         ]
         rollout = _Rollout(task, _NoModel(), asyncio.get_running_loop().create_future(), len(members))
-        asked = {"op": "compare", "members": members}
-        scores = await self._answer(rollout, asked, timeout_seconds, reward_seconds, number)
+        scores = await self._answer(rollout, {"op": "compare"}, timeout_seconds, reward_seconds, number, members)
         assert isinstance(scores, list)  # see `_finished`
         return scores
 
     async def _answer(
-        self, rollout: _Rollout, asked: Document, timeout_seconds: float, reward_seconds: float, number: int
+        self,
+        rollout: _Rollout,
+        asked: Document,
+        timeout_seconds: float,
+        reward_seconds: float,
+        number: int,
+        members: Sequence[Document] = (),
     ) -> Played | list[Score]:
         """Have the process play or compare, and wait for what comes of it."""
         task = rollout.task
         number = number or secrets.randbelow(1 << 62) + 1  # no episode guesses that of another, to answer in its name
         deadlines = {"timeout_seconds": timeout_seconds, "reward_seconds": reward_seconds}
-        line = encode({**asked, "rollout": number, "split": task.split, "index": task.index, **deadlines})
-        if len(line) > MAX_LINE_BYTES:
-            message = (
-                f"the group's episodes have {len(line)} bytes as JSON (at most {MAX_LINE_BYTES}); make them shorter"
-            )
-            raise self._error("reward", task, message)
-        self._rollouts[number] = rollout
-        self._wire.send_line(line)
+        document = {**asked, "rollout": number, "split": task.split, "index": task.index, **deadlines}
+        self._rollouts[number] = rollout  # before anything is awaited: the process may end meanwhile
+        try:
+            line = await encode_list(document, "members", members) if members else encode(document)
+            if len(line) > MAX_LINE_BYTES:
+                message = (
+                    f"the group's episodes have {len(line)} bytes as JSON (at most {MAX_LINE_BYTES}); make them shorter"
+                )
+                raise self._error("reward", task, message)
+        except BaseException:
+            del self._rollouts[number]
+            self._changed.set()
+            raise
+        if not rollout.result.done():
+            self._wire.send_line(line)
         try:
             async with asyncio.timeout(timeout_seconds + GRACE_SECONDS):
                 return await rollout.result

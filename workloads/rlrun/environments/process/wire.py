@@ -31,7 +31,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
@@ -58,6 +58,35 @@ _from_json = json.JSONDecoder().decode
 def encode(document: Document) -> bytes:
     """A document of plain JSON values as a line."""
     return _to_json(document).encode() + b"\n"
+
+
+async def encode_list(document: Document, name: str, items: Sequence[Document]) -> bytes:
+    """Return the line of a document with one more field, a list whose length others decide.
+
+    Large ones are encoded in a thread, one item and one message of it at a time: a call of `json` holds the interpreter's lock.
+
+    Args:
+        document: the other fields.
+        name: the list's name.
+        items: its values; the field `messages` of an item is a list.
+    """
+
+    def pieces() -> Iterator[str]:
+        yield f"{_to_json(document)[:-1]},{_to_json(name)}:["
+        for number, item in enumerate(items):
+            rest = {key: value for key, value in item.items() if key != "messages"}
+            yield f'{"," if number else ""}{_to_json(rest)[:-1]},"messages":['
+            for place, message in enumerate(item["messages"]):
+                yield ("," if place else "") + _to_json(message)
+            yield "]}"
+        yield "]}\n"
+
+    def joined() -> bytes:
+        return b"".join(piece.encode() for piece in pieces())
+
+    if sum(len(str(message.get("content") or "")) for item in items for message in item["messages"]) <= LARGE_BYTES:
+        return joined()
+    return await asyncio.get_running_loop().run_in_executor(_POOL, joined)
 
 
 class Lines(asyncio.Protocol):
