@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 from orch_simulation import FakeEngine
 
+from rlrun.config.models.rollout import EvaluationConfig, SamplingConfig
+from rlrun.environments.episode import EpisodeError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.deadline import pausable_timeout
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
-from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question
+from rlrun.orchestrator.evaluation.evaluator import MAX_TRIES, Answer, Evaluator, Question
+from rlrun.orchestrator.rollouts.conversation import RolloutError, UnplayablePromptError
 from rlrun.orchestrator.rollouts.player import Player
+from rlrun.orchestrator.types import Rollout
 
 VERSION = 3
 
@@ -87,3 +91,34 @@ async def test_a_block_without_a_limit_is_not_ended() -> None:
     with pytest.raises(TimeoutError):
         async with pausable_timeout(0.02, lambda: False):
             await asyncio.sleep(3600)
+
+
+class Refusing(Player):
+    """Refuses each episode, and counts them."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.played = error, 0
+
+    async def play(self, *_: Any, **__: Any) -> Rollout:
+        self.played += 1
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (UnplayablePromptError("too long", "too_long"), 1),
+        (EpisodeError("task", "e", "t", "row 2 cannot be read"), 1),
+        (EpisodeError("environment", "e", "t", "a bug"), MAX_TRIES),
+        (RolloutError("no token"), MAX_TRIES),
+    ],
+)
+async def test_a_question_that_can_never_be_played_is_tried_once(error: Exception, tries: int) -> None:
+    player = Refusing(error)
+    config: Any = SimpleNamespace(evaluation=EvaluationConfig(), sampling=SamplingConfig(max_tokens=8))
+    chat: Any = SimpleNamespace(called_with=lambda _: SimpleNamespace(stop_token_ids=(2,)))
+    pool: Any = None
+    arena: Any = SimpleNamespace(config=SimpleNamespace(label="e", sampling=None))
+    task: Any = "t"
+    answer = await Evaluator(config, [], player, pool, chat)._answer(arena, task, 0, VERSION)
+    assert (answer.rollout, answer.error, player.played) == (None, str(error), tries)

@@ -26,6 +26,7 @@ from rlrun.orchestrator.rollouts.dispatcher import MAX_LOST
 from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.player import Player, compare
+from rlrun.orchestrator.rollouts.unplayable import unplayable_reason
 from rlrun.orchestrator.types import Rollout
 
 MAX_TRIES = 3
@@ -277,6 +278,8 @@ class Evaluator(Asker):
             except (EpisodeError, RolloutError, EngineUnavailableError) as error:
                 logger.debug(f"evaluation of task {task}: {error}")
                 reason = str(error)
+                if unplayable_reason(error) is not None:
+                    break
                 if isinstance(error, EpisodeError) and error.bystander and lost < MAX_LOST:
                     lost += 1
                 else:

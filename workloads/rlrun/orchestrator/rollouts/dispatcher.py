@@ -15,12 +15,12 @@ from rlrun.environments.stage import TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.groups import Flight, Groups, Outcome
-from rlrun.orchestrator.rollouts.conversation import RolloutError, UnplayablePromptError
+from rlrun.orchestrator.rollouts.conversation import RolloutError
 from rlrun.orchestrator.rollouts.engine_session import Opening, Session, derived_seed
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
 from rlrun.orchestrator.rollouts.player import Player, compare
-from rlrun.orchestrator.rollouts.unplayable import UnplayableTasks
+from rlrun.orchestrator.rollouts.unplayable import UnplayableTasks, unplayable_reason
 from rlrun.orchestrator.staleness import capacity
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.failures import RoleError
@@ -222,13 +222,9 @@ class Dispatcher:
         while failures <= MAX_RETRIES:
             try:
                 found = await once()
-            except UnplayablePromptError as error:
-                raise GroupUnplayableError(
-                    error.reason, f"environment {arena.environment.id!r}, task {task}: {error}"
-                ) from error
             except EpisodeError as error:
-                if error.kind == "task":
-                    raise GroupUnplayableError("row", str(error)) from error
+                if (reason := unplayable_reason(error)) is not None:
+                    raise GroupUnplayableError(reason, str(error)) from error
                 if error.bystander and lost < MAX_LOST:
                     lost += 1
                     self._groups.ledger.counters[f"lost/{label}"] += 1
@@ -237,8 +233,11 @@ class Dispatcher:
                     self._failed(label, error.kind, str(error), error.death)
                 continue
             except RolloutError as error:
+                message = f"environment {arena.environment.id!r}, task {task}: {error}"
+                if (reason := unplayable_reason(error)) is not None:
+                    raise GroupUnplayableError(reason, message) from error
                 failures += 1
-                self._failed(label, "tokens", f"environment {arena.environment.id!r}, task {task}: {error}")
+                self._failed(label, "tokens", message)
                 continue
             self._budget.record(label)
             return found

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from rlrun.environments.episode import EpisodeError
+from rlrun.orchestrator.rollouts.conversation import UnplayablePromptError
+
 WINDOW_GROUPS = 100
 """Latest groups of an environment whose share is bounded; fewer for an environment with fewer training tasks."""
 MAX_RATIO = 0.5
 """Largest share of these groups that may be of unplayable tasks; with more, something other than single rows is wrong."""
+
+
+def unplayable_reason(error: Exception) -> str | None:
+    """Return why each rollout of a task meets this error, such as `too_long`; None if another try may succeed."""
+    if isinstance(error, UnplayablePromptError):
+        return error.reason
+    return "row" if isinstance(error, EpisodeError) and error.kind == "task" else None
 
 
 class UnplayableTasks:
