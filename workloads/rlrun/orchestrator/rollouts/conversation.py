@@ -217,38 +217,20 @@ class Conversation:
                 "the last message is the assistant's, and a prefilled reply cannot be continued; let the conversation end with another role"
             )
         self.tools = tuple(tools or ()) or self.tools
-        try:
-            offered = None if tools is None else list(tools)
-            place = await compute(_size(messages), partial(self._place, messages, offered))
-        except TemplateError as error:
-            if self._sequences:
-                raise
-            raise UnplayablePromptError(str(error), "template") from error
-        sequence = place.sequence
-        prompt = sequence.token_ids + place.added
-        room = min(self._seq_len - len(prompt), self._max_tokens)
-        if max_tokens is not None:
-            room = min(room, max_tokens)
-        if sequence.full or room < 1:
-            if not any(known.loss_tokens for known in self._sequences):
-                message = f"the prompt has {len(prompt)} tokens, and seqLen ({self._seq_len}) leaves no room for a reply; raise seqLen"
-                if self._sequences:
-                    raise RolloutError(message)
-                raise UnplayablePromptError(message, "too_long")
-            sequence.full = True
+        place = await self._find_place(messages, None if tools is None else list(tools))
+        prompt = place.sequence.token_ids + place.added
+        room = min(self._seq_len - len(prompt), self._max_tokens, *([] if max_tokens is None else [max_tokens]))
+        if place.sequence.full or room < 1:
+            self._refuse_first_prompt(len(prompt))
+            place.sequence.full = True
             return self._reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
         completion = await self._generate(prompt, max_tokens=room, **({"stop": tuple(stop)} if stop else {}))
         _check(completion)
         words = (*self._stop, *stop)
-        count, text, stopped = await compute(
-            len(completion.token_ids) * _CHARACTERS, partial(self._cut, completion, words)
-        )
+        characters = len(completion.token_ids) * _CHARACTERS
+        count, text, stopped = await compute(characters, partial(self._cut, completion, words))
         finish = "stop" if stopped else completion.finish_reason
-        said = Said()
-        if self._parse_all or (tools and finish != "length"):
-            said = await self._parse(self._chat.unended(completion.token_ids[:count]), text, tools or ())
-            if finish == "length":
-                said = replace(said, calls=())  # the last one may be cut
+        said = await self._take_apart(completion.token_ids[:count], text, finish, tools or ())
         reply = Reply(
             text if said.text is None else said.text,
             finish,
@@ -261,13 +243,38 @@ class Conversation:
         )
         self._calls += len(said.calls)
         # Only now, in one step: until here the call may have been given up and made again.
-        sequence.append(place.added)
-        sequence.sampled(completion, count)
+        place.sequence.append(place.added)
+        place.sequence.sampled(completion, count)
         if self._branching:
             written = self._chat.spelled(completion.token_ids[:count])
             # The environment's message has no stop text, so the template will not write it again.
-            sequence.text = place.text + (_before(written, words) if stopped else written)
+            place.sequence.text = place.text + (_before(written, words) if stopped else written)
         return self._reply(place, messages, reply)
+
+    async def _find_place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
+        try:
+            return await compute(_size(messages), partial(self._place, messages, tools))
+        except TemplateError as error:
+            if self._sequences:
+                raise
+            raise UnplayablePromptError(str(error), "template") from error
+
+    def _refuse_first_prompt(self, tokens: int) -> None:
+        """Refuse a prompt without room for a reply if nothing was sampled before it."""
+        if any(known.loss_tokens for known in self._sequences):
+            return
+        message = (
+            f"the prompt has {tokens} tokens, and seqLen ({self._seq_len}) leaves no room for a reply; raise seqLen"
+        )
+        if self._sequences:
+            raise RolloutError(message)
+        raise UnplayablePromptError(message, "too_long")
+
+    async def _take_apart(self, token_ids: Sequence[int], text: str, finish: str, tools: Sequence[Tool]) -> Said:
+        if not self._parse_all and (not tools or finish == "length"):
+            return Said()
+        said = await self._parse(self._chat.unended(token_ids), text, tools)
+        return replace(said, calls=()) if finish == "length" else said  # the last call may be cut
 
     def recorded(self) -> list[Recorded]:
         """All sequences with tokens to train on.

@@ -88,20 +88,7 @@ class Player:
         """
         async with self.slots.take(evaluates=evaluates):
             began = time.monotonic()
-            chat = self._chat.called_with(sampling.chat_template_arguments)
-            thoughts = self._config.engine_parses_thoughts
-            by_channel = not thoughts and speaks_harmony(chat)
-            by_engine = thoughts or self._config.engine_parses_tools
-            conversation = Conversation(
-                session,
-                chat,
-                seq_len=self._config.seq_len,
-                max_tokens=sampling.max_tokens,
-                strategy=self._config.trajectory_strategy,
-                parse=HarmonyParser(chat) if by_channel else session.parse if by_engine else parse_text,
-                parse_all=by_channel or thoughts,
-                stop=sampling.stop,
-            )
+            conversation = self._converse(session, sampling)
             try:
                 played = await arena.environment.play(
                     task,
@@ -110,15 +97,10 @@ class Player:
                     reward_seconds=arena.config.reward_timeout_seconds,
                 )
             except EpisodeError as error:
-                if isinstance(error.__cause__, EngineUnavailableError) or (
-                    error.kind == "timeout" and (session.troubled or not self._pool.candidates())
-                ):
-                    raise EngineUnavailableError(str(error)) from error
-                if error.kind == "model" and (refused := _of_tokens(error)) is not None:
-                    if isinstance(refused, UnplayablePromptError):
-                        raise UnplayablePromptError(str(refused), refused.reason) from error
-                    raise RolloutError(str(refused)) from error
-                raise
+                cause = self._cause_of(error, session)
+                if cause is error:
+                    raise
+                raise cause from error
             return Rollout(
                 sequences=tuple(conversation.recorded()),
                 task_id=played.task_id,
@@ -131,6 +113,35 @@ class Player:
                 seconds=time.monotonic() - began,
                 tools=conversation.tools,
             )
+
+    def _converse(self, session: Session, sampling: SamplingConfig | CompleteSampling) -> Conversation:
+        """Return the policy as an episode sees it."""
+        chat = self._chat.called_with(sampling.chat_template_arguments)
+        thoughts = self._config.engine_parses_thoughts
+        by_channel = not thoughts and speaks_harmony(chat)
+        by_engine = thoughts or self._config.engine_parses_tools
+        return Conversation(
+            session,
+            chat,
+            seq_len=self._config.seq_len,
+            max_tokens=sampling.max_tokens,
+            strategy=self._config.trajectory_strategy,
+            parse=HarmonyParser(chat) if by_channel else session.parse if by_engine else parse_text,
+            parse_all=by_channel or thoughts,
+            stop=sampling.stop,
+        )
+
+    def _cause_of(self, error: EpisodeError, session: Session) -> Exception:
+        """Return the error of the engines or of the conversation behind a failed episode, or that of the episode."""
+        if isinstance(error.__cause__, EngineUnavailableError) or (
+            error.kind == "timeout" and (session.troubled or not self._pool.candidates())
+        ):
+            return EngineUnavailableError(str(error))
+        if error.kind != "model" or (refused := _of_tokens(error)) is None:
+            return error
+        if isinstance(refused, UnplayablePromptError):
+            return UnplayablePromptError(str(refused), refused.reason)
+        return RolloutError(str(refused))
 
 
 async def compare(arena: Arena, task: TaskRef, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
