@@ -62,7 +62,7 @@ def test_the_same_rows_from_every_format(jsonl: Write, tmp_path: Path) -> None:
     for path in files:
         found = Rows(DataSetConfig(path=str(path)), "data.sources[0]")
         assert [found.row(i) for i in range(len(found))] == rows
-    assert Rows(DataSetConfig(path=str(files[1])), "x").place(2) == "data.parquet row 3"
+    assert Rows(DataSetConfig(path=str(files[1])), "x").describe_place(2) == "data.parquet row 3"
 
 
 def test_a_folder_holds_files_of_the_split(jsonl: Write, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_folder_holds_files_of_the_split(jsonl: Write, tmp_path: Path) -> None
     jsonl(CHATS[5:], "set/test.jsonl")
     rows = Rows(DataSetConfig(path=str(tmp_path / "set"), split="train"), "data.sources[0]")
     assert [rows.row(i) for i in range(len(rows))] == CHATS[:5]
-    assert rows.place(3) == "train-00001-of-00002.jsonl line 2"
+    assert rows.describe_place(3) == "train-00001-of-00002.jsonl line 2"
     with pytest.raises(RoleError, match=r"holds no .jsonl, .csv, .parquet or .arrow file of split 'dev'"):
         Rows(DataSetConfig(path=str(tmp_path / "set"), split="dev"), "data.sources[0]")
 

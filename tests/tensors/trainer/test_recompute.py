@@ -164,7 +164,7 @@ def test_without_anything_to_compare_with(make_run: Callable[..., RunPaths], her
 def test_the_terms_of_samples_add_up_to_the_loss_and_its_gradient(name: str, rewarded: Callable[..., Batch]) -> None:
     batch, rng = rewarded((9, 4, 13, 6)), np.random.default_rng(0)
     reads = "proximal_logprobs" in LOSS_ENTRIES[name].reads
-    loss = Keeping.of(Mixture(Objective(name, proximal="recompute" if reads else "inference")))
+    loss = Keeping.from_mixture(Mixture(Objective(name, proximal="recompute" if reads else "inference")))
     mask = torch.tensor(np.concatenate([sample.loss_mask for sample in batch.samples]))
     values: dict[str, Tensor] = {
         key: torch.tensor(np.where(mask, -rng.random(len(mask)) - 1, 0), dtype=torch.float32)
@@ -198,4 +198,4 @@ def test_a_sample_of_another_rank_is_not_explained(
     rewarded: Callable[..., Batch], make_model: Callable[..., nn.Module]
 ) -> None:
     batch = rewarded((9, 4))
-    assert explain(Keeping.of(Mixture(Objective())), [Update(batch, [(0,)])], batch.samples[1]) is None
+    assert explain(Keeping.from_mixture(Mixture(Objective())), [Update(batch, [(0,)])], batch.samples[1]) is None

@@ -193,7 +193,7 @@ def test_a_claim_of_the_ledger_does_not_look_at_all_groups() -> None:
         ledger.claim(number)
     assert Counted.compared < 8 * MANY
     for number in numbers[: MANY // 2]:
-        ledger.again(number, "age")
+        ledger.dispatch_again(number, "age")
     assert [ledger.take() for _ in range(MANY // 2 + 1)] == [*range(MANY // 2), MANY]
     assert ledger.state().open_groups == tuple(range(MANY + 1))
 

@@ -27,7 +27,7 @@ def test_rows_are_found_by_number_whatever_their_lines_hold(tmp_path: Path) -> N
     assert len(rows) == 2
     assert rows.row(1) == {"prompt": "plain", "reward_model": {"ground_truth": "5"}, "n": "x"}
     assert rows.row(0) == {"prompt": 'two\nlines, "quoted"', "reward_model": {"ground_truth": "4"}}
-    assert (rows.place(0), rows.place(1)) == ("line 2", "line 5")
+    assert (rows.describe_place(0), rows.describe_place(1)) == ("line 2", "line 5")
 
 
 @given(st.lists(st.tuples(CELLS, CELLS), max_size=6))

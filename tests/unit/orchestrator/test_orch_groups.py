@@ -101,7 +101,7 @@ class Life:
         again = set(now.open_groups) - set(out)
         assert {groups.ledger.take() for _ in again} == again, "what is open and not out waits"
         for number in again:
-            groups.ledger.again(number, "looked at")
+            groups.ledger.dispatch_again(number, "looked at")
 
 
 @settings(max_examples=60, deadline=None)

@@ -209,7 +209,7 @@ def histories(changes: list[tuple[str, int, int]]) -> None:
                 pool.release(*asked.pop(number % len(asked)))
             case "answer" | "slow":
                 replica.succeed(10 * (FAST if name == "answer" else SLOW_PACE), [10] * count)
-                if (loads := pool._order.of(3)) is not None:
+                if (loads := pool._order.loads_of(3)) is not None:
                     loads._refreshed = -math.inf  # as after a second
             case "limit":
                 replica.concurrency.observe(EngineMetrics(count, 60, 0.5), 100)

@@ -130,8 +130,8 @@ def test_the_index_within_an_environment_counts_its_groups() -> None:
 def test_every_group_is_dispatched_until_it_is_in_a_batch_or_dropped() -> None:
     ledger = Ledger()
     assert [ledger.take() for _ in range(4)] == [0, 1, 2, 3]
-    ledger.again(2, "age")
-    ledger.again(1, "engine")
+    ledger.dispatch_again(2, "age")
+    ledger.dispatch_again(1, "engine")
     ledger.drop(0, "error")
     ledger.accept([3])
     assert ledger.state().open_groups == (1, 2)

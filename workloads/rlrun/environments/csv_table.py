@@ -72,7 +72,7 @@ class CsvTable:
                 place[name] = cell
         return row
 
-    def place(self, index: int) -> str:
+    def describe_place(self, index: int) -> str:
         return f"line {self._lines[index]}"
 
 

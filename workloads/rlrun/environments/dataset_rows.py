@@ -40,7 +40,7 @@ class Table(Protocol):
         """Row `index`. Raises ValueError: it is no row."""
         ...
 
-    def place(self, index: int) -> str:
+    def describe_place(self, index: int) -> str:
         """Name of the row in messages: `line 3`, `row 3`."""
         ...
 
@@ -98,7 +98,7 @@ class JsonLines:
             )
         return found
 
-    def place(self, index: int) -> str:
+    def describe_place(self, index: int) -> str:
         return f"line {self._lines[index]}"
 
 
@@ -147,7 +147,7 @@ class ArrowTable:
         row = self._ahead.pop()
         return {name: _without_nulls(value) for name, value in row.items() if value is not None}
 
-    def place(self, index: int) -> str:
+    def describe_place(self, index: int) -> str:
         return f"row {index + 1}"
 
 
@@ -193,12 +193,12 @@ class Rows:
         try:
             return self._tables[table].row(inner)
         except ValueError as error:
-            raise RowError(f"{self.place(index)}: {error}") from None
+            raise RowError(f"{self.describe_place(index)}: {error}") from None
 
-    def place(self, index: int) -> str:
+    def describe_place(self, index: int) -> str:
         """File and line of a row."""
         table, inner = self._find(index)
-        return f"{self._names[table]} {self._tables[table].place(inner)}"
+        return f"{self._names[table]} {self._tables[table].describe_place(inner)}"
 
     def _find(self, index: int) -> tuple[int, int]:
         table = bisect_right(self._ends, index)

@@ -223,7 +223,7 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float,
             unlearned += not any(conversation(rows.row(index), data).weights)
         except ValueError as error:
             bad += 1
-            place = "" if str(error).startswith(rows.place(index)) else f"{rows.place(index)}: "
+            place = "" if str(error).startswith(rows.describe_place(index)) else f"{rows.describe_place(index)}: "
             yield Finding(key, f"{one.path}: {place}{error}; mend the row, or set data.malformed to Skip")
             if index == 0 and "Expecting value: line 1 column 1" in str(error):
                 return  # another format: each line has the same problem

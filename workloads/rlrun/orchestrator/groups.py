@@ -200,11 +200,11 @@ class Groups:
         self._count_removed(flight, outcome)
         if flight.expired:
             self._aged.add(number)
-            self.ledger.again(number, "age")
+            self.ledger.dispatch_again(number, "age")
         elif flight.surplus and (outcome is None or isinstance(outcome, str)):
             self._give_up(DroppedEntry(number, "surplus", None, self.ledger.next_group, flight.version))
         elif outcome == "engine":
-            self.ledger.again(number, "engine")
+            self.ledger.dispatch_again(number, "engine")
             if flight.members:
                 self._unfinished[number] = Unfinished(flight.version, flight.members)
         elif isinstance(outcome, str):
@@ -312,7 +312,7 @@ class Groups:
         limit = self._config.algorithm.max_off_policy_steps
         self.finished, expired = split_by_age(self.finished, step=step, max_off_policy_steps=limit)
         for group in expired:
-            self.ledger.again(group.number, "age")
+            self.ledger.dispatch_again(group.number, "age")
             self.ledger.remove("age", [rollout.loss_tokens for rollout in group.rollouts])
         self.cancel_too_old(step)
 

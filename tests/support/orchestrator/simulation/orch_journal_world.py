@@ -217,7 +217,7 @@ class World:
         old = [n for n, f in self.flights.items() if too_old(f.version, step=step + 1, max_off_policy_steps=self.limit)]
         for number in [*(group.number for group in expired), *old]:
             self.flights.pop(number, None)
-            self.ledger.again(number, "age")
+            self.ledger.dispatch_again(number, "age")
         return True
 
     def train(self) -> bool:

@@ -60,7 +60,7 @@ class RowTasks(Sequence[Task]):
         try:
             return self._read(position)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{self._rows.place(position)}: {_reason(error)}") from error
+            raise ValueError(f"{self._rows.describe_place(position)}: {_reason(error)}") from error
 
     def _read(self, position: int) -> Task:
         return self._make(f"{self._split}-{position}", self._rows.row(position))
@@ -322,7 +322,9 @@ def _usable(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], what:
         except (KeyError, TypeError, ValueError) as error:
             # Rows of one fault are named together, whatever values they have.
             reason = _reason(error)
-            refused.setdefault(getattr(error, "fix", reason), _Refused(reason)).places.append(rows.place(position))
+            refused.setdefault(getattr(error, "fix", reason), _Refused(reason)).places.append(
+                rows.describe_place(position)
+            )
     if refused and (is_error or not left):
         advice = "correct or remove the rows" + (", or set args.malformed to Skip" if is_error else "")
         raise ValueError(f"{what}{_described(refused)}; {advice}")
@@ -351,9 +353,9 @@ def _problem(rows: Rows, position: int, problem: Problem) -> str:
     try:
         return problem(row)
     except KeyError as error:
-        raise ValueError(f"{rows.place(position)}: there is no column {error}") from None
+        raise ValueError(f"{rows.describe_place(position)}: there is no column {error}") from None
     except ValueError as error:
-        raise ValueError(f"{rows.place(position)}: {error}") from error
+        raise ValueError(f"{rows.describe_place(position)}: {error}") from error
 
 
 def _first(

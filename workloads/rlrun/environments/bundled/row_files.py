@@ -78,7 +78,7 @@ def converted(rows: Rows, layout: LayoutName | None, *, instruction: str | None,
 
 def _rows(rows: Rows, layout: LayoutName | None) -> Iterator[tuple[str, dict[str, object]]]:
     for index in range(len(rows)):
-        place, row = rows.place(index), rows.row(index)
+        place, row = rows.describe_place(index), rows.row(index)
         try:
             own = row if layout is None else convert(layout, row)
             for name, value in own.items():

@@ -56,7 +56,7 @@ async def _check(
 ) -> list[Refusal | None]:
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def one(index: int, command: Command, limits: Limits) -> Refusal | None:
+    async def load_subject(index: int, command: Command, limits: Limits) -> Refusal | None:
         async with room:
             life = Life(command, limits, Log(None))
             try:
@@ -68,7 +68,7 @@ async def _check(
                 life.end()
             return None
 
-    loading = asyncio.gather(*(one(index, *subject) for index, subject in enumerate(subjects)))
+    loading = asyncio.gather(*(load_subject(index, *subject) for index, subject in enumerate(subjects)))
     stopping = asyncio.ensure_future(stopped.wait())
     waiting: set[asyncio.Future[list[Refusal | None]] | asyncio.Future[Literal[True]]] = {loading, stopping}
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -263,7 +263,7 @@ class LoadOrder:
         now = time.monotonic()
         return max((version for version, loads in self._versions.items() if now >= loads.first_due), default=None)
 
-    def of(self, version: int | None) -> VersionLoads | None:
+    def loads_of(self, version: int | None) -> VersionLoads | None:
         """Return the replicas that hold this version, or None if there are none."""
         return None if version is None else self._versions.get(version)
 

@@ -120,7 +120,7 @@ class EnginePool:
 
     def candidates(self, version: int | None = None) -> list[Replica]:
         """Replicas that may get a request for this version (default: the one for new rollouts)."""
-        loads = self._order.of(self.version if version is None else version)
+        loads = self._order.loads_of(self.version if version is None else version)
         return [] if loads is None else loads.candidates
 
     @property
@@ -131,18 +131,18 @@ class EnginePool:
     @property
     def usable(self) -> bool:
         """True if a replica takes requests for new rollouts."""
-        loads = self._order.of(self.version)
+        loads = self._order.loads_of(self.version)
         return loads is not None and loads.open > 0
 
     @property
     def limited(self) -> bool:
         """True if the engines' load, and not the run's settings, bounds the number of rollouts."""
-        loads = self._order.of(self.version)
+        loads = self._order.loads_of(self.version)
         return loads is not None and loads.limited > 0
 
     def room(self) -> int:
         """Continuations that the engines may be asked for in addition to those in flight and the waiting ones."""
-        loads = self._order.of(self.version)
+        loads = self._order.loads_of(self.version)
         return 0 if loads is None else max(0, loads.free - self.waiting)
 
     async def acquire(
@@ -239,5 +239,5 @@ class EnginePool:
     def _choose(
         self, prefer: Replica | None, version: int | None, count: int, avoid: Sequence[Replica]
     ) -> Replica | None:
-        loads = self._order.of(self.version if version is None else version)
+        loads = self._order.loads_of(self.version if version is None else version)
         return None if loads is None else loads.choose(prefer, count, avoid)

@@ -90,7 +90,7 @@ class Ledger:
         self._again.remove(group)
         self._out.add(group)
 
-    def again(self, group: int, reason: str) -> None:
+    def dispatch_again(self, group: int, reason: str) -> None:
         """Dispatch the task of a group once more that gave nothing usable."""
         self._out.remove(group)
         self._put_back(group)

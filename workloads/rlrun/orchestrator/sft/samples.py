@@ -45,7 +45,9 @@ class Encoder:
             try:
                 encoded = self._chat.encode(conversation(rows.row(index), config))
             except (ValueError, TemplateError) as error:
-                raise error if isinstance(error, RowError) else RowError(f"{rows.place(index)}: {error}") from None
+                raise (
+                    error if isinstance(error, RowError) else RowError(f"{rows.describe_place(index)}: {error}")
+                ) from None
         except RowError as error:
             if config.malformed == "Fail":
                 raise RoleError(
@@ -56,7 +58,7 @@ class Encoder:
         if len(encoded) > self._seq_len:
             if config.too_long == "Fail":
                 raise RoleError(
-                    f"{rows.label}: {rows.place(index)}: it has {len(encoded)} tokens, seqLen is {self._seq_len}; "
+                    f"{rows.label}: {rows.describe_place(index)}: it has {len(encoded)} tokens, seqLen is {self._seq_len}; "
                     "raise seqLen, or set data.tooLong to Truncate or Skip",
                     exit_codes.DATA,
                 )
@@ -169,7 +171,7 @@ class Reader:
                     raise RoleError(f"data.sources: no row can be used: {self._reasons()}", exit_codes.DATA)
                 continue
             self._left_out = 0
-            self._next = sample(encoded, source=rows.label, place=rows.place(draw.row), number=self._draws)
+            self._next = sample(encoded, source=rows.label, place=rows.describe_place(draw.row), number=self._draws)
         return self._next
 
     def _reasons(self) -> str:
@@ -187,7 +189,7 @@ def held_out(rows: Rows, encoder: Encoder, *, limit: int) -> tuple[Sample, ...]:
     for index in range(min(limit, len(rows))):
         encoded = encoder.encode(rows, index, counters)
         if encoded is not None:
-            samples.append(sample(encoded, source=rows.label, place=rows.place(index), number=index))
+            samples.append(sample(encoded, source=rows.label, place=rows.describe_place(index), number=index))
     if not samples:
         raise RoleError(f"data.validation: no row of {rows.label} can be used: {dict(counters)}", exit_codes.DATA)
     return tuple(samples)

@@ -58,7 +58,7 @@ class Recomputation:
 
     def __init__(self, config: TrainerConfig, job: Job, group: Group) -> None:
         self._job, self._group = job, group
-        self._loss = Keeping.of(bind_objective(config))
+        self._loss = Keeping.from_mixture(bind_objective(config))
         source = model_source(config, RunPaths(Path(config.output_dir)), group)
         with_weights = config.lora is not None or job.start is None
         self._policy = policy = load_policy(config, source, group, with_weights=with_weights)

@@ -32,7 +32,7 @@ class Keeping(Mixture):
     kept: list[_Call] = field(default_factory=list, compare=False)
 
     @classmethod
-    def of(cls, loss: Mixture) -> Keeping:
+    def from_mixture(cls, loss: Mixture) -> Keeping:
         """The same objective."""
         return cls(loss.own, loss.environments, loss.gae, loss.kl_rewards)
 
