@@ -9,8 +9,9 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.environments.process.user_code_check import check
-from rlrun.local.inputs import template_pieces
+from rlrun.local.inputs import CHECK_ENCODER, template_pieces
 from rlrun.orchestrator.rollouts.template_check import check_template
+from rlrun.orchestrator.sft.main import check_encoder
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
@@ -35,8 +36,8 @@ def environment(id: str, *, here: bool = True) -> dict[str, Any]:
     return {"place": f"environments[0] ({id})", "id": id, "args": {}, "template_arguments": {}, "here": here}
 
 
-def checked(folder: Path, *environments: dict[str, Any], supervised: bool = False) -> list[str]:
-    return check_template(folder=str(folder), trust_remote_code=False, supervised=supervised, environments=environments)
+def checked(folder: Path, *environments: dict[str, Any]) -> list[str]:
+    return check_template(folder=str(folder), trust_remote_code=False, environments=environments)
 
 
 def test_a_second_turn_that_cannot_be_played_is_refused(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_template_that_the_tokenizer_does_not_give_back_is_refused_for_fine_tu
     folder = model(tmp_path, "{% for m in messages %}{{ 'Ü' + m['content'] }}<eos>{% endfor %}")
     assert checked(folder) == []
     with pytest.raises(RoleError, match="does not give back the chat template's text"):
-        checked(folder, supervised=True)
+        check_encoder(folder=str(folder), trust_remote_code=False)
 
 
 def spec(folder: Path, **environment: Any) -> RLRunSpec:
@@ -92,6 +93,12 @@ def test_the_piece_of_a_specification(tmp_path: Path) -> None:
     assert [one["here"] for one in elsewhere.command.args["environments"]] == [False]
     assert not [*template_pieces(spec(tmp_path, id="calculator"), {("model", "path")})]
     assert not [*template_pieces(spec(tmp_path / "none", id="calculator"), set())]
+
+
+def test_fine_tuning_has_a_check_of_its_own(tmp_path: Path) -> None:
+    fields = {"task": "SFT", "model": {"path": str(tmp_path)}, "data": {"sources": [{"path": "rows.jsonl"}]}}
+    (piece,) = template_pieces(RLRunSpec.model_validate(fields), set())
+    assert (piece.key, piece.command.id) == (("model", "path"), CHECK_ENCODER)
 
 
 @pytest.mark.full  # a process that imports transformers

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.yaml_text import Key
@@ -25,6 +26,7 @@ MAX_BAD_ROWS = 10
 """Bad rows of one data set that are named."""
 COUNT_PROMPTS = "rlrun.orchestrator.rollouts.prompt_lengths:count_unplayable"
 CHECK_TEMPLATE = "rlrun.orchestrator.rollouts.template_check:check_template"
+CHECK_ENCODER = "rlrun.orchestrator.sft.main:check_encoder"
 TEMPLATE_LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
 """Limits of the check of a template; it loads an environment only if the template has a fault."""
 DATA_SETS = ("dataset", "gsm8k")
@@ -133,6 +135,10 @@ def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
     model = spec.model
     if model.path is None or ("model", "path") in wrong or not (folder := Path(model.path).absolute()).is_dir():
         return
+    loaded: dict[str, Any] = {"folder": str(folder), "trust_remote_code": model.trust_remote_code}
+    if spec.task == "SFT":
+        yield Piece(("model", "path"), Command(CHECK_ENCODER, loaded, kind="check"), TEMPLATE_LIMITS)
+        return
     environments = [
         {
             "place": f"environments[{index}] ({environment.label})",
@@ -144,12 +150,7 @@ def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
         for index, environment in enumerate(spec.environments if spec.task == "RL" else ())
         if environment.id not in DATA_SETS
     ]
-    args = {
-        "folder": str(folder),
-        "trust_remote_code": model.trust_remote_code,
-        "supervised": spec.task == "SFT",
-        "environments": environments,
-    }
+    args = loaded | {"environments": environments}
     yield Piece(("model", "path"), Command(CHECK_TEMPLATE, args, kind="check"), TEMPLATE_LIMITS)
 
 

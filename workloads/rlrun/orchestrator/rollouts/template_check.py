@@ -53,15 +53,12 @@ def check_turns(place: str, template: ChatTemplate) -> str | None:
     return None
 
 
-def check_template(
-    *, folder: str, trust_remote_code: bool, supervised: bool, environments: Sequence[Mapping[str, Any]]
-) -> list[str]:
+def check_template(*, folder: str, trust_remote_code: bool, environments: Sequence[Mapping[str, Any]]) -> list[str]:
     """Check the chat template of a model as the orchestrator does at its start.
 
     Args:
         folder: folder of the model.
         trust_remote_code: whether the tokenizer may run its own code.
-        supervised: whether the run learns from conversations, which have to give back the template's text.
         environments: `place`, `id`, `args` and `template_arguments` of each; `here`: whether it can be loaded on this machine.
 
     Returns:
@@ -71,10 +68,6 @@ def check_template(
         RoleError: the run would be refused at its start.
     """
     chat = load_tokens(folder, trust_remote_code=trust_remote_code)
-    if supervised:
-        from rlrun.orchestrator.sft.main import load_encoder
-
-        load_encoder(folder, trust_remote_code=trust_remote_code)
     notices: list[str] = []
     for environment in environments:
         try:

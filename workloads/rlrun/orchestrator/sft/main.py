@@ -56,6 +56,16 @@ def load_encoder(source: str, *, revision: str | None = None, trust_remote_code:
         raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {error}", exit_codes.DATA) from error
 
 
+def check_encoder(*, folder: str, trust_remote_code: bool) -> list[str]:
+    """Load the tokenizer and template of a model folder, for `rlrun validate`. Returns no notices.
+
+    Raises:
+        RoleError: the run would be refused at its start.
+    """
+    load_encoder(folder, trust_remote_code=trust_remote_code)
+    return []
+
+
 def open_sources(data: DataConfig) -> list[Rows]:
     """The rows of all sources.
 
