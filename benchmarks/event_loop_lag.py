@@ -42,6 +42,12 @@ from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 RESULTS = Path(__file__).parent / "results" / "event_loop_lag.md"
 GOAL_MS = 100.0
 GROUP = 8
+LARGE: dict[str, Any] = {
+    "id": "benchmarks.large_lines:environment",
+    "group_size": GROUP,
+    "timeout_seconds": 3600,
+    "memory_gib": 16,
+}
 STEPS = 3
 
 
@@ -94,7 +100,10 @@ async def played(urls: Sequence[str], selector: Stretches, options: argparse.Nam
             batch_size=options.batch,
             max_concurrency=options.flight,
             sampling={"max_tokens": options.tokens},
-            environments=[{"id": "reverse-text", "group_size": GROUP, "timeout_seconds": 3600}],
+            environments=[
+                {"id": "reverse-text", "group_size": GROUP, "timeout_seconds": 3600},
+                *([] if not options.large_every else [LARGE | {"args": {"every": options.large_every}}]),
+            ],
             algorithm={"max_async_level": ahead, "max_off_policy_steps": 2 * ahead},
             checkpoint={"interval": ahead + STEPS},
         )
@@ -137,6 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=32_768, help="of each answer")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--every", type=float, default=0.5, help="seconds between the answers of two groups")
+    parser.add_argument(
+        "--large-every", type=int, default=0, help="every so many episodes of half of the groups is a line of 60 MB"
+    )
     parser.add_argument("--stock", action="store_true", help="engines without the packed route")
     parser.add_argument("--folder", help="where the run is written; default: the system's folder for temporary files")
     parser.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results")
@@ -158,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "# How long the event loop stands still",
             "",
             f"`python -m benchmarks.event_loop_lag`; {options.engines} engines, {options.flight} rollouts in flight, answers of"
-            f" {options.tokens} tokens,",
+            f" {options.tokens} tokens, a line of 60 MB {f'each {options.large_every} episodes' if options.large_every else 'never'},",
             f"batches of {options.batch}; {os.cpu_count()} cores ({platform.machine()}), load of the machine {os.getloadavg()[1]:.1f}."
             f" Goal: {GOAL_MS:.0f} ms.",
             "",
