@@ -6,7 +6,6 @@ The check of a command line needs the tokenizer, so it is made in a process of i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rlrun.environments.protocol import TellsTurns
@@ -18,7 +17,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 
-def load_tokens(source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatTokens:
+def load_tokens(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatTokens:
     """Load the policy's tokenizer.
 
     Raises:
