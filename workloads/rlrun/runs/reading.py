@@ -16,12 +16,12 @@ from rlrun.inspect import rollouts
 from rlrun.inspect.compare import Curve, RunFields, fields_of_folder, fields_of_spec, sections_by_hand
 from rlrun.inspect.folder.small_files import json_lines, read_json
 from rlrun.inspect.kubectl import RUNS, Api, ask_json
-from rlrun.inspect.report import redact
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
 from rlrun.inspect.volume import NoFileError, Volume, traced_steps
 from rlrun.inspect.why import not_there
 from rlrun.protocol.files.checkpoint_manifest import MANIFEST
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import redact
 
 _PATHS = RunPaths(Path())
 _CHECKPOINT = re.compile(r"step_(\d{8})\.a(\d{4,})")
