@@ -30,7 +30,7 @@ from benchmarks.instant_engine import InstantEngine
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator.main import Outside, run
 from rlrun.orchestrator.progress.lease import Wishes
-from rlrun.orchestrator.progress.metrics_file import read_lines
+from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import endpoints
 from rlrun.protocol.messages.engine_load import EngineLoad
@@ -179,7 +179,7 @@ async def measure(name: str, rules: Rules, folder: Path, tokenizer: Path) -> Out
                 assert await run(config, attempt=1, api_key=API_KEY, outside=outside) == 0
             finally:
                 operator.cancel()
-    return _outcome(name, read_lines(paths.metrics), trainer, fleet)
+    return _outcome(name, read_metrics(paths.metrics)[0], trainer, fleet)
 
 
 def _outcome(name: str, lines: Sequence[dict[str, float]], trainer: FakeTrainer, fleet: Fleet) -> Outcome:

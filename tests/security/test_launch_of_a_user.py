@@ -12,7 +12,7 @@ from tests.support.programs import run_program
 STUCK = """
 import signal, time
 from rlrun.diagnostics import stacks
-from rlrun.runtime.privacy import refuse_inspection
+from rlrun.runtime.processes import refuse_inspection
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 stacks.listen()
 refuse_inspection()

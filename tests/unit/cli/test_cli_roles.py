@@ -29,7 +29,7 @@ def run_json(tmp_path: Path) -> Path:
 
 def test_the_given_file_is_handed_on_when_nothing_changes_it(run_json: Path) -> None:
     command, env = prepare("orchestrator", ["@", str(run_json)], KEY)
-    assert command == [sys.executable, "-m", "rlrun.orchestrator", "--config", str(run_json)]
+    assert command == [sys.executable, "-P", "-m", "rlrun.orchestrator", "--config", str(run_json)]
     assert env == {"RLRUN_API_KEY": "secret", "RLRUN_ATTEMPT": "1"}
 
 

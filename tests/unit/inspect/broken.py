@@ -108,7 +108,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
     ),
     "no StorageClass": (
         run("Starting", condition("StorageReady", "False", "ClaimPending", 'storageclass "fast" not found')),
-        ("ClaimPending", 'storageclass "fast" not found', "kubectl describe pvc a-data -n team"),
+        ("ClaimPending", 'storageclass "fast" not found', "kubectl delete pvc a-data -n team"),
     ),
     "wrong image": (
         run(

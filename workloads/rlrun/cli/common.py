@@ -12,7 +12,7 @@ from dataclasses import replace
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.schema import few_in_order
 from rlrun.runtime import exit_codes, extras
-from rlrun.runtime.privacy import refuse_inspection
+from rlrun.runtime.processes import refuse_inspection
 
 
 def report(error: ConfigError) -> int:

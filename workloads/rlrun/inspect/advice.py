@@ -174,6 +174,11 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
         "problem",
         "`rlrun logs NAME --role trainer --rank 0` says why saving fails; a slow volume: raise checkpoint.interval.",
     ),
+    "CheckpointsLost": Advice(
+        "problem",
+        "`rlrun logs NAME --role trainer --rank 0` names the damaged file. The run trains those steps again; to use a copy of the "
+        "checkpoint, suspend the run, restore the folder and resume it.",
+    ),
     "CheckpointsOff": Advice("fine", "Nothing; checkpoint.enabled can be set while the run is suspended."),
     "BudgetLeft": Advice("fine", _NOTHING),
     "BudgetNearlySpent": Advice(

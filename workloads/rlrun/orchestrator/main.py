@@ -46,7 +46,7 @@ from rlrun.protocol.files.identity import claim, complete
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import model_folder
 from rlrun.runtime import exit_codes, role_log
-from rlrun.runtime.privacy import refuse_inspection
+from rlrun.runtime.processes import refuse_inspection
 
 OpenEnvironments = Callable[
     [Sequence[EnvironmentConfig], Path, Background], AbstractAsyncContextManager[Sequence[Arena]]

@@ -54,7 +54,7 @@ def main(
         return exit_codes.USAGE
     from rlrun.pod.settings import settings_from_environment
     from rlrun.protocol.files.failures import RoleError
-    from rlrun.runtime.privacy import refuse_inspection
+    from rlrun.runtime.processes import refuse_inspection
 
     refuse_inspection()  # its variables have the run's key
     try:

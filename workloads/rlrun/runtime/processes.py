@@ -1,12 +1,15 @@
-"""Processes found by a mark that they inherit, and their threads counted. Linux only (/proc)."""
+"""Processes found by a mark that they inherit, the number of their threads, and protection of this process from others. Linux only."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 LAUNCH_VARIABLE = "RLRUN_LAUNCH_ID"
 """Environment variable of all processes of one launch on one machine."""
+_PR_SET_DUMPABLE = 4
 
 
 def processes_with(variable: str, value: str) -> list[int]:
@@ -31,3 +34,15 @@ def threads_of(pid: int) -> int | None:
         return int(Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()[17])
     except (OSError, IndexError, ValueError):
         return None
+
+
+def refuse_inspection() -> None:
+    """Keep all other processes without rights of root from looking into this one and those that it forks, from now on.
+
+    An environment's code runs as the user of the orchestrator that starts it. By default the kernel lets a user look into all processes of
+    theirs: `/proc/PID/environ`, `mem`, `fd`, `cwd` and `root`, ptrace, process_vm_readv, pidfd_getfd. A process that is not dumpable is
+    closed to them all (ptrace(2), "Ptrace access mode checking"; PR_SET_DUMPABLE(2const)); to root, with CAP_SYS_PTRACE, it is open. It
+    writes no core file. A program that it starts begins dumpable again, so only processes whose memory holds a secret call this.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

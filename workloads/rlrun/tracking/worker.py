@@ -24,7 +24,7 @@ from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
 from rlrun.runtime.ending import Ending, on_sigterm
 from rlrun.runtime.printable import printable
-from rlrun.runtime.privacy import refuse_inspection
+from rlrun.runtime.processes import refuse_inspection
 from rlrun.tracking.backends import make_tracker
 from rlrun.tracking.backends.wandb_run import KEY_VARIABLE
 from rlrun.tracking.record import Mark, TrackedRun, Tracker, TrackerError

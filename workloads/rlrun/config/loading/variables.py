@@ -27,6 +27,7 @@ PROCESS_VARIABLES: Mapping[str, str] = {
     "RLRUN_POD_NAME": "name of a pod",
     "RLRUN_POD_STATE": "folder that a pod's restarts share",
     "RLRUN_PROGRESS_LEASE": "Lease of the run's progress",
+    "RLRUN_RESUME_REQUIRED": "set by a launcher that resumes a run: damaged checkpoints are an error",
     "RLRUN_REVISIONS": "folder of the commits of models and data that a run keeps to",
     "RLRUN_STACKS_FILE": "file of stacks of a role that hangs",
     "RLRUN_TERMINATION_LOG": "file of a container's last message",

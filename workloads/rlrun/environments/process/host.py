@@ -21,7 +21,7 @@ from rlrun.environments.process.wire import Document, Lines, WireError
 from rlrun.environments.process.worker import RemoteModel, Worker
 from rlrun.environments.protocol import ModelClient, Score, Split
 from rlrun.environments.stage import Played, Stage, TaskRef, TaskRefs
-from rlrun.runtime.privacy import refuse_inspection
+from rlrun.runtime.processes import refuse_inspection
 
 SOCKET_MODE = 0o660
 """Mode of the socket: the orchestrator is another user of the same group, and to connect it needs the right to write."""

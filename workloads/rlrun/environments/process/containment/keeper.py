@@ -17,7 +17,7 @@ from contextlib import suppress
 from rlrun.diagnostics import stacks
 from rlrun.environments.process.containment import signal_guard
 from rlrun.environments.process.containment.kill import kill_descendants
-from rlrun.runtime.privacy import refuse_inspection
+from rlrun.runtime.processes import refuse_inspection
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 STACKS = signal.SIGUSR1
