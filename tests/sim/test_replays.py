@@ -75,22 +75,6 @@ def test_a_clock_that_was_set_back_does_not_lengthen_a_suspension() -> None:
     assert (world.status["phase"], world.status["attempt"]) == ("Suspended", 1)
 
 
-def test_an_attempt_that_is_made_again_before_it_is_on_record_does_not_inherit_where_the_one_before_began() -> None:
-    steps = [
-        ("calm", 10, 4),
-        ("API fault later", 11, 9),
-        ("calm", 4, 10),
-        ("calm", 9, 8),
-        ("calm", 7, 6),
-        ("pod goes", 9, 11),
-        ("calm", 7, 5),
-        ("controllers", 4, 9),
-        ("spec edited", 0, 4),
-    ]
-    world = replay(steps, seed=13153)
-    assert (world.status["attempt"], world.status["checkpoint"]["resumedFromStep"]) == (3, 5)
-
-
 def test_a_workload_whose_making_was_not_answered_is_not_rendered_again_over_an_old_view() -> None:
     steps = [
         ("calm", 11, 5),
@@ -189,29 +173,6 @@ def test_an_attempt_that_is_given_up_is_asked_for_the_orchestrator_that_nobody_h
     ]
     world = replay(steps, seed=23724)
     assert (world.status["phase"], world.status["attempt"]) == ("Running", 3)
-
-
-def test_a_failed_run_that_shall_be_suspended_has_heard_that_it_is_to_begin_again() -> None:
-    """It went into suspension at once: the request was not on record, and its budget was still used up."""
-    steps = [
-        ("calm", 2, 1),
-        ("process ends", 6, 0),
-        ("spec edited", 8, 3),
-        ("calm", 6, 4),
-        ("calm", 4, 8),
-        ("operate", 4, 4),
-        ("calm", 2, 1),
-        ("process ends", 7, 4),
-        ("calm", 11, 1),
-        ("calm", 5, 0),
-        ("process ends", 6, 2),
-        ("calm", 3, 6),
-        ("suspended", 10, 5),
-        ("restart asked", 4, 2),
-    ]
-    world = replay(steps, seed=46871)
-    assert (world.status["phase"], world.status["restartsCountedTowardsMax"]) == ("Suspended", 0)
-    assert world.status["restartRequestedAt"]
 
 
 # ---- of the wider simulation
