@@ -239,6 +239,17 @@ def test_advantages_are_per_group_and_only_on_sampled_tokens() -> None:
         sample.check()
 
 
+def test_a_batch_has_its_groups_in_order_of_their_numbers() -> None:
+    """When a group finishes depends on the engines: the bits of a step must not."""
+    groups = [group(9, [0.0, 1.0]), group(4, [1.0, 0.0])]
+    first, second = (
+        assemble(order, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
+        for order in (groups, groups[::-1])
+    )
+    assert [(s.group, s.rollout) for s in first.samples] == [(4, 0), (4, 1), (9, 0), (9, 1)]
+    assert [(s.group, s.reward) for s in first.samples] == [(s.group, s.reward) for s in second.samples]
+
+
 def test_lengths_are_those_of_the_sampled_tokens() -> None:
     lengths, rewards = [10, 20, 30], [1.0, 0.0, 0.5]
     rollouts = tuple(rollout(r, n) for r, n in zip(rewards, lengths, strict=True))
