@@ -86,7 +86,7 @@ function State({ found }: { found: RunView }) {
       {wait && !over ? (
         <p>
           The next step waits for {wait.role ? `the ${wait.role}: ` : ""}
-          {wait.text}
+          {wait.role && wait.text.startsWith(`${wait.role}: `) ? wait.text.slice(wait.role.length + 2) : wait.text}
           {wait.since ? ` (for ${ago(wait.since).replace(" ago", "")})` : ""}.
         </p>
       ) : null}
