@@ -28,10 +28,12 @@ from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.paths import RunPaths
 from tests.e2e.local.local_run import listens
 from tests.support.programs import wait_for, wait_for_exit
+from tests.support.python_path import before
 from tests.support.stub.model import make_model
 from tests.support.stub.policy import Policy, small_files, write_adapter, write_model
 from tests.support.stub.script import PolicyScript
 
+ROOT = Path(__file__).parents[3]
 ACCURACIES = {10: 0.6, 20: 1.0}
 BASE = 0.05
 TASKS, SAMPLES = 3, 2
@@ -68,6 +70,7 @@ class Folder:
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     """With `indirect` parameter `lora` the versions are adapters, and there are two engines."""
     monkeypatch.setattr(plan, "ENGINE_MODULE", "tests.support.stub.inference")
+    monkeypatch.setenv("PYTHONPATH", before(ROOT))  # programs of the product do not import from the working directory
     lora = getattr(request, "param", None) == "lora"
     spec: dict[str, Any] = {
         "model": {"tiny": {}},
