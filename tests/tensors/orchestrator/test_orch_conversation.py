@@ -16,7 +16,7 @@ from rlrun.environments.protocol import Message, Tool
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
-from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError
+from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError, UnplayablePromptError
 from rlrun.trainer.modeling.tiny_model import CHAT_TEMPLATE, make_tokenizer
 
 # Turns that end with a newline after their end token, as ChatML's do; a template that trims; and one without any end token.
@@ -196,10 +196,14 @@ async def test_in_branching_a_stop_string_begins_no_new_sample() -> None:
 async def test_a_reply_that_has_begun_cannot_be_continued() -> None:
     engine = Engine(CHATS["tiny"], ["ab"])
     conversation = Conversation(engine, engine.chat, seq_len=64, max_tokens=32)
-    with pytest.raises(
-        RolloutError, match="the last message is the assistant's, and a prefilled reply cannot be continued"
-    ):
+    prefilled = "the last message is the assistant's, and a prefilled reply cannot be continued"
+    with pytest.raises(UnplayablePromptError, match=prefilled) as found:
         await conversation.complete([user("a"), {"role": "assistant", "content": "b"}])
+    assert found.value.reason == "template"
+    reply = await conversation.complete([user("a")])
+    with pytest.raises(RolloutError, match=prefilled) as later:
+        await conversation.complete([user("a"), reply.message, user("b"), {"role": "assistant", "content": "b"}])
+    assert not isinstance(later.value, UnplayablePromptError)
 
 
 @pytest.mark.parametrize("missing", ["logprobs", "versions"])

@@ -174,9 +174,84 @@ def test_letters_of_calls_are_written_as_they_are(name: str) -> None:
     assert '"arguments": {"a": "né"}' in text
 
 
-def test_a_template_that_writes_one_call_of_a_reply_refuses_two() -> None:
-    with pytest.raises(TemplateError, match="writes only one call of a reply; put each call into a reply of its own"):
-        chat_of("gpt_oss").prompt([QUESTION, calls(2), *results(2)], [ADD])
+ONE_CALL = "writes only one call of a reply; put each call into a reply of its own, or keep the first call"
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "llama3_1", "llama3_2"])
+def test_a_template_that_writes_one_call_of_a_reply_refuses_two(name: str) -> None:
+    """Llama's template refuses them without the fix, GPT-OSS's writes the first call only."""
+    chat = chat_of(name)
+    with pytest.raises(TemplateError, match=ONE_CALL):
+        chat.prompt([QUESTION, calls(2), *results(2)], [ADD])
+    first = calls(2) | {"tool_calls": calls(2)["tool_calls"][:1]}
+    assert "RESULT0" in chat.prompt([QUESTION, first, *results(1)], [ADD])
+
+
+def test_a_conversation_that_continues_after_two_calls_names_the_calls() -> None:
+    """GPT-OSS's template says of the results that there was no call."""
+    with pytest.raises(TemplateError, match=ONE_CALL):
+        chat_of("gpt_oss").template.after_reply([QUESTION, calls(2), *results(2)], 1, [ADD])
+
+
+SYSTEM: Message = {"role": "system", "content": "TEXT0"}
+QUESTIONS: list[Message] = [{"role": "user", "content": f"TEXT{number}"} for number in range(4)]
+REPLIES: list[Message] = [{"role": "assistant", "content": f"TEXT{number}"} for number in range(4)]
+UNUSUAL: dict[str, list[Message]] = {
+    "two replies": [QUESTIONS[0], *REPLIES[1:3], QUESTIONS[3]],
+    "two questions": QUESTIONS[:2],
+    "an empty reply": [QUESTIONS[0], {"role": "assistant", "content": ""}, QUESTIONS[1]],
+    "a reply first": [REPLIES[0], QUESTIONS[1]],
+    "a system message only": [SYSTEM],
+    "a system message and a reply": [SYSTEM, REPLIES[1], QUESTIONS[2]],
+    "a system message later": [QUESTIONS[0], {"role": "system", "content": "TEXT1"}, QUESTIONS[2]],
+    "a developer first": [{"role": "developer", "content": "TEXT0"}, QUESTIONS[1]],
+}
+
+
+@pytest.mark.parametrize("shape", UNUSUAL)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_message_of_an_unusual_prompt_is_written_once_or_the_prompt_is_refused(name: str, shape: str) -> None:
+    messages, said = UNUSUAL[shape], None
+    try:
+        text, _ = chat_of(name).opening(messages)
+    except TemplateError as error:
+        said = str(error)
+    if said is not None:
+        assert re.search(r"refuses the conversation: \w+|leaves out message \d, of role \w+; \w+", said)
+        return
+    known = [message["content"] for message in messages if message["content"]]
+    assert [text.count(content) for content in known] == [1] * len(known)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "problem"),
+    [
+        ("qwen3", "a developer first", "leaves out message 1, of role developer; give it the role system"),
+        (
+            "gpt_oss",
+            "a system message later",
+            "leaves out message 2, of role system; put its text into the first user message",
+        ),
+        (
+            "gemma3",
+            "a system message only",
+            "leaves out message 1, of role system; put its text into the first user message",
+        ),
+    ],
+)
+def test_a_message_that_a_template_leaves_out_of_a_prompt_is_refused(name: str, shape: str, problem: str) -> None:
+    chat = chat_of(name)
+    for _ in range(2):  # what is remembered of a shape is not that it is complete
+        with pytest.raises(TemplateError, match=problem):
+            chat.opening(UNUSUAL[shape])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_prompt_that_ends_with_a_reply_is_refused(name: str) -> None:
+    with pytest.raises(
+        TemplateError, match="a prefilled reply cannot be continued; let the conversation end with another role"
+    ):
+        chat_of(name).opening([QUESTIONS[0], REPLIES[1]])
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])

@@ -65,6 +65,8 @@ class ChatTemplate:
         self._proven: dict[object, _Way] = {}
         """Way to find what follows a reply, by the roles around it."""
         self._several: dict[tuple[ToolForm, bool], bool] = {}
+        self._complete: set[object] = set()
+        """Shapes of conversations (roles, calls, tools) of which each message is written."""
         user: Message = {"role": "user", "content": "a"}
         reply: Message = {"role": "assistant", "content": STAND_IN}
         self.closing = _after(self.write([user, reply]), STAND_IN)
@@ -98,9 +100,34 @@ class ChatTemplate:
             form, tools
         ):
             raise TemplateError(
-                "the chat template writes only one call of a reply; put each call into a reply of its own"
+                "the chat template writes only one call of a reply; put each call into a reply of its own, or keep the first call of the "
+                "reply and leave out the others and their results"
             )
         return self._write_as(form, messages, tools, generation_prompt)
+
+    def refuse_lost_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """Refuse a conversation of which the template leaves out a message, such as one of a role that it does not know.
+
+        The content of a reply with calls is not checked.
+
+        Raises:
+            TemplateError: names the message, and the fix.
+        """
+        shape = tuple((m.get("role"), bool(m.get("tool_calls"))) for m in messages), bool(tools)
+        if shape in self._complete:
+            return
+        numbers = [number for number, message in enumerate(messages, 1) if not message.get("tool_calls")]
+        marked = [
+            _with_mark(message, f"@#new{number}#@") if number in numbers else message
+            for number, message in enumerate(messages, 1)
+        ]
+        text = self.write(marked, tools, generation_prompt=True)
+        if (lost := next((n for n in numbers if f"@#new{n}#@" not in text), None)) is not None:
+            role = messages[lost - 1].get("role")
+            fixes = {"developer": "give it the role system", "system": "put its text into the first user message"}
+            fix = fixes.get(str(role), "remove it, or give the model a chat template that writes it")
+            raise TemplateError(f"the chat template leaves out message {lost}, of role {role}; {fix}")
+        self._complete.add(shape)
 
     def after_reply(
         self,
@@ -144,18 +171,19 @@ class ChatTemplate:
         new = messages[replies_at + 1 :]
         marks = [f"@#new{number}#@" for number in range(len(new))]
         marked = [*messages[: replies_at + 1], *map(_with_mark, new, marks)]
-        reason = "it cannot be found what the chat template writes after a reply"
+        reasons: list[str] = []
         for way in _WAYS if messages[replies_at].get("tool_calls") else _WAYS[-1:]:
             try:
                 text = way(self, marked, replies_at, tools, True)
             except TemplateError as error:
-                reason = str(error)
+                reasons.append(str(error))
                 continue
             lost = [message["role"] for message, mark in zip(new, marks, strict=True) if mark not in text]
             if not lost and sorted(marks, key=text.index) == marks:
                 return way
-            reason = f"the chat template leaves out a message of role {lost[0] if lost else 'unknown'}"
-        raise TemplateError(reason)
+            reasons.append(f"the chat template leaves out a message of role {lost[0] if lost else 'unknown'}")
+        # After several calls the first way says that there are several; the last one leaves the calls out.
+        raise TemplateError(reasons[0 if len(messages[replies_at].get("tool_calls") or ()) > 1 else -1])
 
     def _after_stand_in(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool], prompt: bool) -> str:
         """Put a stand-in for the reply and cut after it."""
@@ -251,12 +279,16 @@ class ChatTemplate:
         return False
 
     def _writes_calls(self, form: ToolForm, tools: Sequence[Tool]) -> bool:
-        """Whether each of two calls in one reply is written. True if the template refuses them: its own message says more."""
+        """Whether each of two calls in one reply is written. True if the template refuses one call in this place as well."""
         if (known := self._several.get(key := (form, bool(tools)))) is None:
             first, second = probe_call(_QUESTION)["tool_calls"][0], probe_call(calls=2)["tool_calls"][1]
             both: Message = {"role": "assistant", "content": "", "tool_calls": [first, second]}
             known = True
             with suppress(TemplateError):
+                self._write_as(
+                    form, [{"role": "user", "content": "a"}, probe_call()], [PROBE_TOOL] * bool(tools), False
+                )
+                known = False
                 text = self._write_as(form, [{"role": "user", "content": "a"}, both], [PROBE_TOOL] * bool(tools), False)
                 known = _QUESTION in text and PROBE_ARGUMENT in text
             self._several[key] = known

@@ -26,6 +26,7 @@ from rlrun.protocol.messages.packed import INTEGERS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+PREFILLED = "the last message is the assistant's, and a prefilled reply cannot be continued; let the conversation end with another role"
 _OPENINGS = 256
 """Prompts whose text and ids are remembered."""
 SAMPLED_ENDS = 9
@@ -124,6 +125,8 @@ class ChatTokens:
         return text, ids[:]
 
     def _opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[str, array[int]]:
+        if messages and messages[-1].get("role") == "assistant":
+            raise TemplateError(PREFILLED)
         text = self.prompt(messages, tools)
         return text, self._tokenise(text)
 
@@ -131,8 +134,9 @@ class ChatTokens:
         """Text of a conversation that the model is to answer.
 
         Raises:
-            TemplateError: the chat template refuses the conversation.
+            TemplateError: the chat template refuses the conversation, or leaves out one of its messages.
         """
+        self.template.refuse_lost_messages(messages, tools)
         return self.template.write(messages, tools, generation_prompt=True)
 
     def continuation(

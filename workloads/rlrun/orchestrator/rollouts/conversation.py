@@ -26,7 +26,7 @@ from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.tool_calls import arguments_of
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
-from rlrun.orchestrator.rollouts.chat_tokens import SAMPLED_ENDS, ChatTokens
+from rlrun.orchestrator.rollouts.chat_tokens import PREFILLED, SAMPLED_ENDS, ChatTokens
 from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, Said, parse_text
 from rlrun.protocol.files.batch import NO_VERSION
 from rlrun.protocol.messages.packed import FLOATS, INTEGERS
@@ -212,10 +212,8 @@ class Conversation:
             UnplayablePromptError: the first prompt alone leaves no room for a reply, or the chat template refuses it.
             TemplateError: the chat template refuses the conversation.
         """
-        if messages and messages[-1].get("role") == "assistant":
-            raise RolloutError(
-                "the last message is the assistant's, and a prefilled reply cannot be continued; let the conversation end with another role"
-            )
+        if self._sequences and messages and messages[-1].get("role") == "assistant":
+            raise RolloutError(PREFILLED)
         self.tools = tuple(tools or ()) or self.tools
         place = await self._find_place(messages, None if tools is None else list(tools))
         prompt = place.sequence.token_ids + place.added
