@@ -96,11 +96,74 @@ def test_thoughts_in_the_content_that_a_template_leaves_out_are_refused(name: st
         learned(name, user("U1"), said("<think>\nT1\n</think>\n\nR1"))
 
 
-def test_thoughts_in_the_content_may_be_written_in_another_form() -> None:
-    assert learned("glm4_5", user("U1"), said("<think>\nT1\n</think>\n\nR1")) == ["\n<think>T1</think>\nR1<|user|>"]
+TAGGED = ("<think>T{0}</think>R{0}", "<think>\nT{0}\n</think>\n\nR{0}", "T{0}\n</think>\n\nR{0}")
+"""Thoughts in the content, as public data sets store them."""
+KEEPS_TAGS = (
+    *(name for name, family in FAMILIES.items() if family.thought is None and name != "qwen3_5_nothink"),
+    "phi4",
+    "gemma4_v2",
+)
+"""Families whose templates read no thoughts: the text is learned as it is, as when a model without thoughts is distilled."""
+REFUSES_TAGS = ("gemma4", "deepseek_v3", "deepseek_r1", "exaone4")
+
+
+@pytest.mark.parametrize("tagged", TAGGED)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_thoughts_in_the_content_are_learned_once_or_refused(name: str, tagged: str) -> None:
+    rows = [user("U1"), said(tagged.format(1)), user("U2"), said(tagged.format(2))]
+    if name in REFUSES_TAGS:
+        with pytest.raises(TemplateError, match="leaves out the thoughts of message 4; remove them from the row"):
+            learned(name, *rows)
+        return
+    first, last = learned(name, *rows)
+    family = FAMILIES[name]
+    if name in KEEPS_TAGS:
+        assert (first.strip(), last.strip()) == tuple(tagged.format(n) + family.end for n in (1, 2))
+        return
+    assert (first.count("T1") <= 1, first.count("R1"), last.count("T2"), last.count("R2")) == (True, 1, 1, 1)
+    assert (first.count("</think>") <= 1, last.count("</think>") <= 1) == (True, True)
+    # The same as thoughts in their own field, which is what the family's models sample.
+    fields = [user("U1"), said("R1", reasoning_content="T1"), user("U2"), said("R2", reasoning_content="T2")]
+    assert [first, last] == learned(name, *fields)
+    if family.thought is not None and name in WRITES_THOUGHTS:
+        assert last == f"{family.thought.format('T2')}{family.head}R2{family.end}"
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        (said("<think>T</think>R", reasoning_content="T"), "both in reasoning_content and in its content"),
+        (said("<think>T"), "message 2 has <think> without </think> in its content; add </think> after the thoughts"),
+        (said("Before <think>T</think>R"), "changes the content of message 2"),
+    ],
+)
+def test_thoughts_in_the_content_that_cannot_be_separated_are_refused(reply: Message, problem: str) -> None:
+    with pytest.raises(TemplateError, match=problem):
+        learned("qwen3", user("U1"), reply)
+    with pytest.raises(TemplateError, match=problem):
+        learned("qwen3", user("U1"), reply, user("U2"), said("R2"))
+
+
+def test_an_empty_thought_in_the_content_is_no_thought() -> None:
+    assert learned("qwen3", user("U1"), said("<think>\n\n</think>\n\nR1")) == ["<think>\n\n</think>\n\nR1<|im_end|>"]
+    assert learned("gpt_oss", user("U1"), said("<think></think>R1")) == ["<|channel|>final<|message|>R1<|return|>"]
+
+
+def test_a_message_that_a_template_leaves_out_is_refused() -> None:
+    with pytest.raises(TemplateError, match="leaves out message 1, of role developer; give it the role system"):
+        learned("qwen3", {"role": "developer", "content": "D"}, user("U1"), said("R1"))
 
 
 @pytest.mark.parametrize("name", ["mistral_v3", "mistral_v3_tekken"])
+def test_a_system_message_that_a_template_leaves_out_is_refused(name: str) -> None:
+    """These templates write it before the last question, and only if no reply follows."""
+    problem = "leaves out message 1, of role system; put its text into the first user message"
+    with pytest.raises(TemplateError, match=problem):
+        learned(name, {"role": "system", "content": "S"}, user("U1"), said("R1"))
+    assert [text.strip() for text in learned(name, user("S\n\nU1"), said("R1"))] == ["R1</s>"]
+
+
+@pytest.mark.parametrize("name", ["mistral_common_v3", "mistral_common_v3_tekken"])
 def test_a_system_message_that_moves_to_the_last_question_is_no_obstacle(name: str) -> None:
     texts = learned(name, {"role": "system", "content": "S"}, user("U1"), said("R1"), user("U2"), said("R2"))
     assert [text.strip() for text in texts] == ["R1</s>", "R2</s>"]

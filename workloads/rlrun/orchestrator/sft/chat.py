@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from rlrun.environments.message_content import content_text
 from rlrun.environments.protocol import Message, Tool
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
-from rlrun.orchestrator.rollouts.message_forms import thought_of
+from rlrun.orchestrator.rollouts.message_forms import THOUGHT_FIELDS, thought_of
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer, stored_ends
 from rlrun.orchestrator.sft.conversation import Conversation
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _STAND_IN = "@#content#@"
+_OPEN, _CLOSE = "<think>", "</think>"
+"""Tags of thoughts in the content of public data sets."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,9 @@ class ChatEncoder:
         Raises:
             TemplateError: the template refuses it, or its messages cannot be separated.
         """
+        if self._template.thought_field is not None:
+            chat = replace(chat, messages=[_separate_thought(m, i) for i, m in enumerate(chat.messages, 1)])
+        self._template.refuse_lost_messages(chat.messages, chat.tools or ())
         text = self._render(chat.messages, chat.tools)
         ids: list[int] = []
         weights: list[float] = []
@@ -130,8 +135,9 @@ class ChatEncoder:
         after = self._template.after_reply(chat.messages, index, chat.tools or (), generation_prompt=False)
         end = len(text) - len(after)
         reply = text[start:end].strip()
-        # Templates may leave out the thoughts of earlier turns, which come first; anything else must be there.
-        if not text.endswith(after) or not (_is_in(content, reply) or content.endswith(reply)):
+        # Templates that read no thoughts may leave out those in the content; anything else must be there.
+        rest = _split_thought(content)[1].strip()
+        if not text.endswith(after) or not (content.strip() in reply or rest == reply):
             raise TemplateError(f"the chat template changes the content of message {index + 1}")
         _refuse_lost_parts(chat.messages, index, content, reply)
         ending = self._chat.turn_end(after)
@@ -212,12 +218,43 @@ class ChatEncoder:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _is_in(content: str, reply: str) -> bool:
-    """Whether a reply has the content, its thoughts possibly in another form (GLM)."""
-    if content.strip() in reply:
-        return True
-    thought, found, said = content.partition("</think>")
-    return bool(found) and thought.partition("<think>")[2].strip() in reply and reply.endswith(said.strip())
+def _separate_thought(message: Message, number: int) -> Message:
+    """Return a reply whose thoughts stand in tags at the start of its content with the thoughts in their own field.
+
+    Most public data sets store thoughts so. A template that reads the field writes them as its models sample them; the tags in the
+    content it would write as a part of the answer (GPT-OSS, Gemma 4), after an empty thought (Qwen 3.8).
+
+    Args:
+        message: message of a row.
+        number: number of the message, in errors.
+
+    Raises:
+        TemplateError: the reply has thoughts in the field as well, or a thought without an end.
+    """
+    if message["role"] != "assistant":
+        return message
+    content = content_text(message.get("content"), f"message {number}")
+    thought, rest = _split_thought(content)
+    if rest == content:
+        if content.lstrip().startswith(_OPEN):
+            raise TemplateError(
+                f"message {number} has {_OPEN} without {_CLOSE} in its content; add {_CLOSE} after the thoughts"
+            )
+        return message
+    if thought_of(message):
+        raise TemplateError(
+            f"message {number} has thoughts both in {THOUGHT_FIELDS[0]} and in its content; remove them from the content"
+        )
+    return message | {"content": rest} | ({THOUGHT_FIELDS[0]: thought} if thought else {})
+
+
+def _split_thought(content: str) -> tuple[str, str]:
+    """Return the thought with which a content begins, and the rest; the tag that opens it may be missing, as after a generation prompt."""
+    thought, end, rest = content.partition(_CLOSE)
+    before, _, inner = thought.rpartition(_OPEN)
+    if not end or before.strip():
+        return "", content
+    return inner.strip(), rest.lstrip()
 
 
 def _refuse_lost_parts(messages: Sequence[Message], index: int, content: str, reply: str) -> None:
@@ -241,8 +278,7 @@ def _refuse_lost_parts(messages: Sequence[Message], index: int, content: str, re
             raise TemplateError(f"the chat template leaves out a call of message {index + 1}; make one call a message")
     if index != len(messages) - 1:
         return
-    in_content = content.partition("</think>")[0] if "</think>" in content else ""
-    for thought in (thought_of(messages[index]), in_content.rpartition("<think>")[2]):
+    for thought in (thought_of(messages[index]), _split_thought(content)[0]):
         if thought.strip() not in reply:
             raise TemplateError(
                 f"the chat template leaves out the thoughts of message {index + 1}; remove them from the row, or give the model a chat "
