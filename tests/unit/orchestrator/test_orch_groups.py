@@ -43,7 +43,7 @@ def make_groups(config: OrchestratorConfig = CONFIG) -> Groups:
         config,
         made=0,
         ledger=Ledger(),
-        sampler=Sampler.of(config, [100]),
+        sampler=Sampler.from_config(config, [100]),
         rules=rules_of(config, vocabulary=100),
         journal=None,
         signal=Signal(),

@@ -51,7 +51,7 @@ def test_rollouts_of_a_removed_group_are_counted_with_their_lengths(
     expired: bool, surplus: bool, outcome: Outcome, reason: str | None
 ) -> None:
     rules = rules_of(CONFIG, vocabulary=100)
-    ledger, sampler = Ledger(), Sampler.of(CONFIG, [100])
+    ledger, sampler = Ledger(), Sampler.from_config(CONFIG, [100])
     groups = Groups(CONFIG, made=0, ledger=ledger, sampler=sampler, rules=rules, journal=None, signal=Signal())
     flight = groups.take(0)
     flight.members[0], flight.expired, flight.surplus = a_rollout([0], 1.0), expired, surplus

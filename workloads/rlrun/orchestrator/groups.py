@@ -116,7 +116,10 @@ class Groups:
     @classmethod
     def restore(cls, context: RunContext, base: Snapshot, journal: Journal | None) -> Groups:
         """Groups at the attempt's start."""
-        config, sampler = context.config, Sampler.of(context.config, [len(arena.tasks) for arena in context.arenas])
+        config, sampler = (
+            context.config,
+            Sampler.from_config(context.config, [len(arena.tasks) for arena in context.arenas]),
+        )
         if not sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group):
             logger.warning("environments or curricula have changed since the checkpoint: the pools start empty")
         return cls(

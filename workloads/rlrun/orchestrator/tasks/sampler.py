@@ -110,7 +110,7 @@ class Sampler:
         }
 
     @classmethod
-    def of(cls, config: OrchestratorConfig, sizes: Sequence[int]) -> Sampler:
+    def from_config(cls, config: OrchestratorConfig, sizes: Sequence[int]) -> Sampler:
         """Sampler of a run; `sizes` are the numbers of tasks of its environments."""
         sources = [
             Source(own.label, size, own.ratio, own.group_size, own.curriculum)
