@@ -25,6 +25,7 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import Shape, expected, fields
 from rlrun.config.meaning import meaning
 from rlrun.config.models.rollout import EvaluationSamplingConfig
+from rlrun.protocol.files.recorded_code import FLAG, HELP
 from rlrun.runtime import exit_codes
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--inference-gpu-ids", type=_gpus, metavar="0,1", help="GPUs of the engines that are started here")
     p.add_argument("--share-gpus", action="store_true", help="use GPUs that other runs of this machine use, too")
+    p.add_argument(FLAG, action="store_true", help=HELP)
     p.add_argument("--dry-run", action="store_true", help="print what would be sampled, and start nothing")
     drawn = p.add_argument_group("how tokens are drawn (default: as the manifest has it)")
     for name in EvaluationSamplingConfig.model_fields:
@@ -292,6 +294,7 @@ def _request(
         engine_urls=options.engine_url,
         gpu_ids=options.inference_gpu_ids,
         share_gpus=options.share_gpus,
+        trusts_code=options.trust_recorded_code,
         **_asked(options, split, training_sampling=newest),
     )
 

@@ -23,6 +23,7 @@ from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, EvaluationSamplingConfig
 from rlrun.config.models.run import RunConfig
+from rlrun.config.named_code import NamedCode
 from rlrun.config.suggest import did_you_mean
 from rlrun.environments.protocol import Split
 from rlrun.evaluate import policies
@@ -38,6 +39,7 @@ from rlrun.local.preflight import check_model
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.recorded_code import check_recorded_code
 from rlrun.protocol.files.shared import model_folder
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
@@ -78,6 +80,8 @@ class Request(Asked):
     engine_urls: Sequence[str] | None
     gpu_ids: Sequence[GpuId] | None
     share_gpus: bool = False
+    trusts_code: bool = False
+    """True if the caller trusts the run's folder with the commit of a model's own code."""
     variation: Variation = field(default_factory=Variation)
     """Options and variables that change the manifest."""
 
@@ -115,7 +119,7 @@ def prepare(request: Request, console: Console) -> Job:
     policies.choose(available, _BASE, steps=wanted, with_base=request.base, where=where)
     api_key = _api_key() if request.engine_urls else ""
     work.mkdir(parents=True, exist_ok=True)
-    model, made = _model(spec, name, run, work, console)
+    model, made = _model(spec, name, run, work, console, trusts_code=request.trusts_code)
     base = policies.base_policy(model, made)
     chosen = policies.choose(available, base, steps=wanted, with_base=request.base, where=where)
     served_as = policies.served_as(chosen)
@@ -296,7 +300,9 @@ def _api_key() -> str:
     return key
 
 
-def _model(spec: RLRunSpec, name: str, run: RunPaths, work: Path, console: Console) -> tuple[ModelConfig, Path | None]:
+def _model(
+    spec: RLRunSpec, name: str, run: RunPaths, work: Path, console: Console, *, trusts_code: bool
+) -> tuple[ModelConfig, Path | None]:
     """The model as a folder or a name on the hub, and its folder. A tiny one is the run's, or else made here."""
     model = spec.model
     if model.tiny is not None:
@@ -315,7 +321,12 @@ def _model(spec: RLRunSpec, name: str, run: RunPaths, work: Path, console: Conso
         model = ModelConfig(path=str(folder), dtype=model.dtype)
     elif model.path is not None:
         model = model.model_copy(update={"path": str(Path(model.path).absolute())})
-    model = as_recorded(model, run)
+    asked, model = model, as_recorded(model, run)
+    if (
+        model.trust_remote_code and model != asked
+    ):  # the hub serves commits of proposed changes, which anybody may write
+        code = NamedCode("revisions", f"commit {model.revision} of {model.name}, whose code model.trustRemoteCode runs")
+        check_recorded_code(run.root, [code], trusted=trusts_code)
     if model.path is None:
         return model, None
     check_model(model)

@@ -48,6 +48,7 @@ from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.recorded_code import note_started_run
 from rlrun.protocol.files.run_folder import keep_config
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.enabled import enabled_trackers
@@ -211,6 +212,7 @@ def _run(call: Call, held: ExitStack) -> int:
     write_bytes(call.paths.manifest, manifest_text(call.spec, call.name).encode())
     attempt = next_number(call.paths)
     keep_config(call.paths, attempt, files[0].read_bytes())
+    note_started_run(call.paths.root, configs[0])
     if place.host is None:
         prepare_model(config, files[0], call.paths, attempt, call.say, lambda: bool(call.interrupted))
     if call.interrupted:

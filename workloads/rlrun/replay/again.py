@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlrun.config.named_code import code_of_trainer
 from rlrun.protocol.files.batch import BatchError, read_batch
+from rlrun.protocol.files.recorded_code import check_recorded_code
 from rlrun.replay.advantage import advantage_settings
 from rlrun.replay.compare import Row, Verdict, rows, table, weights_text, weights_verdict
 from rlrun.replay.compute import Start, compute, layout, run_ranks
@@ -110,6 +112,7 @@ def replay(
     ranks: int | None = None,
     model: Path | None = None,
     start: Start | None = None,
+    trusts_code: bool = False,
 ) -> Replay:
     """Compute a step again, and explain a sample of it.
 
@@ -121,8 +124,10 @@ def replay(
         ranks: so many ranks on CPUs, in place of the run's layout.
         model: folder of the model here.
         start: how ranks are started; default: torchrun.
+        trusts_code: True if the caller trusts code that the folder names.
 
     Raises:
+        RoleError: the folder names code that the caller does not trust.
         ReplayError: a file is missing, or the ranks failed.
     """
     plan = find(root, step, computes=computes)
@@ -130,6 +135,7 @@ def replay(
     if not computes:
         return Replay(plan, sample=explained, computed=False)
     config = layout(plan.run.trainer, ranks=ranks, model=model)
+    check_recorded_code(root, code_of_trainer(config), trusted=trusts_code)
     answer = compute(plan, config, start or run_ranks, sample=index)
     inexact = tuple(_inexact(plan, answer, ranks))
     tolerance = TOLERANCE if inexact else None

@@ -15,6 +15,13 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.schema import snake
+from rlrun.config.named_code import (
+    NamedCode,
+    code_of_algorithm,
+    code_of_engine,
+    code_of_environments,
+    code_of_model,
+)
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.protocol.files.attempts import Attempt, next_attempt, read_attempt
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, ManifestError, read_manifest, verify
@@ -22,6 +29,7 @@ from rlrun.protocol.files.durable import new_folder
 from rlrun.protocol.files.forked import ForkedFrom, fork_document
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.protocol.files.recorded_code import check_recorded_code
 from rlrun.replay.find import Recorded, ReplayError, read_run
 from rlrun.runtime import exit_codes
 
@@ -55,6 +63,7 @@ def fork(
     name: str | None = None,
     folder: Path | None = None,
     manifest: Path | None = None,
+    trusts_code: bool = False,
 ) -> Forked:
     """Make the folder of a new run from a checkpoint of another one, which is only read.
 
@@ -65,8 +74,10 @@ def fork(
         name: of the new run; default: `<run>-<step>`.
         folder: the new run's; default: `runs/<name>`.
         manifest: of the other run, where its folder has none.
+        trusts_code: True if the caller trusts code that the manifest of the folder names.
 
     Raises:
+        RoleError: the folder's manifest names code that the caller does not trust.
         ReplayError: there is no such checkpoint, it is damaged, a change does not go with a state, or the folder is taken.
         ConfigError: a change is none of the manifest.
         OSError: the folder cannot be written.
@@ -77,7 +88,7 @@ def fork(
     target = (folder or Path("runs") / chosen).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ReplayError(f"{target} is there already; name a new --folder, or another --name", exit_codes.USAGE)
-    before, after = _specs(run.paths, chosen, changes, manifest)
+    before, after = _specs(run.paths, chosen, changes, manifest, trusts_code=trusts_code)
     changed = _changed(before, after)
     _refuse(changed, after, checkpoint.step)
     words = tuple(f"{path} {_shown(old)} -> {_shown(new)}" for path, (old, new) in changed.items())
@@ -120,7 +131,9 @@ def _checkpoint(run: Recorded, step: int | None) -> Artifact:
     return found
 
 
-def _specs(paths: RunPaths, name: str, changes: Sequence[str], manifest: Path | None) -> tuple[RLRunSpec, RLRunSpec]:
+def _specs(
+    paths: RunPaths, name: str, changes: Sequence[str], manifest: Path | None, *, trusts_code: bool = False
+) -> tuple[RLRunSpec, RLRunSpec]:
     """The specification of the run, and that of its fork; problems of the latter are printed."""
     file = manifest or paths.manifest
     if not file.is_file():
@@ -130,6 +143,10 @@ def _specs(paths: RunPaths, name: str, changes: Sequence[str], manifest: Path | 
         )
     text = read_text(file)
     before = parse_manifest(text, str(file))[0].spec
+    named = _code(before)
+    if manifest is None and named:  # a manifest of the caller's own is trusted, and so are the caller's changes
+        after = _code(parse_manifest(text, str(file), Variation(_options(changes)))[0].spec)
+        check_recorded_code(paths.root, [one for one in named if one in after], trusted=trusts_code)
     judged = judge_manifest(text, str(file), here=True, variation=Variation(_options(changes)))
     code = stopped(judged)
     if code is not None or judged.run is None:
@@ -139,6 +156,16 @@ def _specs(paths: RunPaths, name: str, changes: Sequence[str], manifest: Path | 
     spec = judged.run.spec
     checkpoint = spec.checkpoint.model_dump(exclude_unset=True, exclude={"resume"})
     return before, spec.model_copy(update={"checkpoint": type(spec.checkpoint).model_validate(checkpoint)})
+
+
+def _code(spec: RLRunSpec) -> list[NamedCode]:
+    """Code that a specification names."""
+    return [
+        *code_of_model(spec.model),
+        *code_of_algorithm(spec.algorithm),
+        *code_of_environments(spec.environments),
+        *code_of_engine(spec.inference),
+    ]
 
 
 def _options(changes: Sequence[str]) -> list[str]:

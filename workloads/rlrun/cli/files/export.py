@@ -12,6 +12,7 @@ from rlrun.config.loading.parser import Parser, whole
 from rlrun.config.models.model import DType
 from rlrun.local.preflight import check_packages
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.recorded_code import FLAG, HELP
 from rlrun.runtime import exit_codes, extras
 
 
@@ -28,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
         choices=get_args(DType),
         help="number format of the weights (default: the one that the run publishes)",
     )
+    p.add_argument(FLAG, action="store_true", help=HELP)
     return p
 
 
@@ -40,7 +42,13 @@ def run(argv: Sequence[str]) -> int:
     output = Path(options.output).absolute()
     try:
         check_packages(extras.TRAINING)
-        exported = export_run(Path(options.run).absolute(), output, step=options.step, dtype=options.dtype)
+        exported = export_run(
+            Path(options.run).absolute(),
+            output,
+            step=options.step,
+            dtype=options.dtype,
+            trusts_code=options.trust_recorded_code,
+        )
     except RoleError as error:
         print(f"rlrun export: {error}", file=sys.stderr)
         return error.code

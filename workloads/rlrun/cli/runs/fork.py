@@ -13,6 +13,7 @@ from rlrun.config.loading.parser import Parser, whole
 from rlrun.config.loading.problems import ConfigError
 from rlrun.inspect.source import ClusterRun
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.recorded_code import FLAG, HELP
 from rlrun.runtime import exit_codes
 
 
@@ -38,6 +39,7 @@ def fork_parser() -> Parser:
     p.add_argument("--folder", type=Path, metavar="DIR", help="the new run's folder (default: runs/NAME)")
     p.add_argument("--manifest", type=Path, metavar="FILE", help="manifest of RUN, where its folder has none")
     p.add_argument("--start", action="store_true", help="start it")
+    p.add_argument(FLAG, action="store_true", help=HELP)
     return p
 
 
@@ -72,6 +74,7 @@ def run_fork(argv: Sequence[str]) -> int:
             name=options.name,
             folder=options.folder,
             manifest=options.manifest,
+            trusts_code=options.trust_recorded_code,
         )
     except RoleError as error:
         print(f"rlrun fork: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ from rlrun.cli.runs.common import answered, argument, runs_parser, the_run, writ
 from rlrun.config.loading.parser import Parser, whole
 from rlrun.inspect.source import FolderRun
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.recorded_code import FLAG, HELP
 from rlrun.runtime import exit_codes, extras
 
 
@@ -27,6 +28,7 @@ def replay_parser() -> Parser:
         "--ranks", type=whole(1, 64), metavar="N", help="compute with N ranks on CPUs, not with the run's layout"
     )
     p.add_argument("--model", type=Path, metavar="DIR", help="the model's folder, where it is another one here")
+    p.add_argument(FLAG, action="store_true", help=HELP)
     return p
 
 
@@ -58,6 +60,7 @@ def run_replay(argv: Sequence[str]) -> int:
             ranks=options.ranks,
             model=options.model,
             form=options.output,
+            trusts_code=options.trust_recorded_code,
         )
     except RoleError as error:
         print(f"rlrun replay: {error}", file=sys.stderr)
@@ -76,10 +79,13 @@ def _replay(
     ranks: int | None,
     model: Path | None,
     form: str | None,
+    trusts_code: bool,
 ) -> int:
     from rlrun.replay import again
 
-    found = again.replay(root, step, sample=sample, computes=computes, ranks=ranks, model=model)
+    found = again.replay(
+        root, step, sample=sample, computes=computes, ranks=ranks, model=model, trusts_code=trusts_code
+    )
     if form is not None:
         write(found.document(), form)
     else:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from rlrun.config.models.checkpoint import ResumeConfig
 from rlrun.config.models.model import DType
+from rlrun.config.named_code import code_of_model
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.recorded_code import check_recorded_code
 from rlrun.protocol.files.run_folder import recorded_run
 from rlrun.protocol.files.shared import model_folder
 from rlrun.runtime import exit_codes
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from rlrun.trainer.weights.export import Exported
 
 
-def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DType | None = None) -> Exported:
+def export_run(
+    root: Path, output: Path, *, step: int | None = None, dtype: DType | None = None, trusts_code: bool = False
+) -> Exported:
     """Export a run's checkpoint; the run may still be training.
 
     Args:
@@ -26,6 +30,7 @@ def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DTyp
         output: a folder that does not exist, or is empty.
         step: the checkpoint's step; None: the newest that is complete and whole.
         dtype: of the exported weights; None: the one that the run publishes.
+        trusts_code: True if the caller trusts code that the folder names.
 
     Raises:
         RoleError: there is no such run or checkpoint, or it cannot be read or written; names what to change.
@@ -34,6 +39,7 @@ def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DTyp
     config = recorded_run(paths)
     if config is None:
         raise RoleError(f"{root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
+    check_recorded_code(root, [*code_of_model(config.model)], trusted=trusts_code)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RoleError(f"--output {output} is not empty; choose a new folder or empty this one", exit_codes.USAGE)
     resume = ResumeConfig() if step is None else ResumeConfig(policy="Step", step=step)

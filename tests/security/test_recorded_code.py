@@ -1,0 +1,303 @@
+"""Code that somebody else's run folder names runs only with a flag of the caller."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from rlrun.api.manifest import parse_manifest
+from rlrun.api.resolve import resolve
+from rlrun.cli.evaluation import eval_parser, synthesize_parser
+from rlrun.cli.files import export
+from rlrun.cli.main import main
+from rlrun.cli.runs.fork import fork_parser
+from rlrun.cli.runs.replay import replay_parser
+from rlrun.config.loading.loader import load_file
+from rlrun.config.models.learning import AlgorithmConfig, LossConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.run import RunConfig
+from rlrun.config.named_code import NamedCode
+from rlrun.evaluate import job
+from rlrun.protocol.files.attempts import first_attempt, write_attempt
+from rlrun.protocol.files.batch import Batch, write_batch
+from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.recorded_code import FLAG, check_recorded_code, note_started_run
+from rlrun.runtime import exit_codes
+from rlrun.ui.registry import run_id
+from tests.support.made_runs import client, made, page_files
+from tests.unit.replay.test_find import config
+from tests.unit.replay.test_find import sample as batch_sample
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """File that planted code writes. The working directory has the planted modules, as a downloaded folder can."""
+    found = tmp_path / "mark"
+    place = tmp_path / "downloaded"
+    place.mkdir()
+    (place / "planted_code.py").write_text(f"open({str(found)!r}, 'w').close()\ndef make(*_, **__): ...\n")
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return found
+
+
+@pytest.fixture
+def planted_model(tmp_path: Path, mark: Path) -> Path:
+    """Model folder whose configuration is code."""
+    folder = tmp_path / "downloaded" / "planted"
+    folder.mkdir()
+    auto_map = {"AutoConfig": "configuration_planted.Planted"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "planted", "auto_map": auto_map}))
+    code = "from transformers import PretrainedConfig\nclass Planted(PretrainedConfig):\n    model_type = 'planted'\n"
+    (folder / "configuration_planted.py").write_text(f"open({str(mark)!r}, 'w').close()\n{code}")
+    (folder / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
+def foreign_run(folder: Path, **changes: Any) -> RunPaths:
+    """Run of one step with a complete checkpoint, a batch and a manifest."""
+    paths = RunPaths(folder)
+    paths.attempts.mkdir(parents=True)
+    paths.run_json.write_text(json.dumps({"trainer": config(folder, **changes).model_dump(mode="json")}))
+    write_attempt(paths, first_attempt(world_size=1, config_hash=""))
+    write_batch(paths.batch(1, 1), Batch(1, 1, (batch_sample("t", 0),)))
+    checkpoint = paths.checkpoint(1, 1)
+    for part in ("trainer", "orchestrator"):
+        (checkpoint / part).mkdir(parents=True)
+        (checkpoint / part / "file").write_text("x")
+    entries = [entry for part in ("trainer", "orchestrator") for entry in describe(checkpoint, checkpoint / part)]
+    write_manifest(checkpoint, Manifest(1, 1, 1, "h", tuple(entries), 0.0))
+    return paths
+
+
+def kept_manifest(paths: RunPaths, **changes: Any) -> None:
+    """Manifest in the folder of a run."""
+    document = yaml.safe_load(QUICKSTART.read_text())
+    document["spec"] |= changes
+    paths.manifest.write_text(yaml.safe_dump(document))
+
+
+def own_loss() -> AlgorithmConfig:
+    return AlgorithmConfig(loss=LossConfig(name="planted_code:make"))
+
+
+def export_words(tmp_path: Path, model: Path) -> tuple[list[str], str]:
+    paths = foreign_run(tmp_path / "run", model=ModelConfig(path=str(model), trust_remote_code=True))
+    return ["export", str(paths.root), "--output", str(tmp_path / "out")], f"model.trustRemoteCode: true, of {model}"
+
+
+def replay_words(tmp_path: Path, model: Path) -> tuple[list[str], str]:
+    paths = foreign_run(tmp_path / "run", algorithm=own_loss())
+    return ["replay", str(paths.root), "--step", "1", "--ranks", "1"], "algorithm.loss.name: planted_code:make"
+
+
+def fork_words(tmp_path: Path, model: Path) -> tuple[list[str], str]:
+    paths = foreign_run(tmp_path / "run")
+    kept_manifest(paths, environments=[{"id": "planted_code:make"}])
+    return ["fork", str(paths.root)], "environments[0].id: planted_code:make"
+
+
+def fork_of_interpreter(tmp_path: Path, model: Path) -> tuple[list[str], str]:
+    python = tmp_path / "downloaded" / "python"
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path / 'mark'}\n")
+    python.chmod(0o755)
+    paths = foreign_run(tmp_path / "run")
+    kept_manifest(paths, environments=[{"id": "reverse-text", "python": str(python)}])
+    return ["fork", str(paths.root)], f"environments[0].python: {python}"
+
+
+def fork_of_reward(tmp_path: Path, model: Path) -> tuple[list[str], str]:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "a", "answer": "b"}\n' * 8)
+    args = {"path": str(data), "reward": "planted_code:make"}
+    paths = foreign_run(tmp_path / "run")
+    kept_manifest(paths, environments=[{"id": "dataset", "args": args}])
+    return ["fork", str(paths.root)], "environments[0].args.reward: planted_code:make"
+
+
+def fork_of_model(tmp_path: Path, model: Path) -> tuple[list[str], str]:
+    paths = foreign_run(tmp_path / "run")
+    kept_manifest(paths, model={"path": str(model), "trustRemoteCode": True})
+    return ["fork", str(paths.root)], f"model.trustRemoteCode: true, of {model}"
+
+
+ATTEMPTS = [export_words, replay_words, fork_words, fork_of_interpreter, fork_of_reward, fork_of_model]
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_code_of_a_folder_runs_only_with_the_flag(
+    attempt: Callable[[Path, Path], tuple[list[str], str]],
+    tmp_path: Path,
+    mark: Path,
+    planted_model: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words, named = attempt(tmp_path, planted_model)
+    code = main(words)
+    said = capfd.readouterr().err
+    assert not mark.exists(), f"code of the folder ran: {said}"
+    assert code == exit_codes.USAGE, said
+    assert f"{tmp_path / 'run'} names code that this command would run as you: {named}" in said
+    assert FLAG in said
+    main([*words, FLAG])
+    assert mark.exists(), capfd.readouterr().err
+    assert "planted_code" not in sys.modules
+
+
+SHOWING = [
+    ["get", "RUN"],
+    ["status", "RUN"],
+    ["why", "RUN"],
+    ["logs", "RUN", "--role", "trainer"],
+    ["rollouts", "RUN", "--worst", "1"],
+    ["debug", "RUN", "--file", "OUT"],
+    ["compare", "RUN", "COPY"],
+    ["cost", "RUN"],
+    ["plot", "RUN"],
+    ["replay", "RUN", "--step", "1", "--sample", "0", "--no-compute"],
+    ["track", "RUN"],
+    ["mirror", "RUN"],
+]
+
+
+def hostile_run(folder: Path, model: Path) -> RunPaths:
+    """Run whose complete configuration and manifest name code in every field that can."""
+    python = folder.parent / "interpreter"
+    python.write_text(f"#!/bin/sh\ntouch {folder.parent / 'mark'}\n")
+    python.chmod(0o755)
+    paths = foreign_run(folder)
+    own = {"loss": {"name": "planted_code:make"}, "advantage": {"name": "planted_code:make"}}
+    environment = {"id": "planted_code:make", "python": str(python), "args": {"reward": "planted_code:make"}}
+    kept_manifest(
+        paths,
+        model={"path": str(model), "trustRemoteCode": True},
+        environments=[environment | {"algorithm": own}],
+        algorithm=own,
+    )
+    spec = parse_manifest(paths.manifest.read_text(), "manifest")[0].spec
+    document = resolve(spec, name="run", uid="uid", output_dir=str(folder)).model_dump_json(by_alias=False)
+    made(folder)
+    paths.run_json.write_text(document)
+    paths.attempt_config(1).write_text(document)
+    paths.attempt_file(1).unlink()
+    write_attempt(paths, first_attempt(world_size=1, config_hash=""))
+    logs = paths.logs(1, "trainer")
+    logs.mkdir(parents=True)
+    (logs / "rank_0.log").write_text("line\n")
+    trace = paths.root / "traces" / "step_00000003.jsonl"
+    trace.with_name("step_00000001.jsonl").write_text(trace.read_text().replace('"step": 3', '"step": 1'))
+    return paths
+
+
+def test_commands_that_show_a_run_start_and_import_nothing_that_it_names(
+    tmp_path: Path, mark: Path, planted_model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, copy = (hostile_run(tmp_path / name, planted_model).root for name in ("run", "copy"))
+    places = {"RUN": str(run), "COPY": str(copy), "OUT": str(tmp_path / "debug.tar.gz")}
+    codes = {}
+    for words in SHOWING:
+        codes[words[0]] = main([places.get(word, word) for word in words])
+        assert not mark.exists(), words
+    expected = dict.fromkeys(codes, exit_codes.OK) | dict.fromkeys(("track", "mirror"), exit_codes.USAGE)
+    assert codes == expected, capfd.readouterr().err[-3000:]  # the run names no tracker and no storage
+    assert "planted_code" not in sys.modules
+
+
+PAGES = [
+    "/api/runs",
+    "/api/runs/ID",
+    "/api/runs/ID/manifest",
+    "/api/runs/ID/history",
+    "/api/runs/ID/lineage",
+    "/api/runs/ID/curves?metric=reward/mean",
+    "/api/runs/ID/sparkline",
+    "/api/runs/ID/timeline",
+    "/api/runs/ID/staleness?step=1",
+    "/api/runs/ID/traces",
+    "/api/runs/ID/rollouts?step=1",
+    "/api/runs/ID/rollouts/0?step=1",
+    "/api/runs/ID/rollouts/0/tokens?step=1",
+    "/api/runs/ID/rollouts/0/reasons?step=1",
+]
+
+
+def test_the_web_page_starts_and_imports_nothing_that_a_run_names(
+    tmp_path: Path, mark: Path, planted_model: Path
+) -> None:
+    run = hostile_run(tmp_path / "run", planted_model).root
+    with page_files(tmp_path / "page") as static:
+        page, _ = client(run, static=static)
+        for path in PAGES:
+            address, _, query = path.replace("ID", run_id(run)).partition("?")
+            reply = page.get(address, **dict(part.split("=") for part in query.split("&") if part))
+            assert reply.status == 200, (path, reply.body)
+    assert not mark.exists()
+    assert "planted_code" not in sys.modules
+
+
+def test_a_run_that_this_user_started_here_needs_no_flag(tmp_path: Path, mark: Path, planted_model: Path) -> None:
+    root = hostile_run(tmp_path / "run", planted_model).root
+    code = [NamedCode("algorithm.loss.name", "planted_code:make")]
+    with pytest.raises(RoleError, match=FLAG):
+        check_recorded_code(root, code, trusted=False)
+    note_started_run(root, load_file(RunConfig, root / "run.json"))
+    check_recorded_code(root, code, trusted=False)
+
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    with pytest.raises(RoleError, match=f"{copy} names code"):
+        check_recorded_code(copy, code, trusted=False)
+    for field, changed in (("planted_code:make", "other_code:make"), ('"uid":"uid"', '"uid":"other"')):
+        before = (root / "run.json").read_text()
+        assert field in before
+        (root / "run.json").write_text(before.replace(field, changed))
+        with pytest.raises(RoleError, match=FLAG):
+            check_recorded_code(root, code, trusted=False)
+        (root / "run.json").write_text(before)
+    check_recorded_code(root, code, trusted=False)
+
+
+def test_a_manifest_of_the_caller_needs_no_flag(tmp_path: Path, mark: Path) -> None:
+    paths = foreign_run(tmp_path / "run")
+    kept_manifest(paths, environments=[{"id": "planted_code:make"}])
+    own = tmp_path / "own.yaml"
+    paths.manifest.rename(own)
+    main(["fork", str(paths.root), "--manifest", str(own)])
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("revision", [None, "main"])
+def test_a_recorded_commit_chooses_no_code_of_a_trusted_repository(tmp_path: Path, revision: str | None) -> None:
+    """The manifest of `rlrun eval` trusts the repository, the folder names the commit: anybody can propose one on the hub."""
+    model = ModelConfig(name="org/model", revision=revision, trust_remote_code=True)
+    spec = parse_manifest(QUICKSTART.read_text(), "x")[0].spec.model_copy(update={"model": model})
+    run, commit = RunPaths(tmp_path / "run"), "a" * 40
+    run.revisions.mkdir(parents=True)
+    (run.revisions / "models--org--model@main.json").write_text(json.dumps({"commit": commit}))
+    choose = partial(job._model, spec, "run", run, tmp_path / "work", Console())
+    with pytest.raises(RoleError, match=f"revisions: commit {commit} of org/model.*{FLAG}"):
+        choose(trusts_code=False)
+    assert choose(trusts_code=True)[0].revision == commit
+    spec.model.__dict__["trust_remote_code"] = False
+    assert choose(trusts_code=False)[0].revision == commit
+
+
+def test_every_command_that_can_run_recorded_code_has_the_flag() -> None:
+    parsers = (export.parser(), replay_parser(), fork_parser(), eval_parser(), synthesize_parser())
+    assert [parser.prog for parser in parsers if FLAG not in parser.format_help()] == []
