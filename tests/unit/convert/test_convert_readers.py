@@ -63,6 +63,8 @@ def words(script: str, **environment: str) -> list[str]:
             "p=a.b.c" + START + "x.p=${p%.*} x.q=${p%%.*} x.r=${p:2:1} x.s=${p/b/z} x.t=${p^^}",
             ["x.p=a.b", "x.q=a", "x.r=b", "x.s=a.z.c", "x.t=A.B.C"],
         ),
+        ("b=3\nc=${C:-$((b + 2))}" + START + "x.c=$c x.d=${D:-$((b * 2))}", ["x.c=5", "x.d=6"]),
+        ('n="a[1-3]"\nr="${n#*[}"\nr="${r%%]*}"' + START + "x.r=$r", ["x.r=1-3"]),
         (START + "x.a=it\\'s x.b='$HOME' x.c=$'a\\tb'", ["x.a=it's", "x.b=$HOME", "x.c=a\tb"]),
         ("p=${0##*/}\nm=Qwen/Qwen3-8B" + START + "x.n=${m##*/} x.o=${m%%/*}", ["x.n=Qwen3-8B", "x.o=Qwen"]),
     ],

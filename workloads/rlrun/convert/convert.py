@@ -18,6 +18,7 @@ from rlrun.convert.tables import verl as verl_table
 from rlrun.convert.tables import verl_sft as verl_sft_table
 from rlrun.convert.tables.others import other_trainers, trainer_of_command, trainer_of_keys
 from rlrun.convert.tables.row import Row
+from rlrun.convert.tables.verl_programs import CONFIGURATIONS, unknown_program
 from rlrun.convert.writer import manifest
 
 LATER = "<later command>"
@@ -122,14 +123,34 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
             raise other.refusal(source, command.words[0].line if command.words else None)
     starting = [command for command in commands if command.has_settings]
     if not starting:
+        _refuse_wrapper(source, commands)
         raise refuse(
             source,
             "holds no command with key=value arguments, such as python3 -m verl.trainer.main_ppo data.train_files=...",
         )
     first, *others = starting
     _refuse_choice(source, first, others)
+    _refuse_program(source, first)
     settings = [*_arguments(first.options, source), *_arguments(first.words, source)]
     return [*settings, *(Setting(LATER, other.module, source, other.words[0].line) for other in others)]
+
+
+def _refuse_wrapper(source: str, commands: Sequence[Command]) -> None:
+    """Refuse a script that only starts another one, by the name of that one."""
+    for command in commands:
+        if (other := next((text for text in command.texts if text.endswith(".sh")), None)) is not None:
+            raise refuse(source, f"starts another script: rlrun convert {other}", command.words[0].line)
+
+
+def _refuse_program(source: str, first: Command) -> None:
+    """Refuse a program of verl whose own Python may change the loss or the batches."""
+    if (name := unknown_program(first.module, first.texts)) is not None:
+        raise refuse(
+            source,
+            f"{name} is a program of its own, whose Python may change what is learned; if it learns as "
+            "verl.trainer.main_ppo does, write that name in its place",
+            first.words[0].line,
+        )
 
 
 def _refuse_choice(source: str, first: Command, others: Sequence[Command]) -> None:
@@ -181,6 +202,7 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
     draft.take_rows()
     draft.refuse_unknown(dialect.indifferent)
     dialect.compose(draft, context)
+    _require_configuration(draft, sources)
     draft.require_known((dialect.named_by, "trainer.project_name", "trainer.logger"))
     name = named(draft, dialect.named_by, context)
     if name.causes:
@@ -201,6 +223,18 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
         refused,
         [*later, *draft.notices, *draft.warnings()],
     )
+
+
+def _require_configuration(draft: Draft, sources: Sequence[str]) -> None:
+    """Report a file of Hydra that a command names and that is not among the sources."""
+    for key in ("--config-name", "-cn"):
+        if key in draft.settings:
+            name = PurePath(str(draft.get(key) or "")).name.removesuffix(".yaml")
+            if name not in CONFIGURATIONS and name not in {PurePath(source).stem for source in sources}:
+                draft.missing.append(
+                    f"{key}={name}: the settings of this file are not read; give the file before the script: "
+                    f"rlrun convert {name or 'FILE'}.yaml {' '.join(sources)}"
+                )
 
 
 def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:

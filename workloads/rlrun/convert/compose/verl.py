@@ -204,9 +204,7 @@ def _reward(draft: Draft) -> tuple[dict[str, Any], list[str], str]:
             f"spec.environments: args.reward={reward}: put {path} where Python finds it (PYTHONPATH, or the image; docs/environments.md)"
         )
         if draft.flag(_RM + "enable"):
-            draft.notices.append(
-                f"{_RM}enable=True: the reward is {path} alone, which may ask the model's server itself"
-            )
+            draft.dropped[_RM + "enable"] = f"the reward is {path} alone, which may ask the model's server itself"
         return {"reward": reward}, [key for key in keys if draft.has(key)], ""
     if not draft.flag(_RM + "enable"):
         return {"reward": "math"}, [], "; verl's own scores by data_source: math"

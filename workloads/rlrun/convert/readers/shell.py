@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _SETTING = re.compile(r"(\+\+|\+|~)?[A-Za-z_][\w./@-]*(\[[^=]*\])?=", re.DOTALL)
+_BRACKET = re.compile(r"(\$\{\w+(?:%%?|##?))\]")
+"""A `]` at the start of a pattern, which tree-sitter-bash (0.25) cannot read without quotes."""
 _STEPS = 30_000
 _CALLS = 20
 _OTHER_PROGRAMS = frozenset(
@@ -139,7 +141,8 @@ def _parse(text: str, source: str, line: int = 0) -> Node:
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
-    root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
+    readable = _BRACKET.sub(r'\1"]"', text)
+    root = Parser(Language(tree_sitter_bash.language())).parse(readable.encode()).root_node
     if root.has_error:
         wrong = _error_in(root)
         first, last = (line + point[0] + 1 for point in (wrong.start_point, wrong.end_point))

@@ -152,6 +152,8 @@ class _Word:
             self._put(self._parameter(node), quoted=quoted)
         elif kind == "arithmetic_expansion":
             self._add_arithmetic(node)
+        elif kind in _SUBSTITUTIONS and (number := _arithmetic_of(node)) is not None:
+            self._add_arithmetic(number)
         elif kind in _SUBSTITUTIONS:
             self.current = self.current if not quoted else (self.current or "")
             self._report(source_of(node), is_known=False)
@@ -327,6 +329,19 @@ class _Word:
             return _part(text, pattern)
         cases = {",,": str.lower, "^^": str.upper, ",": lambda t: t[:1].lower() + t[1:], "^": str.capitalize}
         return cases[sign](text) if sign in cases else text
+
+
+def _arithmetic_of(node: Node) -> Node | None:
+    """Arithmetic behind `:-`, which the grammar reads as the output of a command in parentheses; None: it is one."""
+    text = source_of(node)
+    if not (text.startswith("$((") and text.endswith("))")):
+        return None
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    root = Parser(Language(tree_sitter_bash.language())).parse(f"x={text}".encode()).root_node
+    value = root.children[0].child_by_field_name("value") if root.children else None
+    return value if value is not None and value.type == "arithmetic_expansion" and not root.has_error else None
 
 
 def _is_all(node: Node) -> bool:

@@ -17,6 +17,10 @@ ALIASES: Mapping[str, str] = {
     "optim.lr_scheduler": "optim.lr_scheduler_type",
     "optim.warmup_style": "optim.lr_scheduler_type",
     "optim.lr_min": "optim.min_lr",
+    "model.lora.rank": "model.lora_rank",
+    "model.lora.alpha": "model.lora_alpha",
+    "model.lora.target_modules": "model.target_modules",
+    "model.lora.exclude_modules": "model.exclude_modules",
 }
 """Keys of other releases."""
 

@@ -1,0 +1,107 @@
+"""Programs, files and options of verl that change a run beyond its keys are reported, and never converted in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.config.loading.problems import ConfigError
+from rlrun.convert.compose.shared import Context
+from rlrun.convert.convert import Converted, convert, read_settings
+from rlrun.convert.readers.setting import Setting
+
+KEYS = "data.train_files=/d/train.parquet actor_rollout_ref.model.path=Qwen/Qwen3-8B algorithm.adv_estimator=grpo"
+SFT: dict[str, Any] = {"data.train_files": "/d/train.parquet", "model.path": "Qwen/Qwen3-8B"}
+
+
+def converted(command: str, *sources: str) -> Converted:
+    settings = read_settings(f"{command} {KEYS} trainer.total_training_steps=7\n", "run.sh", {})
+    return convert(settings, Context("run"), [*sources, "run.sh"])
+
+
+def fate(changes: dict[str, Any], base: dict[str, Any] | None = None) -> str:
+    """Kind of the fate of the one changed key."""
+    first = dict(word.split("=") for word in KEYS.split()) if base is None else base
+    result = convert([Setting(k, v, "t") for k, v in (first | changes).items()], Context("run", 70), ["t"])
+    return next(one.kind for one in result.fates if one.setting.key in changes)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -m recipe.flowrl.main_flowrl",
+        "torchrun --nnodes=1 -m verl.experimental.other.main_ppo",
+        "python3 recipe/prime/main_prime.py",
+    ],
+)
+def test_program_of_its_own_is_refused(command: str) -> None:
+    with pytest.raises(ConfigError, match="is a program of its own"):
+        converted(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python3 -m verl.trainer.main_ppo", "python3 -m recipe.dapo.main_dapo", "python3 verl/trainer/main_ppo.py"],
+)
+def test_known_program_is_converted(command: str) -> None:
+    assert converted(command).missing == []
+
+
+def test_script_that_starts_another_names_it() -> None:
+    with pytest.raises(ConfigError, match=r"rlrun convert recipe/run\.sh"):
+        read_settings("echo start\nnvidia-smi\nbash recipe/run.sh\n", "job.sh", {})
+
+
+def test_named_configuration_has_to_be_given() -> None:
+    command = "python3 -m verl.trainer.main_ppo --config-path=config --config-name="
+    assert any("rlrun convert search.yaml run.sh" in line for line in converted(f"{command}search").missing)
+    assert converted(f"{command}search", "configs/search.yaml").missing == []
+    assert converted(f"{command}ppo_megatron_trainer.yaml").missing == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fine"),
+    [
+        ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "tools.yaml", None),
+        ("actor_rollout_ref.rollout.multi_turn.interaction_config_path", "user.yaml", None),
+        ("actor_rollout_ref.rollout.multi_turn.function_tool_path", "tools.py", None),
+        ("actor_rollout_ref.model.override_config.attention_dropout", 0.1, 0.0),
+        ("actor_rollout_ref.model.override_config.max_position_embeddings", 32768, None),
+        ("actor_rollout_ref.model.override_config.moe_config.freeze_moe_router", True, False),
+    ],
+)
+def test_option_that_changes_the_run_is_refused(key: str, value: object, fine: object) -> None:
+    assert fate({key: value}) == "refused"
+    assert fate({key: fine}) in ("taken", "default", "dropped")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("model", "hf_model", "dropped"),
+        ("optim", "megatron", "dropped"),
+        ("model.lora.rank", 16, "taken"),
+        ("model.lora.dropout", 0.1, "refused"),
+        ("model.custom_chat_template", "{{ x }}", "refused"),
+        ("engine.override_transformer_config.moe_aux_loss_coeff", 0.01, "refused"),
+        ("engine.override_transformer_config.mtp_num_layers", None, "default"),
+    ],
+)
+def test_supervised_option(key: str, value: object, kind: str) -> None:
+    assert fate({key: value}, SFT) == kind
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor_rollout_ref.actor.model_engine",
+        "reward_model.use_reward_loop",
+        "reward_model.inference.gpu_memory_utilization",
+        "reward.reward_model.inference.name",
+        "actor_rollout_ref.actor.megatron.override_transformer_config.sequence_parallel",
+        "actor_rollout_ref.actor.megatron.override_transformer_config.use_fused_rmsnorm",
+    ],
+)
+def test_option_of_speed_or_servers_is_dropped(key: str) -> None:
+    assert fate({key: 1}) == "dropped"
