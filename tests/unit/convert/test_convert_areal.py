@@ -296,3 +296,50 @@ def test_defaults_are_areals() -> None:
     assert (optimizer.lr, optimizer.weight_decay, optimizer.beta1, optimizer.beta2) == (1e-3, 0.01, 0.9, 0.999)
     assert (optimizer.eps, optimizer.max_grad_norm) == (1e-8, 1.0)
     assert spec({}).seed == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rollout.openai.mode", "inline"),
+        ("rollout.agent.mode", "inline"),
+        ("workflow", "areal.workflow.openai.math_agent.MathAgent"),
+        ("eval_workflow", "areal.workflow.openai.math_agent.MathAgent"),
+        ("econfig.domain", "airline"),
+        ("agent_run_args.max_turns", 2),
+        ("export_style", "concat"),
+        ("n_trajs", 4),
+        ("max_tokens_per_trajectory", 40000),
+    ],
+)
+def test_agent_of_a_script_is_refused_with_its_counterpart(key: str, value: object) -> None:
+    refused = {fate.setting.key: fate.note for fate in result({key: value}).refused}
+    assert refused.keys() == {key}
+    assert "docs/environments.md" in refused[key]
+
+
+def test_workflow_of_one_answer_is_converted() -> None:
+    workflow = "areal.workflow.rlvr.RLVRWorkflow"
+    assert not result({"workflow": workflow, "eval_workflow": workflow, "n_trajs": 1}).refused
+
+
+def test_precision_keys_of_an_earlier_release_are_read_as_the_present_ones() -> None:
+    found = result(
+        {"actor.megatron.fp8": "hybrid", "actor.megatron.fp8_param": True, "actor.megatron.fp8_recipe": "blockwise"}
+    )
+    assert not found.refused
+    assert any(notice.startswith("actor.megatron.fp8=hybrid: training is in model.dtype") for notice in found.notices)
+
+
+def test_data_processing_of_a_script_is_refused_with_its_counterpart() -> None:
+    found = result({"train_dataset.type": "sft", "swe.filter_errors": True})
+    refused = {fate.setting.key: fate.note for fate in found.refused}
+    assert "docs/sft.md" in refused["swe.filter_errors"]
+
+
+def test_secrets_of_a_file_stay_out_of_the_manifest() -> None:
+    variables = "actor.scheduling_spec[0].env_vars.WANDB_API_KEY"
+    found = result({"rollout.admin_api_key": "key-one-two", variables: "key-three-four"})
+    assert "rollout.admin_api_key=" in found.text
+    assert "key-one-two" not in found.text
+    assert "key-three-four" not in found.text

@@ -205,9 +205,9 @@ class Draft:
             row = self.row(key)
             deviates = fate.kind == "dropped" and row is not None and bool(row.fine)
             if fate.kind == "dropped" and row is not None and (nearest := self._nearly(key, row)):
-                found.append(f"{fate.setting.key}={fate.setting.value}: dropped; did you mean {nearest}?")
+                found.append(f"{fate.setting.key}={fate.setting.shown}: dropped; did you mean {nearest}?")
             elif fate.kind == "unknown" or deviates or (fate.kind == "default" and fate.setting.unset):
-                found.append(f"{fate.setting.key}={fate.setting.value}: {fate.note}")
+                found.append(f"{fate.setting.key}={fate.setting.shown}: {fate.note}")
         return found
 
     def _nearly(self, key: str, row: Row) -> str | None:

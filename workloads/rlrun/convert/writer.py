@@ -102,7 +102,7 @@ def _reason(there: Field, draft: Draft, written: set[str]) -> str:
 
 def _cause(cause: str, draft: Draft, written: set[str]) -> str:
     key = draft.settings[cause].key if cause in draft.settings else cause
-    return f"{key}={_shown(draft.settings[cause].value)}" if key in written else f"{cause}: {draft.trainer}'s default"
+    return f"{key}={_shown(draft.settings[cause].shown)}" if key in written else f"{cause}: {draft.trainer}'s default"
 
 
 def _commented(line: str, comment: str) -> str:
@@ -115,7 +115,7 @@ def _rest(fates: Sequence[Fate], draft: Draft) -> Iterator[str]:
     if left:
         yield "# Keys without a field of their own in this manifest:"
     for fate in left:
-        yield f"#   {fate.setting.key}={_shown(fate.setting.value)}: {fate.kind}: {fate.note}"
+        yield f"#   {fate.setting.key}={_shown(fate.setting.shown)}: {fate.kind}: {fate.note}"
     for line in draft.missing:
         yield f"# Missing: {line}"
 

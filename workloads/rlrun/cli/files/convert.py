@@ -130,7 +130,7 @@ def _finish(converted: Converted, output: Path | None) -> int:
         print(f"note: {notice}", file=sys.stderr)
     if converted.refused:
         for fate in converted.refused:
-            told = f"got {str(fate.setting.value)[:80]!r}: {fate.note}"
+            told = f"got {str(fate.setting.shown)[:80]!r}: {fate.note}"
             print(Problem(fate.setting.source, fate.setting.key, told, fate.setting.line), file=sys.stderr)
         return exit_codes.CONFIGURATION
     judged = judge_manifest(converted.text, where, here=False)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.runtime import redact
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class Setting:
     line: int | None = None
     unset: tuple[str, ...] = ()
     """Variables and interpolations of the value that nothing sets."""
+
+    @property
+    def shown(self) -> object:
+        """Value without secrets, for messages and comments."""
+        return redact.document(self.value, [], self.key)
 
 
 def refuse(source: str, message: str, line: int | None = None, path: str = "") -> ConfigError:

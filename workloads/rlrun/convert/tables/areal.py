@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlrun.convert.tables.areal_engine import ROLLOUT, UTILITIES, engine_rows
+from rlrun.convert.tables.areal_engine import ROLLOUT, SCRIPT, UTILITIES, engine_rows
 from rlrun.convert.tables.row import Row, drop, drops, joined, refuse, value
 
-ALIASES: Mapping[str, str] = {"actor.behave_imp_weight_cap": "actor.behav_imp_weight_cap"}
+_FP8 = ("param", "recipe", "margin", "wgrad", "amax_history_len", "amax_compute_algo")
+ALIASES: Mapping[str, str] = {
+    "actor.behave_imp_weight_cap": "actor.behav_imp_weight_cap",
+    "rollout.openai.": "rollout.agent.",
+    **{f"{part}.megatron.fp8": f"{part}.megatron.fp8_config.mode" for part in ("actor", "critic", "ref")},
+    **{
+        f"{part}.megatron.fp8_{name}": f"{part}.megatron.fp8_config.{name}"
+        for part in ("actor", "critic", "ref")
+        for name in _FP8
+    },
+}
 """Keys of other releases."""
 
 DEFAULTS: Mapping[str, object] = {
@@ -265,11 +275,7 @@ _OTHERS: tuple[Row, ...] = (
     drop("defaults*", "Hydra's list of files"),
     drop("--config", "not followed: name that file on the command line too", fine=(None,)),
     drop("--*", "an option of AReaL's launcher"),
-    refuse(
-        "max_turns", "turns are Python of AReaL's script; write an environment (docs/environments.md)", fine=(None, 1)
-    ),
-    drop("n_trajs", "gconfig.n_samples is the size of a group", fine=(1,)),
-    drop("max_tokens_per_trajectory", "seqLen is the bound"),
+    *SCRIPT,
     drop("batch_size", "train_dataset.batch_size goes before"),
     *drops("", "gconfig and train_dataset have the bounds", "max_prompt_len", "max_answer_len", "max_seq_len"),
 )

@@ -178,3 +178,26 @@ UTILITIES: tuple[Row, ...] = (
     drop("launcher.slurm.trainer_additional_bash_cmds", _PODS),
 )
 """Keys of parts other than the training engine."""
+
+_AGENT = "turns are Python of AReaL's script; write an environment (docs/environments.md)"
+_ROWS = "rows are made by Python of AReaL's script; write them as chats first (docs/sft.md)"
+_ONE_TURN = "areal.workflow.rlvr.RLVRWorkflow"
+"""The workflow of one answer per prompt, which environments `gsm8k` and `dataset` have."""
+
+SCRIPT: tuple[Row, ...] = (
+    refuse("max_turns", _AGENT, fine=(None, 1)),
+    refuse("n_trajs", f"trajectories per answer of gconfig.n_samples: {_AGENT}", fine=(None, 1)),
+    *(refuse(name, _AGENT, fine=(None, _ONE_TURN)) for name in ("workflow", "eval_workflow")),
+    *(
+        refuse(name, _AGENT, fine=(None, {}, False))
+        for name in (
+            *("econfig", "econfig.*", "agent_run_args", "agent_run_args.*", "task_timeouts", "task_timeouts.*"),
+            *("export_style", "max_tokens_per_trajectory", "max_iteration", "max_workers", "max_llm_calls_per_run"),
+            *("non_think_mode", "filter_uniform_reward", "encourage_completion_reward", "observation_max_chars"),
+            *("turn_discount", "agent_type", "judge_engine", "judge_engine.*"),
+        )
+    ),
+    *(refuse(name, _ROWS, fine=(None, {})) for name in ("swe", "swe.*")),
+    drop("post_exit_hook", "no command follows a run", fine=(None, "")),
+)
+"""Keys of the classes that AReaL's example scripts add to its configuration: agents, and data of supervised runs."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlrun.convert.tables import areal
 from rlrun.convert.tables.row import Row, drop, joined
 
-ALIASES: Mapping[str, str] = {"model.": "actor."}
+ALIASES: Mapping[str, str] = {**areal.ALIASES, "model.": "actor."}
 """Until 0.5 the block of the training engine was called `model`."""
 DEFAULTS: Mapping[str, object] = {
     **{
