@@ -148,3 +148,41 @@ def test_a_toml_file_is_no_manifest_and_the_command_that_makes_one_is_named() ->
     assert str(problem).startswith(
         "f.toml: is TOML, and a manifest is YAML: `rlrun convert f.toml -o run.yaml` makes one"
     )
+
+
+RENDERED = """max_steps = 20
+[model]
+name = "a/b"
+[orchestrator]
+batch_size = 16
+max_inflight_episodes = 7
+[orchestrator.renderer]
+name = "qwen3"
+enable_thinking = true
+[[orchestrator.train.env]]
+id = "reverse-text"
+"""
+
+
+@pytest.mark.parametrize("evaluation", ["", "[orchestrator.eval]\n[orchestrator.eval.sampling]\nmax_tokens = 9\n"])
+def test_thinking_of_the_renderer_is_an_argument_of_the_template_in_training_and_evaluation(evaluation: str) -> None:
+    spec = parse_manifest(convert_toml([write(RENDERED + evaluation)]).text, "test")[0].spec
+    assert spec.sampling.chat_template_arguments == {"enable_thinking": True}
+    if evaluation:
+        assert spec.evaluation is not None
+        assert spec.evaluation.sampling is not None
+        assert spec.evaluation.sampling.chat_template_arguments == {"enable_thinking": True}
+
+
+def test_episodes_in_flight_are_the_concurrency() -> None:
+    spec = parse_manifest(convert_toml([write(RENDERED)]).text, "test")[0].spec
+    assert spec.orchestrator.max_concurrency == 7
+
+
+@pytest.mark.parametrize("steps", ["", "max_steps = 20\n"])
+def test_missing_number_of_steps_is_reported_with_the_default(steps: str) -> None:
+    converted = convert_toml([write(RENDERED.replace("max_steps = 20\n", steps))])
+    spec = parse_manifest(converted.text, "test")[0].spec
+    reported = [notice for notice in converted.notices if "max_steps" in str(notice)]
+    assert bool(reported) is not bool(steps)
+    assert steps or f"{spec.max_steps} steps" in str(reported[0])

@@ -18,6 +18,8 @@ from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.yaml_text import Key
 
 _SEQ_LEN = 2048
+MAX_STEPS = 100
+"""Default of `max_steps`."""
 _LOSSES = {
     "custom": "got 'custom'; a function of your own has another signature: algorithm.loss.name takes package.module:function",
     "sft": "got 'sft'; rollouts are the policy's own: `rlrun synthesize` writes a teacher's, which sft learns from",
@@ -331,6 +333,16 @@ def _lengths(run: RunView) -> None:
             run.layer.origins[(*run.below, *key_of(f"{path}.max_tokens"))] = origin
 
 
+def _thinking(run: RunView) -> None:
+    """Argument of the chat template, of the run's sampling and of each sampling that goes before it."""
+    value = run.hint("enable_thinking")
+    if value is None:
+        return
+    own = ("evaluation.sampling", *(f"environments[{i}].sampling" for i, _ in run.environments()))
+    for path in ("sampling", *(path for path in own if run.get(path) is not None)):
+        run.put(f"{path}.chat_template_arguments.enable_thinking", value, "enable_thinking")
+
+
 def _in_flight(run: RunView) -> None:
     groups = run.hint("groups_in_flight")
     sizes = [one.get("group_size") for _, one in run.environments()]
@@ -356,6 +368,11 @@ def complete_learning(layer: Layer) -> None:
     if DIALECT not in layer.hints or layer.hints[DIALECT].value != "PRIME-RL" or layer.values.get("task", "RL") != "RL":
         return
     run = RunView(layer, ())
+    if run.get("max_steps") is None:
+        steps = (
+            f"not set: PRIME-RL goes on until it is stopped; this run ends after the default here, {MAX_STEPS} steps"
+        )
+        layer.notices.append(Problem(layer.hints[DIALECT].origin.source, "max_steps", steps))
     given = {path: run.get(path) for path in (*_LEARNING, "algorithm.preset")}
     for path, value in _LEARNING.items():
         if given[path] is None and (given["algorithm.preset"] is None or not path.startswith("algorithm.")):
@@ -416,5 +433,5 @@ def complete_model(layer: Layer) -> None:
 
 _STEPS: tuple[Callable[[RunView], None], ...] = (
     *(_shared, _groups, _each_environment, _rate, _objective, _evaluation, _validation, _machines, _replication),
-    *(_lengths, _in_flight, complete_data, complete_policies),
+    *(_lengths, _thinking, _in_flight, complete_data, complete_policies),
 )

@@ -120,6 +120,7 @@ def of_tokenizer(table: str) -> tuple[Row, ...]:
     """Rows of the tables that say how chats become tokens."""
     return (
         ignored(f"{table}renderer", _RENDERER),
+        ignored(f"{table}renderer.*", _RENDERER),
         refused(f"{table}tokenizer.name", "there is none: the tokenizer is that of the model; put it into the model's folder"),
         refused(
             f"{table}tokenizer.chat_template", "there is none: the template is that of the model's tokenizer; put it into its folder"
