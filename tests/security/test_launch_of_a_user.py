@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.security.test_inspection import ordinary_user
+from tests.security.attempts import ordinary_user
 from tests.support.programs import run_program
 
 STUCK = """
