@@ -105,3 +105,10 @@ def test_supervised_option(key: str, value: object, kind: str) -> None:
 )
 def test_option_of_speed_or_servers_is_dropped(key: str) -> None:
     assert fate({key: 1}) == "dropped"
+
+
+def test_array_of_a_branch_that_arguments_choose_is_not_lost() -> None:
+    branches = 'case "${1:-}" in\n a) M=(data.train_batch_size=16) ;;\n b) M=(data.train_batch_size=4) ;;\nesac\n'
+    with pytest.raises(ConfigError, match="M is set only in branches"):
+        converted(branches + 'python3 -m verl.trainer.main_ppo "${M[@]}"')
+    assert converted('M=()\npython3 -m verl.trainer.main_ppo "${M[@]}" "${N[@]}"').missing == []

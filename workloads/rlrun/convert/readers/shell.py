@@ -103,6 +103,7 @@ class _Script:
     commands: list[Command] = field(default_factory=list)
     steps: int = 0
     depth: int = 0
+    text: str = ""
     line: int = 0
     """Lines before the text that is read, of a command in quotes."""
 
@@ -121,7 +122,7 @@ def read_script(text: str, source: str, environment: Mapping[str, str]) -> list[
     Raises:
         ConfigError: the text is not a shell script, or too large; with the line.
     """
-    script = _Script(source, Scope({"PWD": "/workspace", **environment}))
+    script = _Script(source, Scope({"PWD": "/workspace", **environment}), text=text)
     root = _parse(text, source)
     try:
         _run_all(script, root.children)
@@ -395,10 +396,25 @@ def _run_command(script: _Script, node: Node) -> bool | None:
             _assign(script, child)
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect", "comment"):
             found = expand(child, script.scope)
+            if not found.fields:
+                _refuse_lost_array(script, child)
             for field in found.fields:
                 text, names = split_marks(field)
                 words.append(Word(text, script.line_of(child), (*found.unset, *names)))
     return _run_words(script, words)
+
+
+def _refuse_lost_array(script: _Script, node: Node) -> None:
+    """Refuse an array of settings that only branches set which the walk does not take: their keys would be lost."""
+    name = re.fullmatch(r'"?\$\{(\w+)\[@\]\}"?', source_of(node))
+    if name is None or name[1] in script.scope.variables:
+        return
+    if re.search(rf"(?<!\w){name[1]}=\(", script.text):
+        raise refuse(
+            script.source,
+            f"{name[1]} is set only in branches that the script's arguments choose; keep one of them in the file",
+            script.line_of(node),
+        )
 
 
 def _run_words(script: _Script, words: list[Word]) -> bool | None:
