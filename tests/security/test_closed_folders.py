@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,22 @@ from tests.support.programs import run_program
 pytestmark = X86_64_ONLY
 
 
-def test_files_of_other_processes_are_refused(tmp_path: Path) -> None:
-    found = attempt("nothing", "plants_files", RESTRICTED, cwd=writable(tmp_path))
+@pytest.fixture
+def shared_folder() -> Iterator[str]:
+    """A folder that everybody may write, on a disk: `/dev/shm`, where temporary files of tests may lie, stays open to environments."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o777)
+        yield folder
+
+
+def test_files_of_other_processes_are_refused(shared_folder: str) -> None:
+    found = attempt("nothing", "plants_files", RESTRICTED, cwd=shared_folder)
     assert {outcome for place in found.values() for outcome in place.values()} == {"refused"}, found
     assert len(found["run's folder"]) == 8
 
 
-def test_files_of_other_processes_can_be_planted_without_enclosure(tmp_path: Path) -> None:
-    found = attempt("nothing", "plants_files", cwd=writable(tmp_path))
+def test_files_of_other_processes_can_be_planted_without_enclosure(shared_folder: str) -> None:
+    found = attempt("nothing", "plants_files", cwd=shared_folder)
     assert {outcome for place in found.values() for outcome in place.values()} == {"done"}, found
 
 
@@ -77,10 +87,3 @@ def test_a_users_module_is_found_last(tmp_path: Path) -> None:
     assert done.stdout.strip() == "my_loss", done.stderr
     done = run_program([sys.executable, "-P", "-c", program], cwd=tmp_path, env={"PYTHONSAFEPATH": "1"})
     assert "cannot import my_loss" in done.stderr
-
-
-def writable(folder: Path) -> str:
-    """Let everybody find and write the folder."""
-    for path in (folder, folder.parent, folder.parent.parent):
-        path.chmod(0o777)
-    return str(folder)

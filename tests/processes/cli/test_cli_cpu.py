@@ -41,6 +41,7 @@ TIMED: dict[str, tuple[list[str], int]] = {
     "cost": ([RUN, "-o", "wide"], 0),
     "plot": ([RUN, "--svg", "curve.svg"], 0),
     "pull": ([RUN, "metrics", "--to", "copy"], 64),
+    "put": (["run.yaml", RUN], 64),
     "suspend": ([RUN], 64),
     "resume": ([RUN], 64),
     "restart": ([RUN], 0),

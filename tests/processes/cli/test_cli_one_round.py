@@ -15,6 +15,7 @@ from rlrun.cli import rl, sft
 from rlrun.cli.main import main
 from tests.support.programs import run_program
 from tests.support.python_path import before
+from tests.support.stub.model import tokenizer_files
 
 RL = """\
 max_stps = 3
@@ -80,6 +81,9 @@ SFT_FOUND = [
 ]
 
 
+RL_NOTE = "note: run.toml: algorithm: not set: PRIME-RL's own defaults"
+
+
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,7 +98,7 @@ def _same(lines: list[str], expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "text", "found"), [(rl.main, RL, RL_FOUND), (sft.main, SFT, SFT_FOUND)], ids=["rl", "sft"]
+    ("run", "text", "found"), [(rl.main, RL, [*RL_FOUND, RL_NOTE]), (sft.main, SFT, SFT_FOUND)], ids=["rl", "sft"]
 )
 def test_a_toml_file_with_mistakes_of_every_layer(
     run: Callable[[list[str]], int], text: str, found: list[str], capsys: pytest.CaptureFixture[str]
@@ -190,7 +194,7 @@ def test_asking_tells_all_of_what_it_reads(words: list[str], capsys: pytest.Capt
 def test_a_bench_looks_at_the_model_and_asks_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text(RL)
     assert rl.main(["@", "run.toml", "--bench"]) == 78
-    _same(capsys.readouterr().err.splitlines(), [*RL_FOUND[:4], *RL_FOUND[7:]])
+    _same(capsys.readouterr().err.splitlines(), [*RL_FOUND[:4], *RL_FOUND[7:], RL_NOTE])
     Path("run.yaml").write_text(
         "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: r}\nspec:\n  task: SFT\n  maxSteps: x\n"
         "  model: {path: nowhere}\n  data: {sources: [{path: gone.jsonl}]}\n"
@@ -207,7 +211,8 @@ def _model(name: str, **config: object) -> str:
     folder = Path(name)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
+    for file, content in tokenizer_files().items():
+        (folder / file).write_bytes(content)
     save_file({"lm_head.weight": np.zeros((2, 2), np.float32)}, folder / "model.safetensors")
     return name
 

@@ -85,7 +85,9 @@ def check_user_code(
         if refusal is not None:
             notice = refusal.missing and not here if piece not in models else refusal.missing or not refusal.said
             said = f"is not checked on this machine: {refusal.message}" if notice else refusal.message
-            findings.append(Finding(_field(piece, refusal.missing), said, notice))
+            finding = Finding(_field(piece, refusal.missing), said, notice)
+            if finding not in findings:  # several checks of one model can miss the same package
+                findings.append(finding)
     return findings
 
 

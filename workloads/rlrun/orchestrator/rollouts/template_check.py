@@ -25,8 +25,9 @@ def load_tokens(source: str, *, revision: str | None = None, trust_remote_code: 
     """
     try:
         return ChatTokens.load(source, revision=revision, trust_remote_code=trust_remote_code)
-    except (TemplateError, OSError, ValueError) as error:
-        raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {error}", exit_codes.DATA) from error
+    except (TemplateError, OSError, ValueError, KeyError) as error:
+        reason = f"a file of it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {reason}", exit_codes.DATA) from error
 
 
 def check_turns(place: str, template: ChatTemplate) -> str | None:

@@ -52,8 +52,9 @@ def load_encoder(source: str, *, revision: str | None = None, trust_remote_code:
     """
     try:
         return ChatEncoder.load(source, revision=revision, trust_remote_code=trust_remote_code)
-    except (TemplateError, OSError, ValueError) as error:
-        raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {error}", exit_codes.DATA) from error
+    except (TemplateError, OSError, ValueError, KeyError) as error:
+        reason = f"a file of it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {reason}", exit_codes.DATA) from error
 
 
 def check_encoder(*, folder: str, trust_remote_code: bool) -> list[str]:

@@ -18,6 +18,7 @@ _LEVELS = 3
 _FIRST = ("name", "id", "preset", "path", "rank", "interval", "project", "size")
 """Fields that a short form of a block gives most likely."""
 _FILE = re.compile(r"[./~$]|.*\.(jsonl?|parquet|csv|arrow|safetensors)$")
+_SIZE = re.compile(r"\d+(\.\d+)?[KMGTP]i?")
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*[=:]\s*(.*?)\s*")
 
 
@@ -153,6 +154,10 @@ def _short_forms(value: object, model: type[BaseModel], around: Surroundings, le
         yield {"name": value, "key": around.variable}
     if "value_from" in known or "secret_key_ref" in known:  # a value that belongs into a Secret
         yield {"secretKeyRef": {"name": f"{around.run}-keys", "key": around.variable or "token"}}
+    if isinstance(value, str) and _SIZE.fullmatch(value):  # `storage: 50Gi`
+        for name, shape in known.items():
+            if shape.kind == "model" and shape.model is not None and "size" in fields(shape.model):
+                yield {spelled(model, name, "camel"): {"size": value}}
     first = ("path", *_FIRST) if isinstance(value, str) and _FILE.match(value) else _FIRST
     order = sorted(known, key=lambda name: first.index(name) if name in first else len(first))
     for name in order:
