@@ -17,6 +17,7 @@ from rlrun.config.models.rollout import EnvironmentConfig, EvaluationSamplingCon
 from rlrun.local.inputs import check_template_arguments
 from rlrun.local.judge import GROUP_BASELINES
 from rlrun.runtime import exit_codes
+from tests.support.stub.model import tokenizer_files
 
 MISTAKES = """\
 apiVersion: rlrun.io/v1
@@ -245,8 +246,9 @@ def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> Non
     Path("model").unlink()
     Path("model").mkdir()
     assert "holds no config.json, no weights (*.safetensors), no a tokenizer" in told()
-    for name in ("model.safetensors", "tokenizer.json"):
-        Path("model", name).touch()
+    Path("model", "model.safetensors").touch()
+    for name, content in tokenizer_files().items():
+        Path("model", name).write_bytes(content)
     Path("model", "config.json").write_text("{")
     assert "config.json cannot be read" in told()
     Path("model", "config.json").write_text("{}")

@@ -88,5 +88,5 @@ def test_messages_say_what_was_wrong_and_what_would_work(id: str, args: dict[str
 def test_without_verifiers_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "rlrun.environments.adapters.verifiers_adapter", raising=False)
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
-    with pytest.raises(EnvironmentLoadError, match=r"pip install 'rlrun\[orchestrator\]'"):
+    with pytest.raises(EnvironmentLoadError, match=r"pip install .*\[orchestrator\]'"):
         load("verifiers:gsm8k", {})

@@ -292,7 +292,9 @@ def test_an_attempt_reads_all_files_and_writes_its_own(tmp_path: Path) -> None:
     assert old.path.read_bytes() == torn, "a zombie may be writing"
     new.add((QUESTIONS[1], answer(0.5, 1)))
     with old.path.open("a") as zombie:
-        zombie.write('ple": 0, "environment": "e", "task_id": "t", "reward": 1, "metrics": {}, "truncated": false}\n')
+        zombie.write(
+            'ple": 0, "environment": "e", "task_id": "t", "reward": 1, "metrics": {}, "truncated": false, "completion_tokens": 2}\n'
+        )
     newest = of(3)
     assert newest.missing(QUESTIONS) == QUESTIONS[3:], "a failure counts for less than an answer, wherever it is"
     assert [file.name for file in newest.files] == ["reverse-text.0123.a0001.jsonl", "reverse-text.0123.a0002.jsonl"]

@@ -425,13 +425,13 @@ async def test_long_answers_are_passed_over_once_at_most(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: Counter[int] = Counter()
-    again = Ledger.again
+    again = Ledger.dispatch_again
 
     def count(ledger: Ledger, group: int, reason: str) -> None:
         cancelled[group] += 1
         again(ledger, group, reason)
 
-    monkeypatch.setattr(Ledger, "again", count)
+    monkeypatch.setattr(Ledger, "dispatch_again", count)
     algorithm = {"max_async_level": 1, "max_off_policy_steps": 2}
     config = make_config(tmp_path, tokenizer_folder, algorithm=algorithm, max_steps=30)
     outcome = await simulate(config, engines=[UnevenEngine()], step_seconds=lambda: 0.005)
