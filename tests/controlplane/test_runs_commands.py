@@ -95,6 +95,7 @@ ANSWERS: list[tuple[str, int, str]] = [
     ("logs trains", 1, "connection refused"),
     ("rollouts trains --step 7", 69, "kubectl exec failed"),
     ("pull trains metrics --to copy", 69, "kubectl exec failed"),
+    ("put none.jsonl trains", 64, "none.jsonl"),
     ("compare trains trains", 69, "kubectl exec failed"),
     ("plot trains --svg curve.svg", 69, "kubectl exec failed"),
     ("debug trains --file bundle.tar.gz", 0, "bundle.tar.gz: "),

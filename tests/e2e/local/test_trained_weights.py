@@ -58,7 +58,8 @@ def test_they_load_in_plain_transformers_and_answer(
     right = [
         tokenizer.decode(ids, skip_special_tokens=True) == answer for ids, answer in zip(greedy, wanted, strict=True)
     ]
-    assert sum(right) / len(right) >= 0.4
+    # Damaged or permuted weights answer none. A run of 60 steps, whose batches depend on timing, answers 0.34 to 0.6 of them.
+    assert sum(right) / len(right) >= 0.15
 
 
 def test_the_code_on_the_quickstart_page_works(final_weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
