@@ -44,7 +44,8 @@ def attempt(entry: str, deed: str, *more: str, cwd: str = "/") -> Any:
         more: options of `setpriv`.
         cwd: working directory of the process.
     """
-    with tempfile.TemporaryDirectory(prefix="home-") as home:
+    # On a disk: `/dev/shm`, where temporary files of tests may lie, stays open to environments.
+    with tempfile.TemporaryDirectory(prefix="home-", dir="/var/tmp") as home:
         Path(home, "tmp").mkdir()
         for folder in (Path(home), Path(home, "tmp")):
             folder.chmod(0o777)  # the ordinary user's
