@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.processes.cli.mistakes.mistake import SPEC, Mistake, field_of_spec, text
 
@@ -52,7 +53,7 @@ FORMATS: Sequence[Mistake] = (
         "model: {path: $HOME/models/q}",
         "model.path",
         "$HOME/models/q",
-        "path: /root/models/q",
+        f"path: {Path.home()}/models/q",
     ),
     _inner("a file URL", "model: {path: 'file:///models/q'}", "model.path", "file:///models/q", "path: /models/q"),
     _inner(
