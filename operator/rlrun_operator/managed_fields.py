@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
+from rlrun.defaults.words import shorten
 from rlrun_operator.names import MANAGER
 from rlrun_operator.state import Json, Manifest
 
+EDITS_MAX = 64
+"""Edits of others that are kept of one object."""
+VALUE_MAX = 120
+"""Characters of a value that is shown."""
+SCALE = "scale"
+"""Subresource by which `kubectl scale` and autoscalers set `spec.replicas`."""
+_HIDDEN = ("env", "args", "command", "annotations")
+"""Fields whose values are not shown: they may hold secrets."""
 _KEPT_OF_METADATA = ("f:labels", "f:ownerReferences")
 _UNCOMPARED = ("apiVersion", "kind", "metadata")
 
@@ -85,6 +94,53 @@ def _of_items(fields: Manifest, wanted: Sequence[object], path: str) -> list[str
         if not isinstance(item, Mapping):
             lost += [] if item in values else [here]
             continue
-        key = next((key for key, named in keyed.items() if named.items() <= item.items()), None)
+        # Keys that the API server fills in, such as a port's protocol, are not in the item.
+        key = next((key for key, named in keyed.items() if all(item.get(k, v) == v for k, v in named.items())), None)
         lost += [here] if key is None else _missing(fields[key], item, here)
     return lost
+
+
+def edits(manifest: Manifest) -> dict[str, tuple[str, str]]:
+    """Fields of `spec` that other clients have set: path -> (field manager, value as it may be shown, or empty).
+
+    Args:
+        manifest: a whole object with its `metadata.managedFields`. One that the operator has not applied has no edits: everything of it
+            is of its controller.
+    """
+    entries = manifest["metadata"].get("managedFields") or ()
+    if held(manifest) == "null":
+        return {}
+    found: dict[str, tuple[str, str]] = {}
+    for entry in entries:
+        if entry.get("manager") == MANAGER or (entry.get("subresource") or SCALE) != SCALE:
+            continue
+        fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
+        for path, value in _leaves(fields, manifest.get("spec"), "spec"):
+            if len(found) < EDITS_MAX:
+                found[path] = (str(entry.get("manager")), value)
+    return found
+
+
+def _leaves(fields: Manifest, value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Paths of the fields that an entry holds, each with its value."""
+    inner = {key: each for key, each in fields.items() if key != "."}
+    if not inner:
+        yield path, _shown(path, value)
+    for key, each in inner.items():
+        if key.startswith("f:"):
+            name = key[2:]
+            yield from _leaves(each, value.get(name) if isinstance(value, Mapping) else None, f"{path}.{name}")
+        elif key.startswith("k:") and isinstance(value, list):
+            named = json.loads(key[2:])
+            for index, item in enumerate(value):
+                if isinstance(item, Mapping) and all(item.get(k, v) == v for k, v in named.items()):
+                    yield from _leaves(each, item, f"{path}[{index}]")
+                    break
+
+
+def _shown(path: str, value: object) -> str:
+    """A scalar in one line; empty for values that may be secret, and for lists and mappings."""
+    hidden = any(part.partition("[")[0] in _HIDDEN for part in path.split("."))
+    if hidden or value is None or isinstance(value, Mapping | list):
+        return ""
+    return shorten(str(value), VALUE_MAX)

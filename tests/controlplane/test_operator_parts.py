@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.controlplane.harness import wait_for
-from tests.controlplane.world import CORE, World
+from tests.controlplane.world import APPS, CORE, World
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 NETWORK = "/apis/networking.k8s.io/v1"
@@ -49,6 +49,55 @@ def test_what_somebody_deletes_or_edits_is_put_right_and_told_and_the_attempt_go
     status = world.status("drift")
     assert (status["attempt"], status["phase"], status.get("restarts", 0)) == (1, "Running", 0)
     world.wait_event("drift", "Drifted")
+
+
+WORKLOADS = (
+    (
+        "deployments",
+        "drift-inference",
+        {"image": "registry/evil:1"},
+        "spec.template.spec.containers[0].image is now registry/evil:1, set by unknown",
+    ),
+    ("statefulsets", "drift-trainer", {"env": None}, "spec.template.spec.containers[0].env was removed"),
+)
+"""Plural, name, what somebody sets of the first container, and how it is reported."""
+
+
+def test_edited_workloads_are_put_back_and_named_and_later_attempts_have_nothing_of_it(world: World) -> None:
+    world.create("drift", inference={"replicas": 2})
+    world.wait_phase("drift", "Starting")
+    world.wait_pods_ready("drift", 3)
+    world.renew("drift", step=3)
+    world.wait_phase("drift", "Running")
+    for plural, name, change, told in WORKLOADS:
+        path = world.path(APPS, plural, name)
+        before = world.kube("GET", path)["spec"]
+        _edit_container(world, path, change)
+        wait_for(
+            lambda: world.condition("drift", "ChildrenIntact"),
+            lambda c, told=told: c.get("reason") == "Repaired" and told in c["message"],  # type: ignore[misc]
+            f"the edit of {name} is reported",
+        )
+        assert world.kube("GET", path)["spec"] == before
+    pod = world.path(CORE, "pods", "drift-orchestrator-1")
+    _edit_container(world, pod, {"image": "registry/evil:2"})
+    found = wait_for(
+        lambda: world.condition("drift", "ChildrenIntact"),
+        lambda c: "spec.containers[0].image is now registry/evil:2" in c.get("message", ""),
+        "the edit of the orchestrator is reported",
+    )
+    assert (found["status"], found["reason"]) == ("False", "Drifted")
+    status = world.status("drift")
+    assert (status["attempt"], status.get("restarts", 0)) == (1, 0)
+
+
+def _edit_container(world: World, path: str, change: dict[str, Any]) -> None:
+    """Merge into the first container of a workload or a pod: a merge patch of JSON replaces whole lists."""
+    found = world.kube("GET", path)
+    spec = found["spec"] if found["kind"] == "Pod" else found["spec"]["template"]["spec"]
+    first = {name: value for name, value in (spec["containers"][0] | change).items() if value is not None}
+    part = {"containers": [first, *spec["containers"][1:]]}
+    world.kube("PATCH", path, {"spec": part if found["kind"] == "Pod" else {"template": {"spec": part}}})
 
 
 def _tells(condition: dict[str, Any], part: str, verb: str) -> bool:

@@ -19,6 +19,7 @@ from rlrun_operator.decide import queueing, status_builder
 from rlrun_operator.decide.attempt_end import begun, fail, restarting
 from rlrun_operator.decide.lifetime import restart_request, rotation_request
 from rlrun_operator.decide.objects import keys, parts, unstarted
+from rlrun_operator.decide.objects.workload_edits import lost_fields
 from rlrun_operator.decide.reading.children import is_ending, rendering_of, uid_of
 from rlrun_operator.decide.running import TAKEN_SECONDS, configuration, follow, storage_at_rest, storage_status
 from rlrun_operator.decide.snapshot import Case
@@ -303,14 +304,21 @@ def _there(case: Case, attempt: int, meant: str | None, made: Sequence[Manifest]
         result["StatefulSet"] = case.statefulset
     deployment = case.deployment
     if deployment is not None:
-        now = {rendering_of(child) for child in made or () if child["kind"] == "Deployment"}
-        kept = case.hash_of(deployment) == meant and (made is None or rendering_of(deployment) in now)
+        now = [child for child in made or () if child["kind"] == "Deployment"]
+        kept = case.hash_of(deployment) == meant and (
+            made is None or any(_is_as_made(deployment, child) for child in now)
+        )
         if kept or attempt_of(deployment["metadata"]) == attempt:
             result["Deployment"] = deployment
     orchestrator = case.orchestrator(attempt)
     if orchestrator is not None:
         result["Pod"] = orchestrator.manifest
     return result
+
+
+def _is_as_made(deployment: Manifest, made: Manifest) -> bool:
+    """True if engines need not be made again: they were rendered no otherwise than now, and nobody has edited them."""
+    return rendering_of(deployment) == rendering_of(made) and not lost_fields(deployment, made)
 
 
 def _rendered_otherwise(there: Mapping[str, Manifest], made: Sequence[Manifest]) -> bool:

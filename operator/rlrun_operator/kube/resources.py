@@ -56,6 +56,9 @@ PARTS = (
 """Kinds of a run's objects beside its workloads. Watched by their metadata alone: those show whether one was deleted or edited."""
 PART_KINDS = frozenset(resource.kind for resource in PARTS)
 
+EDITABLE_KINDS = frozenset({POD.kind, STATEFUL_SET.kind, DEPLOYMENT.kind})
+"""Kinds of workloads, whose edits by others are noticed and named with their values."""
+
 WATCHED = (RLRUN, POD, STATEFUL_SET, DEPLOYMENT, CLAIM, LEASE, *PARTS)
 """Resources that the watches deliver into the store."""
 

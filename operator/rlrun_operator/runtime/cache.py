@@ -95,7 +95,7 @@ class Store:
     def _kept(manifest: Manifest, known: Manifest | None, *, applied: bool) -> Manifest:
         """The part of an object that is held, with what only the operator knows of it."""
         slim: Manifest = {sys.intern(name): _interned(value) for name, value in slimmed(manifest).items()}
-        if manifest["kind"] in PART_KINDS:
+        if "held" in slim:
             same = known is not None and known["metadata"]["uid"] == manifest["metadata"]["uid"]
             before = known.get("accepted") if known is not None and same else None
             slim = {**slim, "accepted": slim["held"] if applied else before}

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 
 from rlrun.api.status import UNSERVED
-from rlrun_operator.kube.resources import PART_KINDS
-from rlrun_operator.managed_fields import held
+from rlrun_operator.kube.resources import EDITABLE_KINDS, PART_KINDS
+from rlrun_operator.managed_fields import edits, held
 from rlrun_operator.names import GROUP, KIND, REPLICA_FAILURE
 from rlrun_operator.state import Json, Manifest
 
@@ -35,7 +35,7 @@ _OWN = f"{GROUP}/"
 def slimmed(manifest: Manifest) -> Manifest:
     """An object without what decisions never read; of a part its metadata, and what the operator holds of it.
 
-    Of annotations decisions read their own.
+    Of annotations decisions read their own. `held` and `edits` of a workload are those of `managed_fields`.
     """
     metadata = {name: manifest["metadata"][name] for name in _METADATA if name in manifest["metadata"]}
     annotations = metadata.get("annotations")
@@ -43,16 +43,23 @@ def slimmed(manifest: Manifest) -> Manifest:
         metadata["annotations"] = {name: value for name, value in annotations.items() if name.startswith(_OWN)}
     slim: Json = {"apiVersion": manifest.get("apiVersion"), "kind": manifest["kind"], "metadata": metadata}
     if manifest["kind"] in PART_KINDS:
-        slim["held"] = (
-            sys.intern(manifest["held"]) if "held" in manifest else held(manifest)
-        )  # as a watch has thinned it
+        slim["held"] = _held(manifest)
         return slim
+    if manifest["kind"] in EDITABLE_KINDS and (mine := _held(manifest)) != "null":
+        slim["held"] = mine
+        if found := manifest["edits"] if "edits" in manifest else edits(manifest):
+            slim["edits"] = {path: list(edit) for path, edit in found.items()}
     select_spec, select_status = _SELECT.get(manifest["kind"], (_all, _all))
     if manifest.get("spec") is not None:
         slim["spec"] = select_spec(manifest["spec"])
     if manifest.get("status") is not None and not _is_unserved(manifest):
         slim["status"] = select_status(manifest["status"])
     return slim
+
+
+def _held(manifest: Manifest) -> str:
+    """Fields that the operator holds; a watch that has thinned the object out has read them already."""
+    return sys.intern(manifest["held"]) if "held" in manifest else held(manifest)
 
 
 def _is_unserved(manifest: Manifest) -> bool:

@@ -37,8 +37,8 @@ CONDITION_TYPES = {
     PROGRESSING: "Steps are trained, or questions answered. Unknown: not (or no longer) known.",
     CHECKPOINT_HEALTHY: "A restart would lose no more than the checkpoint interval promises.",
     WITHIN_BUDGET: "The run has used less GPU time than `spec.budget` allows. Only where it has one.",
-    CHILDREN_INTACT: "Services, policies, ConfigMap and rights of the attempt are as they were made, and what the operator writes to "
-    "the run's objects is let in. Told once that was not so.",
+    CHILDREN_INTACT: "Services, policies, ConfigMap, rights and workloads of the attempt are as they were made, and what the operator "
+    "writes to the run's objects is let in. Told once that was not so.",
     RESTARTING: "An attempt has ended and the next one has not begun.",
     SUSPENDED: "No pod is left, as `spec.suspend`, the queue or a spent budget asks. False with reason Suspending: they save and end.",
     COMPLETE: "All steps are trained, or every policy is measured. False with reason Completing: the pods are being removed; "

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from rlrun.api.status import InferenceStatus, SpotStatus
 from rlrun_operator import render
+from rlrun_operator.decide.objects.workload_edits import lost_fields
 from rlrun_operator.decide.reading.children import is_ending, is_refused, rendering_of, replicas, uid_of
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import RENDERING_ANNOTATION, SPOT_NODES_ANNOTATION
@@ -52,7 +53,8 @@ def _moves(case: Case, there: Manifest) -> bool:
 
 def _is_as(case: Case, there: Manifest, made: Manifest) -> bool:
     rendering = made["metadata"]["annotations"][RENDERING_ANNOTATION]
-    return case.hash_of(there) == case.spec_hash and rendering_of(there) == rendering
+    same = case.hash_of(there) == case.spec_hash and rendering_of(there) == rendering
+    return same and not lost_fields(there, made)
 
 
 def removals(case: Case) -> list[Delete]:

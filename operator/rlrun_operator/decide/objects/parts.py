@@ -1,4 +1,4 @@
-"""Repair of a run's objects beside its workloads, where one of them is deleted or edited during an attempt."""
+"""Repair of a run's objects, where one of them is edited, or one beside its workloads deleted, during an attempt."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rlrun.defaults.words import shorten
 from rlrun_operator import render
+from rlrun_operator.decide.objects import workload_edits
 from rlrun_operator.decide.objects.refused import ALSO
 from rlrun_operator.decide.reading.children import is_ending
 from rlrun_operator.decide.snapshot import Case
@@ -55,19 +56,26 @@ def see(case: Case, attempt: int) -> Seen:
     if case.spec is None or case.past.launched_attempt != attempt:
         return Seen({})
     context = case.context(case.spec, attempt)
-    damaged = _damaged(case, context)
+    workloads = workload_edits.see(case, context, as_begun=_as_begun(case))
+    damaged = _damaged(case, context) | workloads.damage
     if not damaged:
         return Seen(_healed(case))
     if case.taken is not None:  # a repair would end at that object
         return Seen(_drifted(damaged, _BEHIND.format(case.taken)))
-    now = [ref for ref in damaged if _can_be_made(case, ref)]
+    now = [ref for ref in damaged if ref in workloads.restored or _can_be_made(case, ref)]
     refused = _refused(case, damaged)
     said = _drifted(damaged, _NOW if now else _LATER, refused)
     left = REPAIR_SECONDS - case.observed.repaired_ago
     if not now or (left > 0 and not refused):
         return Seen(said, wake_in=left if now else None)
     made = [part for part in render.prerequisites(context).apply if _ref(part) in now]
-    return Seen(said, tuple(_over_what_was_seen(case, part) for part in made))
+    repair = [_over_what_was_seen(case, part) for part in made]
+    repair += [Apply(made, replaces=_seen_version(case, ref)) for ref, made in workloads.restored.items()]
+    return Seen(said, tuple(repair))
+
+
+def _seen_version(case: Case, ref: Ref) -> str | None:
+    return case.observed.children[ref]["metadata"].get("resourceVersion")
 
 
 def _over_what_was_seen(case: Case, part: Manifest) -> Apply:
@@ -97,6 +105,8 @@ def _damaged(case: Case, context: render.RunContext) -> dict[Ref, str]:
 
 def _can_be_made(case: Case, ref: Ref) -> bool:
     """True if a part can be made now as the attempt began with it."""
+    if ref.kind in workload_edits.KINDS:
+        return False
     return ref.kind in _INDEPENDENT or (_as_begun(case) and (ref.kind != "ConfigMap" or _same_file(case)))
 
 

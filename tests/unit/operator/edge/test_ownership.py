@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.managed_fields import held, unheld
+from rlrun_operator.managed_fields import edits, held, unheld
 
 LABELS = {"app.kubernetes.io/name": "rlrun", "rlrun.io/run": "a"}
 SERVICE: dict[str, Any] = {
@@ -94,3 +94,58 @@ def test_entries_of_others_and_of_the_status_are_none_of_the_operators(entry: di
 
 def test_the_objects_of_all_runs_share_one_text() -> None:
     assert held(found(FIELDS, uid="u-1")) is held(found(FIELDS, uid="u-2"))
+
+
+def test_an_item_is_found_by_keys_that_the_api_server_fills_in() -> None:
+    manifest = copy.deepcopy(SERVICE)
+    del manifest["spec"]["ports"][0]["protocol"]
+    fields = copy.deepcopy(FIELDS)
+    del fields["f:spec"]["f:ports"]['k:{"port":29600,"protocol":"TCP"}']["f:protocol"]
+    assert unheld(held(found(fields)), manifest) == []
+
+
+CONTAINER = {"name": "engine", "image": "evil:1", "env": [{"name": "TOKEN", "value": "secret"}]}
+POD_FIELDS = {
+    "f:spec": {
+        "f:replicas": {},
+        "f:containers": {
+            'k:{"name":"engine"}': {
+                "f:image": {},
+                "f:env": {'k:{"name":"TOKEN"}': {".": {}, "f:name": {}, "f:value": {}}},
+            }
+        },
+    }
+}
+
+
+def edited(**entry: Any) -> dict[str, Any]:
+    manifest = found(FIELDS)
+    other = {"manager": "kubectl-set", "operation": "Update", "fieldsV1": POD_FIELDS} | entry
+    manifest["metadata"]["managedFields"].append(other)
+    return manifest | {"spec": {"replicas": 3, "containers": [{"name": "sidecar"}, CONTAINER]}}
+
+
+def test_edits_of_others_have_manager_and_value_and_show_no_value_of_the_environment() -> None:
+    seen = edits(edited())
+    assert seen["spec.containers[1].image"] == ("kubectl-set", "evil:1")
+    assert seen["spec.replicas"] == ("kubectl-set", "3")
+    assert seen["spec.containers[1].env[0].value"] == ("kubectl-set", "")
+    assert "secret" not in str(seen)
+
+
+@pytest.mark.parametrize("entry", [{"manager": "rlrun-operator"}, {"subresource": "status"}])
+def test_own_scaling_and_the_status_are_no_edits(entry: dict[str, Any]) -> None:
+    assert "spec.replicas" not in edits(edited(**entry))
+
+
+def test_an_autoscaler_is_seen_by_the_subresource() -> None:
+    found = edits(
+        edited(manager="kube-controller-manager", subresource="scale", fieldsV1={"f:spec": {"f:replicas": {}}})
+    )
+    assert found["spec.replicas"] == ("kube-controller-manager", "3")
+
+
+def test_an_object_of_another_controller_has_no_edits() -> None:
+    manifest = edited()
+    manifest["metadata"]["managedFields"] = manifest["metadata"]["managedFields"][-1:]
+    assert edits(manifest) == {}

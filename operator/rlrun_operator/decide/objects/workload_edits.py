@@ -1,0 +1,120 @@
+"""Edits of a run's workloads by other clients: `kubectl set image`, `kubectl edit`, a controller that does not know the operator.
+
+The API server's book of fields (`managed_fields`) shows which fields the operator has lost, and who has set them to what.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rlrun_operator import render
+from rlrun_operator.decide.reading.children import is_ending, rendering_of, replicas
+from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.managed_fields import unheld
+from rlrun_operator.names import Ref
+from rlrun_operator.state import Manifest
+
+KINDS = ("StatefulSet", "Deployment", "Pod")
+SHOWN = 4
+"""Fields that a message names."""
+_KNOWN_MAX = 10_000
+_SCALED = "spec.replicas"
+"""Set by the operator's own scaling, by `kubectl scale` and by autoscalers; `scaling` and `corrections` see to it."""
+_PER_TIME = "spec.template.spec.affinity"
+"""Of a StatefulSet: nodes are excluded for a time, which may be over."""
+_whole: dict[tuple[str, str], None] = {}
+"""UID and held fields of workloads that were compared and are as they were applied: rendering takes longer than all else of a pass."""
+
+
+class Edits(NamedTuple):
+    """Edited workloads of an attempt."""
+
+    damage: dict[Ref, str]
+    """What has happened to each."""
+    restored: dict[Ref, Manifest]
+    """Those that can be applied again now."""
+
+
+def see(case: Case, context: render.RunContext, *, as_begun: bool) -> Edits:
+    """Edited workloads of the attempt that is under way.
+
+    Args:
+        case: the run.
+        context: of the attempt.
+        as_begun: whether the specification is the one that the attempt began with. Otherwise nothing is rendered to compare with, and the
+            next attempt renders all workloads anyway.
+    """
+    found = [] if not as_begun else [child for child in (case.statefulset, *_engines(case)) if _may_be_edited(child)]
+    made = _rendered(context) if found else {}
+    damage, restored = _edited_pod(case, context.attempt), dict[Ref, Manifest]()
+    for child in found:
+        ref = Ref(child["kind"], child["metadata"]["name"])
+        if ref in made and (lost := lost_fields(child, made[ref])):
+            damage[ref] = f"was edited ({_told(child, lost)})"
+            restored[ref] = _with_replicas(made[ref], replicas(child))
+    return Edits(damage, restored)
+
+
+def lost_fields(child: Manifest, made: Manifest) -> list[str]:
+    """Fields of a workload that the operator has applied and does not hold any more, as paths.
+
+    Args:
+        child: as the cache has it.
+        made: the workload as it is rendered now. One that was rendered otherwise has no comparable fields: none is lost.
+    """
+    if not _may_be_edited(child) or rendering_of(child) != rendering_of(made):
+        return []
+    lost = [path for path in unheld(str(child["held"]), made) if path != _SCALED and not path.startswith(_PER_TIME)]
+    if not lost:
+        _remember(child)
+    return lost
+
+
+def _may_be_edited(child: Manifest | None) -> bool:
+    if child is None or is_ending(child) or "held" not in child or child["held"] == child.get("accepted"):
+        return False
+    return (str(child["metadata"]["uid"]), child["held"]) not in _whole
+
+
+def _remember(child: Manifest) -> None:
+    while len(_whole) >= _KNOWN_MAX:
+        del _whole[next(iter(_whole))]
+    _whole[(str(child["metadata"]["uid"]), child["held"])] = None
+
+
+def _engines(case: Case) -> list[Manifest]:
+    return [child for _, child in case.engine_deployments]
+
+
+def _rendered(context: render.RunContext) -> dict[Ref, Manifest]:
+    spot = render.spot_deployment(context)
+    made = (*render.workloads(context).made, *(() if spot is None else (spot,)))
+    return {Ref(child["kind"], child["metadata"]["name"]): child for child in made}
+
+
+def _with_replicas(made: Manifest, count: int) -> Manifest:
+    """A restored workload keeps its number of pods: engines are drained before they go."""
+    return {**made, "spec": {**made["spec"], "replicas": count}}
+
+
+def _edited_pod(case: Case, attempt: int) -> dict[Ref, str]:
+    """The orchestrator, of which the API server lets others change the images. It cannot be put back: its container has ended by then."""
+    pod = case.orchestrator(attempt)
+    if pod is None or pod.deleted_at is not None:
+        return {}
+    images = [path for path in pod.manifest.get("edits") or () if path.endswith(".image")]
+    return {pod.ref: f"was edited ({_told(pod.manifest, images)})"} if images else {}
+
+
+def _told(child: Manifest, lost: list[str]) -> str:
+    """Fields with their new values and who has set them."""
+    found = child.get("edits") or {}
+    shown = []
+    for path in lost[:SHOWN]:
+        own = next((name for name in found if name == path or name.startswith((f"{path}.", f"{path}["))), None)
+        if own is None:
+            shown.append(f"{path} was removed")
+            continue
+        manager, value = found[own]
+        shown.append(f"{own} is now {value}, set by {manager}" if value else f"{own} was set by {manager}")
+    return "; ".join(shown) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")

@@ -1,0 +1,136 @@
+"""Workloads that somebody edits while an attempt runs, and after it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rlrun_operator.names import SPOT_LABEL, Ref
+from tests.unit.operator.decide.kube import Kube
+
+ENGINES, TRAINER = Ref("Deployment", "run-inference"), Ref("StatefulSet", "run-trainer")
+SPOT = Ref("Deployment", "run-inference-spot")
+IMAGE = "spec.template.spec.containers[0].image"
+SPEC = {"inference": {"replicas": 2, "spot": {"share": 0.5, "nodeSelector": {"pool": "spot"}}}}
+
+
+def fields(value: Any) -> Any:
+    """Fields of an applied object as the API server's book has them, containers by their names."""
+    if isinstance(value, dict):
+        return {f"f:{name}": fields(inner) for name, inner in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "image" in value[0]:
+        return {f"k:{json.dumps({'name': item['name']})}": {".": {}, **fields(item)} for item in value}
+    return {}
+
+
+def applied(kube: Kube, ref: Ref, *, lost: str = "", remembered: bool = True) -> None:
+    """The store's view of a workload after the operator's apply; `lost`: field of the first container that somebody has set."""
+    child = kube.objects[ref]
+    whole = fields({name: child[name] for name in ("metadata", "spec")})
+    for name in ("uid", "name", "namespace", "generation", "creationTimestamp", "annotations", "ownerReferences"):
+        whole["f:metadata"].pop(f"f:{name}", None)
+    whole["f:metadata"]["f:ownerReferences"] = {}
+    accepted = json.dumps(whole)
+    if lost:
+        containers = whole["f:spec"]["f:template"]["f:spec"]["f:containers"]
+        del next(iter(containers.values()))[f"f:{lost}"]
+    child |= {"held": json.dumps(whole), "accepted": accepted if remembered else None}
+
+
+@pytest.mark.parametrize("ref", [ENGINES, TRAINER, SPOT], ids=str)
+@pytest.mark.parametrize("remembered", [True, False], ids=["same operator", "restarted operator"])
+def test_an_edited_workload_is_named_with_its_value_and_applied_again(ref: Ref, remembered: bool) -> None:
+    kube = Kube(SPEC).start()
+    applied(kube, ref, lost="image", remembered=remembered)
+    kube.objects[ref]["metadata"]["resourceVersion"] = "77"
+    kube.objects[ref]["edits"] = {IMAGE: ["kubectl-set", "registry/evil:1"]}
+    decision = kube.decide()
+    (repair,) = decision.repair
+    assert (repair.manifest["metadata"]["name"], repair.replaces, repair.expect_absent) == (ref.name, "77", False)
+    assert repair.manifest["spec"]["replicas"] == kube.objects[ref]["spec"]["replicas"]
+    told = next(c for c in decision.status["conditions"] if c["type"] == "ChildrenIntact")
+    assert (told["status"], told["reason"]) == ("False", "Drifted")
+    assert told["message"] == (
+        f"{ref.kind} {ref.name} was edited ({IMAGE} is now registry/evil:1, set by kubectl-set); it is being put right"
+    )
+
+
+@pytest.mark.parametrize("remembered", [True, False], ids=["same operator", "restarted operator"])
+def test_workloads_that_nobody_has_edited_are_written_by_nobody(remembered: bool) -> None:
+    kube = Kube(SPEC).start()
+    for ref in (ENGINES, TRAINER, SPOT):
+        applied(kube, ref, remembered=remembered)
+    decision = kube.decide()
+    assert (decision.repair, decision.apply, decision.scale) == ((), (), ())
+    assert kube.condition("ChildrenIntact") == {}
+
+
+def test_a_removed_field_is_named() -> None:
+    kube = Kube().start()
+    applied(kube, TRAINER, lost="env")
+    (repair,) = kube.decide().repair
+    assert repair.manifest["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert "containers[0].env was removed" in str(kube.decide().status)
+
+
+def test_scaling_is_no_edit_and_a_restored_workload_keeps_its_pods() -> None:
+    """Engines beyond the wanted number are drained before they go."""
+    kube = Kube({"inference": {"replicas": 2}}).start()
+    applied(kube, ENGINES)
+    held = json.loads(kube.objects[ENGINES]["held"])
+    del held["f:spec"]["f:replicas"]
+    kube.objects[ENGINES] |= {"held": json.dumps(held)}
+    assert kube.decide().repair == ()
+    applied(kube, ENGINES, lost="image")
+    kube.objects[ENGINES]["spec"]["replicas"] = 3
+    (repair,) = kube.decide().repair
+    assert repair.manifest["spec"]["replicas"] == 3
+
+
+@pytest.mark.parametrize("ref", [ENGINES, SPOT], ids=str)
+def test_engines_that_were_edited_between_two_attempts_are_made_again(ref: Ref) -> None:
+    """Warm engines with somebody's image would answer all later attempts."""
+    kube = Kube(SPEC).start()
+    kube.place = lambda pod: "node-1" if pod["metadata"]["labels"].get(SPOT_LABEL) or "inference" in str(pod) else None
+    kube.lingering = {"trainer", "orchestrator"}
+    kube.exit("trainer", 1)
+    kube.settle()
+    assert kube.condition("Restarting")["status"] == "True"
+    applied(kube, ref, lost="image", remembered=False)
+    kube.objects[ref]["spec"]["template"]["spec"]["containers"][0]["image"] = "registry/evil:1"
+    kube.lingering = set()
+    begins = None
+    for _ in range(100):
+        decision = kube.decide()
+        if any(apply.manifest["kind"] == "Pod" for apply in decision.apply):
+            begins = decision
+            break
+        kube.do(decision)
+        kube.controllers()
+        kube.now += 0.5
+    assert begins is not None
+    made = [Ref(apply.manifest["kind"], apply.manifest["metadata"]["name"]) for apply in begins.apply]
+    assert ref in made, "no attempt meets engines of two renderings"
+
+
+def test_an_edited_specification_leaves_the_comparison_to_the_next_attempt() -> None:
+    kube = Kube().start()
+    applied(kube, ENGINES, lost="image")
+    kube.edit(maxSteps=70)
+    kube.settle()
+    assert kube.decide().repair == ()
+
+
+def test_an_edited_image_of_the_orchestrator_is_named_and_waits_for_the_next_attempt() -> None:
+    kube = Kube().start()
+    pod = kube.ref("orchestrator")
+    kube._met[str(kube.uid(pod))]["edits"] = {}
+    kube.objects[pod] |= {"held": "{}", "edits": {"spec.containers[0].image": ["kubectl-set", "registry/evil:2"]}}
+    decision = kube.decide()
+    assert decision.repair == ()
+    told = next(c for c in decision.status["conditions"] if c["type"] == "ChildrenIntact")
+    assert (
+        "spec.containers[0].image is now registry/evil:2, set by kubectl-set); it is made again when" in told["message"]
+    )
