@@ -72,6 +72,7 @@ class Operator:
             name=settings.lease_name,
             on_start=self._begin,
             on_pause=self._pause,
+            on_rewound=self._rewound,
         )
         self._client.may_write = self._leader.check
         self._territory = Territory(
@@ -83,7 +84,7 @@ class Operator:
         )
         self._poster = Poster(self._client, settings.pod_name)
         self._workers: Workers[Key] = Workers(self._reconcile, self._failed, is_new=self._is_new)
-        self._feed = Feed(self._store, self._client, self._workers.add)
+        self._feed = Feed(self._store, self._client, self._workers.add, on_rewound=self._read_again)
         look_ups = LookUps(self._client, read_nodes=settings.read_nodes)
         self._queue = self._queue_of(look_ups)
         self._reconciler = Reconciler(
@@ -210,6 +211,16 @@ class Operator:
         self._sync.start_over()
         self._store.rebase_leases(time.time())
         self._open_if_allowed()
+
+    def _rewound(self) -> None:
+        """The leader's Lease shows that etcd was restored: all that is known may be of a history that never was."""
+        self._sync.start_over()
+        self._read_again()
+
+    def _read_again(self) -> None:
+        """Open all watches anew. Each then compares what it watches (`Sync.want`)."""
+        self._store.rebase_leases(time.time())
+        self._watcher.restart()
 
     async def _pause(self) -> None:
         await self._workers.close()

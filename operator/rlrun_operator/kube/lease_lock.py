@@ -48,6 +48,7 @@ class LeaseLock:
         self._duration = duration
         self._clock = clock
         self._seen: _Seen | None = None
+        self._is_rewound = False
 
     @property
     def seen(self) -> bool:
@@ -58,6 +59,11 @@ class LeaseLock:
     def holder(self) -> str:
         """Holder of the Lease, as seen last; empty: none."""
         return str((self._seen.record.get("spec") or {}).get("holderIdentity") or "") if self._seen else ""
+
+    def take_rewound(self) -> bool:
+        """True once after the Lease was read in an older state than before, or was gone: etcd was restored from a backup."""
+        found, self._is_rewound = self._is_rewound, False
+        return found
 
     async def release(self) -> None:
         """Let the next candidate take over at once.
@@ -77,6 +83,7 @@ class LeaseLock:
         """
         record = await self._client.get(LEASE, self._namespace, self._name)
         if record is None:
+            self._is_rewound |= self._seen is not None
             created = await self._client.request(
                 "POST", "create", LEASE.plural, LEASE.path(self._namespace), body=self._manifest()
             )
@@ -118,7 +125,8 @@ class LeaseLock:
             content="application/merge-patch+json",
         )
 
-    def _look(self, record: Mapping[str, object]) -> None:
+    def _look(self, record: Manifest) -> None:
+        self._is_rewound |= self._seen is not None and _version(record) < _version(self._seen.record)
         if self._seen is None or self._seen.record.get("spec") != record.get("spec"):
             self._seen = _Seen(record, self._clock())
         else:
@@ -146,6 +154,12 @@ class LeaseLock:
                 "leaseTransitions": 0,
             },
         }
+
+
+def _version(record: Manifest) -> int:
+    """resourceVersion as a number; 0 where it is none, so that nothing is older."""
+    text = str(record["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
 
 
 def _micro_time() -> str:

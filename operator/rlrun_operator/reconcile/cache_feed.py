@@ -32,15 +32,22 @@ class Feed:
 
     Args:
         add: `add(key, seconds)` queues a run.
+        on_rewound: called after a list that has older states than were known: etcd was restored from a backup.
         now: seconds since the epoch.
     """
 
     def __init__(
-        self, store: Store, client: Client, add: Callable[[Key, float], None], now: Callable[[], float] = time.time
+        self,
+        store: Store,
+        client: Client,
+        add: Callable[[Key, float], None],
+        on_rewound: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._client = client
         self._add = add
+        self._on_rewound = on_rewound
         self._now = now
 
     def on_object(self, event: str | None, found: Manifest) -> None:
@@ -78,11 +85,11 @@ class Feed:
         return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
 
     async def compare(self, stream: Stream) -> None:
-        """List everything: what the list lacks is gone."""
+        """List everything: what the list lacks is gone, and what it has replaces later states that a restored etcd has forgotten."""
         kind, namespace = stream.resource.kind, stream.namespace
         selector = "" if stream.resource in (RLRUN, CLAIM) else SELECTOR
-        before = self._store.idents(kind, namespace)
-        listed = set()
+        before, memory = self._store.idents(kind, namespace), self._store.memory(kind, namespace)
+        listed, rewound = set(), 0
         metadata_only = stream.resource in PARTS
         async for found in self._client.list(stream.resource, namespace, labels=selector, metadata_only=metadata_only):
             try:
@@ -91,8 +98,14 @@ class Feed:
                 log.error("one of %s was left out: %s: %s", stream, type(error).__name__, error)
                 continue
             listed.add((kind, metadata["namespace"], metadata["name"]))
+            rewound += self._store.forget_rewound(found, memory)
             self.on_object(None, found)
         self._queue(kind, self._store.prune(kind, namespace, before, listed))
+        if rewound:
+            log.warning(
+                "%d of %s are older than they were: etcd was restored; everything is read again", rewound, stream
+            )
+            self._on_rewound()
 
     def _queue(self, kind: str, keys: Iterable[Key]) -> None:
         for key in keys:

@@ -71,6 +71,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._supervise, args=(hand_over,), name="watches", daemon=True)
         self._thread.start()
 
+    def restart(self) -> None:
+        """List and watch everything again: a watch from a version that a restored etcd does not have yet brings nothing."""
+        with contextlib.suppress(RuntimeError):  # kopf's loop is closed: it is being started again already
+            self._stop()
+
     def has_ended(self) -> bool:
         """True once the thread was started and has ended."""
         return self._thread is not None and not self._thread.is_alive()

@@ -1,16 +1,17 @@
 """The operator's memory of the cluster: plain dicts, fed by the watches, by list calls and by the answers to its own writes.
 
 The newest resourceVersion of an object wins, whichever way it came, so that the operator never decides on a state older than what it
-wrote itself. Only what decisions need is kept.
+wrote itself. A consistent list alone may show an older state, after etcd was restored (`Store.forget_rewound`). Only what decisions need
+is kept.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from rlrun_operator.deletion import remembered
-from rlrun_operator.kube.resources import CLAIM, LEASE, PART_KINDS, POD, RLRUN
+from rlrun_operator.kube.resources import CLAIM, LEASE, POD, RLRUN
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, SPOT_LABEL, attempt_of, run_uid_of
 from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.runtime.pulse import Pulse, beat
@@ -157,6 +158,33 @@ class Store:
         known = self._objects.get((found["kind"], metadata.get("namespace", ""), metadata["name"]))
         return known is not None and not _newer(found, known)
 
+    def memory(self, kind: str, namespace: str | None) -> tuple[dict[Ident, int], set[str]]:
+        """Versions of all objects of a kind, and the UIDs that are gone, as of now: for `forget_rewound`."""
+        return {ident: _version(self._objects[ident]) for ident in self.idents(kind, namespace)}, set(self._dead)
+
+    def forget_rewound(self, found: Manifest, before: tuple[Mapping[Ident, int], Collection[str]]) -> bool:
+        """Let `put` take in a state that is older than the known one: etcd was restored from a backup.
+
+        Args:
+            found: an object of a consistent list.
+            before: `memory` taken before the list was asked for. A later write of the operator may be newer than the list.
+
+        Returns:
+            True if `found` is older than what was known before, or was gone.
+        """
+        versions, gone = before
+        metadata = found["metadata"]
+        if metadata["uid"] in gone and metadata["uid"] in self._dead:
+            del self._dead[metadata["uid"]]
+            self._unremember_gone(metadata["uid"])
+            return True
+        ident = (found["kind"], metadata.get("namespace", ""), metadata["name"])
+        known = self._objects.get(ident)
+        if known is None or not _version(found) < _version(known) == versions.get(ident):
+            return False
+        self._objects[ident] = {**known, "metadata": {**known["metadata"], "resourceVersion": "0"}}
+        return True
+
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """One object."""
         return self._objects.get((kind, namespace, name))
@@ -237,6 +265,11 @@ class Store:
         number, known = attempt_of(pod["metadata"]) or 0, self._gone.get(owner, [])
         newest = max([number, *(attempt_of(other["metadata"]) or 0 for other in known)])
         self._gone[owner] = [p for p in (*known, pod) if (attempt_of(p["metadata"]) or 0) == newest]
+
+    def _unremember_gone(self, uid: str) -> None:
+        for known in (self._gone, self._gone_spot):
+            for key, pods in list(known.items()):
+                known[key] = [pod for pod in pods if pod["metadata"]["uid"] != uid]
 
     def _is_present(self, key: Key, pod: Manifest) -> bool:
         """True if a pod is of the run that has the name now: it says so, or else it or its StatefulSet is owned by it."""

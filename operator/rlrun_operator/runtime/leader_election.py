@@ -40,6 +40,7 @@ class Leader:
         identity: of this process, unique.
         on_start: called each time that this process begins to act, or begins again after an outage.
         on_pause: called when it cannot renew and must not act.
+        on_rewound: called when the Lease is older than it was: etcd was restored from a backup.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Leader:
         name: str = MANAGER,
         on_start: Callable[[], Awaitable[None]],
         on_pause: Callable[[], Awaitable[None]],
+        on_rewound: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what = f"Lease {namespace}/{name}"
         self._lock = LeaseLock(client, namespace, name, identity, duration=DURATION_SECONDS, clock=clock)
         self._on_start = on_start
         self._on_pause = on_pause
+        self._on_rewound = on_rewound
         self._clock = clock
         self._renewed_at: float | None = None
         self._acting = False
@@ -108,6 +111,9 @@ class Leader:
         except ApiError as error:
             log.warning("the leader's %s cannot be written: %s", self._what, error)
             holds = None
+        if self._lock.take_rewound():
+            log.warning("%s is older than it was: etcd was restored; everything is read again", self._what)
+            self._on_rewound()
         if holds is False and self._told != self._lock.holder:
             log.info("standing by: %s leads (%s)", self._lock.holder, self._what)
         if holds is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from kubernetes.client import Configuration
 
@@ -36,10 +38,39 @@ class Candidate:
         async def pause() -> None:
             self.log.append("pause")
 
-        self.leader = Leader(client, "ns", identity, on_start=start, on_pause=pause, clock=lambda: clock[0])
+        self.leader = Leader(
+            client,
+            "ns",
+            identity,
+            on_start=start,
+            on_pause=pause,
+            on_rewound=lambda: self.log.append("rewound"),
+            clock=lambda: clock[0],
+        )
 
     async def step(self) -> None:
         await self.leader.step()
+
+
+async def test_a_lease_that_is_older_than_it_was_tells_of_a_restored_etcd_once() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        leader, standby = Candidate(client, "first", clock), Candidate(client, "second", clock)
+        await leader.step()
+        backup = copy.deepcopy(api.objects[LEASE])
+        for _ in range(3):
+            clock[0] += 2.0
+            await leader.step()
+            await standby.step()
+        assert leader.log == ["start"]
+        api.objects[LEASE] = backup
+        await standby.step()
+        await leader.step()
+        assert standby.log == ["rewound"], "its caches are of the lost history, too"
+        assert leader.log == ["start", "rewound"]
+        clock[0] += 2.0
+        await leader.step()
+        assert leader.log == ["start", "rewound"]
 
 
 async def test_the_first_leads_and_the_second_waits_until_the_lease_expires() -> None:

@@ -358,3 +358,44 @@ def test_what_an_own_apply_left_is_what_a_part_is_compared_with() -> None:
     assert accepted() == store.get("Service", "ns", "t")["held"]  # type: ignore[index]
     store.put(part(4, "selector", uid="another"), 0.0)
     assert accepted() is None
+
+
+def rewound(store: Store, found: dict[str, Any], memory: Any) -> bool:
+    """What `Feed.compare` does with one object of a list."""
+    older = store.forget_rewound(found, memory)
+    store.put(found, 0.0)
+    return older
+
+
+def test_a_list_of_a_restored_etcd_replaces_later_states() -> None:
+    store = Store()
+    store.put(make("RLRun", "a", 90, spec={"maxSteps": 9}), 0.0)
+    memory = store.memory("RLRun", None)
+    assert rewound(store, make("RLRun", "a", 40, spec={"maxSteps": 4}), memory)
+    assert store.runs()[0]["spec"] == {"maxSteps": 4}
+    assert store.put(make("RLRun", "a", 41, spec={"maxSteps": 5}), 0.0) == {("ns", "a")}, "it follows from there"
+    assert store.runs()[0]["spec"] == {"maxSteps": 5}
+
+
+def test_an_own_write_that_is_newer_than_the_list_stays() -> None:
+    """The list was made before the write, and is read after it."""
+    store = Store()
+    store.put(make("RLRun", "a", 40, spec={"maxSteps": 4}), 0.0)
+    memory = store.memory("RLRun", None)
+    store.put(make("RLRun", "a", 41, spec={"maxSteps": 5}), 0.0)
+    assert not rewound(store, make("RLRun", "a", 40, spec={"maxSteps": 4}), memory)
+    assert store.runs()[0]["spec"] == {"maxSteps": 5}
+
+
+def test_what_was_deleted_after_the_backup_is_there_again() -> None:
+    store = Store()
+    store.put(make("RLRun", "a", 1), 0.0)
+    store.put(owned(make("StatefulSet", "a-trainer", 1, run="a", uid="group"), "uid-RLRun-a"), 0.0)
+    lost = pod("trainer", 1, "group")
+    store.put(lost, 0.0)
+    store.remove("Pod", "ns", "a-trainer", "trainer-1")
+    assert store.gone(("ns", "a")) != []
+    assert not store.forget_rewound(lost, ({}, set())), "deleted while the list was on its way"
+    assert rewound(store, lost, store.memory("Pod", None))
+    assert store.get("Pod", "ns", "a-trainer") is not None
+    assert store.gone(("ns", "a")) == []
