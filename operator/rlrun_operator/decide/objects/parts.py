@@ -62,7 +62,8 @@ def see(case: Case, attempt: int) -> Seen:
         return Seen(_healed(case))
     if case.taken is not None:  # a repair would end at that object
         return Seen(_drifted(damaged, _BEHIND.format(case.taken)))
-    now = [ref for ref in damaged if ref in workloads.restored or _can_be_made(case, ref)]
+    at_once = {*workloads.restored, *workloads.scaled}
+    now = [ref for ref in damaged if ref in at_once or _can_be_made(case, ref)]
     refused = _refused(case, damaged)
     said = _drifted(damaged, _NOW if now else _LATER, refused)
     left = REPAIR_SECONDS - case.observed.repaired_ago

@@ -18,6 +18,8 @@ KINDS = ("StatefulSet", "Deployment", "Pod")
 SHOWN = 4
 """Fields that a message names."""
 _KNOWN_MAX = 10_000
+AUTOSCALERS = "kube-controller-manager"
+"""Field manager of HorizontalPodAutoscalers, those of KEDA included."""
 _SCALED = "spec.replicas"
 """Set by the operator's own scaling, by `kubectl scale` and by autoscalers; `scaling` and `corrections` see to it."""
 _PER_TIME = "spec.template.spec.affinity"
@@ -33,6 +35,8 @@ class Edits(NamedTuple):
     """What has happened to each."""
     restored: dict[Ref, Manifest]
     """Those that can be applied again now."""
+    scaled: frozenset[Ref]
+    """Those that have another number of pods; `scaling` and `corrections` set it back."""
 
 
 def see(case: Case, context: render.RunContext, *, as_begun: bool) -> Edits:
@@ -52,7 +56,35 @@ def see(case: Case, context: render.RunContext, *, as_begun: bool) -> Edits:
         if ref in made and (lost := lost_fields(child, made[ref])):
             damage[ref] = f"was edited ({_told(child, lost)})"
             restored[ref] = _with_replicas(made[ref], replicas(child))
-    return Edits(damage, restored)
+    scaled = _scaled(case)
+    for ref, words in scaled.items():
+        damage[ref] = f"{damage[ref]} and {words}" if ref in damage else words
+    return Edits(damage, restored, frozenset(scaled))
+
+
+def _scaled(case: Case) -> dict[Ref, str]:
+    """Workloads whose number of pods another client has set to another one than the run has."""
+    wanted = {case.trainer_ref: (case.statefulset, case.wanted.trainers, "trainer.replicas")}
+    field = "inference.autoscale" if case.autoscales else "inference.replicas"
+    wanted[case.inference_ref] = (case.deployment, case.wanted.engines - case.wanted.spot, field)
+    wanted[case.spot_ref] = (case.spot_deployment, case.wanted.spot, field)
+    result = {}
+    for ref, (child, count, source) in wanted.items():
+        edit = ((child or {}).get("edits") or {}).get(_SCALED)
+        if edit is not None and child is not None and not is_ending(child) and replicas(child) != count:
+            words = f"was scaled to {replicas(child)} by {edit[0]}, but {source} of the run makes it {count}"
+            result[ref] = f"{words}; {_way_to_scale(case, ref, edit[0])}"
+    return result
+
+
+def _way_to_scale(case: Case, ref: Ref, manager: str) -> str:
+    """What does the same without a fight."""
+    if ref == case.trainer_ref:
+        return "a running trainer keeps its number of pods"
+    if manager != AUTOSCALERS:
+        return f"kubectl scale rlr {case.names.run} --replicas N scales the engines"
+    found = f"kubectl get hpa -n {case.metadata.get('namespace', '')} lists it with target Deployment/{ref.name}"
+    return f"a HorizontalPodAutoscaler or ScaledObject has to name RLRun {case.names.run} in scaleTargetRef: {found}"
 
 
 def lost_fields(child: Manifest, made: Manifest) -> list[str]:

@@ -134,3 +134,36 @@ def test_an_edited_image_of_the_orchestrator_is_named_and_waits_for_the_next_att
     assert (
         "spec.containers[0].image is now registry/evil:2, set by kubectl-set); it is made again when" in told["message"]
     )
+
+
+@pytest.mark.parametrize(
+    ("manager", "fix"),
+    [
+        ("kube-controller-manager", "has to name RLRun run in scaleTargetRef: kubectl get hpa -n team-a lists it"),
+        ("kubectl", "kubectl scale rlr run --replicas N scales the engines"),
+    ],
+)
+def test_who_scales_the_engines_behind_the_run_is_told_the_way(manager: str, fix: str) -> None:
+    kube = Kube({"inference": {"replicas": 2}}).start()
+    kube.objects[ENGINES]["spec"]["replicas"] = 5
+    kube.objects[ENGINES] |= {"held": "{}", "accepted": "{}", "edits": {"spec.replicas": [manager, "5"]}}
+    decision = kube.decide()
+    (scale,) = decision.scale
+    assert (scale.ref, scale.replicas) == (ENGINES, 2)
+    told = next(c for c in decision.status["conditions"] if c["type"] == "ChildrenIntact")
+    assert (told["status"], told["reason"]) == ("False", "Drifted")
+    assert f"was scaled to 5 by {manager}, but inference.replicas of the run makes it 2; " in told["message"]
+    assert fix in told["message"]
+    assert "being put right" in told["message"]
+    kube.do(decision)
+    del kube.objects[ENGINES]["edits"]
+    kube.settle()
+    assert kube.condition("ChildrenIntact")["reason"] == "Repaired"
+    assert fix in kube.condition("ChildrenIntact")["message"]
+
+
+def test_a_scaler_that_agrees_with_the_run_is_none_of_its_business() -> None:
+    kube = Kube({"inference": {"replicas": 2}}).start()
+    kube.objects[ENGINES] |= {"held": "{}", "accepted": "{}", "edits": {"spec.replicas": ["kubectl", "2"]}}
+    kube.settle()
+    assert kube.condition("ChildrenIntact") == {}
