@@ -228,3 +228,22 @@ def refuse_trainers(kube: Kube) -> Any:
         return {"replicas": 0} if ref.kind == "StatefulSet" else real(ref, owner)
 
     return reconcile
+
+
+@pytest.mark.parametrize("made", ["StatefulSet", "Deployment"])
+def test_workloads_of_before_an_edit_begin_no_attempt_with_those_of_after_it(made: str) -> None:
+    """The operator is killed between two workloads of an attempt, and the specification is edited before another one works."""
+    kube = Kube()
+    decision = kube.decide()
+    kinds = [apply.manifest["kind"] for apply in decision.apply]
+    kube.do(decision, stop_after=len(decision.create) + kinds.index(made) + 1)
+    assert kube.status == {}, "nothing is on record"
+    kube.edit(maxSteps=70)
+    for _ in range(10):
+        kube.tick()
+    found = [
+        o["metadata"].get("annotations", {})
+        for ref, o in kube.objects.items()
+        if ref.kind in ("StatefulSet", "Deployment")
+    ]
+    assert (kube.status["attempt"], len({each["rlrun.io/spec-hash"] for each in found})) == (2, 1)
