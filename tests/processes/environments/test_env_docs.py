@@ -141,9 +141,9 @@ def test_the_page_names_every_reward_option_and_parameter() -> None:
 
 
 def test_the_page_lists_every_shipped_environment_and_argument() -> None:
-    from rlrun.environments.registry import _SHIPPED
+    from rlrun.environments.registry import SHIPPED
 
     for id in known():
         assert f"`{id}`" in PAGE
-        for name in _SHIPPED[id].args.model_fields:
+        for name in SHIPPED[id]().args.model_fields:
             assert f"`{name}`" in PAGE, f"{id}: {name}"

@@ -11,19 +11,20 @@ from tests.support.programs import run_program
 HEAVY = frozenset(
     {"torch", "transformers", "vllm", "verifiers", "numpy", "pandas", "scipy", "sklearn", "fastapi", "aiohttp", "kopf", "kubernetes"}
     | {"rich", "plotext", "prometheus_client", "huggingface_hub", "tokenizers", "datasets", "wandb", "mlflow", "jinja2", "requests"}
+    | {"pydantic"}
 )  # fmt: skip
 NEEDED = {
-    "rlrun.trainer.ranks.torchrun": set(),
-    "rlrun.trainer.__main__": set(),
-    "rlrun.orchestrator.main": {"aiohttp", "numpy", "prometheus_client"},
-    "rlrun.inference.server": {"aiohttp"},
+    "rlrun.trainer.ranks.torchrun": {"pydantic"},
+    "rlrun.trainer.__main__": {"pydantic"},
+    "rlrun.orchestrator.main": {"aiohttp", "numpy", "prometheus_client", "pydantic"},
+    "rlrun.inference.server": {"aiohttp", "pydantic"},
     "rlrun.environments.process.worker": set(),
-    "rlrun.tracking.sink": set(),
-    "rlrun.mirror.main": set(),
-    "rlrun.local.main": {"rich", "plotext"},
-    "rlrun.cli.rl": set(),
-    "rlrun.ui.app": {"fastapi"},
-    "rlrun_operator.main": set(),
+    "rlrun.tracking.sink": {"pydantic"},
+    "rlrun.mirror.main": {"pydantic"},
+    "rlrun.local.main": {"rich", "plotext", "pydantic"},
+    "rlrun.cli.rl": {"pydantic"},
+    "rlrun.ui.app": {"fastapi", "pydantic"},
+    "rlrun_operator.main": {"pydantic"},
 }
 """By the module that a process begins with. What else a process needs it imports when it knows that it does."""
 

@@ -6,23 +6,19 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Generic, Protocol, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from rlrun.config.suggest import did_you_mean
 from rlrun.custom import add_code_folder
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
 from rlrun.environments.bounds import describe
-from rlrun.environments.bundled.arithmetic import Arithmetic, ArithmeticArgs
-from rlrun.environments.bundled.calculator import Calculator, CalculatorArgs
-from rlrun.environments.bundled.dataset import Dataset, DatasetArgs, Gsm8k, Gsm8kArgs
-from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.environments.protocol import SPLITS, Environment
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.runtime.extras import install_extras
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 VERIFIERS = "verifiers:"
 
@@ -31,7 +27,7 @@ class EnvironmentLoadError(ValueError):
     """Error for an environment that cannot be loaded; the message has its name, the attempts and the fix."""
 
 
-ArgsT = TypeVar("ArgsT", bound=BaseModel)
+ArgsT = TypeVar("ArgsT", bound="BaseModel")
 
 
 class _Bundled(Protocol):
@@ -68,18 +64,49 @@ class _Shipped(Generic[ArgsT]):
         return environment
 
 
-_SHIPPED: dict[str, _Bundled] = {
-    "reverse-text": _Shipped[ReverseTextArgs](ReverseTextArgs, ReverseText),
-    "arithmetic": _Shipped[ArithmeticArgs](ArithmeticArgs, Arithmetic),
-    "calculator": _Shipped[CalculatorArgs](CalculatorArgs, Calculator),
-    "gsm8k": _Shipped[Gsm8kArgs](Gsm8kArgs, Gsm8k),
-    "dataset": _Shipped[DatasetArgs](DatasetArgs, Dataset),
+def _reverse_text() -> _Bundled:
+    from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
+
+    return _Shipped[ReverseTextArgs](ReverseTextArgs, ReverseText)
+
+
+def _arithmetic() -> _Bundled:
+    from rlrun.environments.bundled.arithmetic import Arithmetic, ArithmeticArgs
+
+    return _Shipped[ArithmeticArgs](ArithmeticArgs, Arithmetic)
+
+
+def _calculator() -> _Bundled:
+    from rlrun.environments.bundled.calculator import Calculator, CalculatorArgs
+
+    return _Shipped[CalculatorArgs](CalculatorArgs, Calculator)
+
+
+def _gsm8k() -> _Bundled:
+    from rlrun.environments.bundled.dataset import Gsm8k, Gsm8kArgs
+
+    return _Shipped[Gsm8kArgs](Gsm8kArgs, Gsm8k)
+
+
+def _dataset() -> _Bundled:
+    from rlrun.environments.bundled.dataset import Dataset, DatasetArgs
+
+    return _Shipped[DatasetArgs](DatasetArgs, Dataset)
+
+
+SHIPPED: Mapping[str, Callable[[], _Bundled]] = {
+    "reverse-text": _reverse_text,
+    "arithmetic": _arithmetic,
+    "calculator": _calculator,
+    "gsm8k": _gsm8k,
+    "dataset": _dataset,
 }
+"""Bundled environments by id. Each is imported when it is used: the process of an environment loads one, most often none of these."""
 
 
 def known() -> dict[str, str]:
     """Bundled environments: id -> one line with its task and its reward."""
-    return {id: entry.title for id, entry in _SHIPPED.items()}
+    return {id: bundled().title for id, bundled in SHIPPED.items()}
 
 
 def load(id: str, args: Mapping[str, object]) -> Environment:
@@ -92,13 +119,13 @@ def load(id: str, args: Mapping[str, object]) -> Environment:
         return _load_verifiers(id, args)
     if ":" in id:
         return _load_function(id, args)
-    entry = _SHIPPED.get(id)
-    if entry is None:
+    bundled = SHIPPED.get(id)
+    if bundled is None:
         raise EnvironmentLoadError(
-            f"unknown environment {id!r}{did_you_mean(id, _SHIPPED)}. Shipped: {', '.join(_SHIPPED)}. "
+            f"unknown environment {id!r}{did_you_mean(id, SHIPPED)}. Shipped: {', '.join(SHIPPED)}. "
             "Others are named 'package.module:function' (your own) or 'verifiers:<taskset id>'"
         )
-    return entry.load(id, args)
+    return bundled().load(id, args)
 
 
 def _elsewhere(error: Exception) -> BaseException | None:
@@ -113,6 +140,8 @@ def _elsewhere(error: Exception) -> BaseException | None:
 
 def check_args(id: str, model: type[ArgsT], args: Mapping[str, object]) -> ArgsT:
     """`args` as the environment's argument model; `EnvironmentLoadError` names each bad one and the known ones."""
+    from pydantic import ValidationError  # here: the process of a user's own environment has no other use for it
+
     try:
         return model.model_validate(dict(args))
     except ValidationError as error:
@@ -166,6 +195,8 @@ def _load_function(id: str, args: Mapping[str, object]) -> Environment:
 
 def _load_verifiers(id: str, args: Mapping[str, object]) -> Environment:
     """Load with the adapter for the generation of verifiers that is installed here."""
+    from importlib import metadata
+
     name = id.removeprefix(VERIFIERS)
     try:
         version = metadata.version("verifiers")

@@ -113,8 +113,8 @@ def _field(piece: Piece, missing: bool) -> Key:
         return (*piece.key, "name")
     if piece.key[0] != "environments":
         return piece.key
-    from rlrun.environments.registry import known
+    from rlrun.environments.registry import SHIPPED
 
     # A shipped environment is there: what its arguments name is missing.
-    named = piece.command.id in known() or (not missing and ":" in piece.command.id)
+    named = piece.command.id in SHIPPED or (not missing and ":" in piece.command.id)
     return (*piece.key, "args" if named else "id")
