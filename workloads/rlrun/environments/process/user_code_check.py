@@ -36,7 +36,7 @@ class Refusal:
 def check(
     subjects: Sequence[tuple[Command, Limits]], notice: Callable[[int, str], None] = lambda _index, _text: None
 ) -> list[Refusal | None]:
-    """Load every subject and end its process with all its descendants; None: it loads.
+    """Load every subject and end its process with all its descendants; None: it loads. Equal subjects share one process.
 
     Args:
         subjects: code to load.
@@ -55,20 +55,23 @@ async def _check(
     subjects: Sequence[tuple[Command, Limits]], notice: Callable[[int, str], None], stopped: asyncio.Event
 ) -> list[Refusal | None]:
     room = asyncio.Semaphore(AT_ONCE)
+    first = [subjects.index(subject) for subject in subjects]
 
     async def load_subject(index: int, command: Command, limits: Limits) -> Refusal | None:
         async with room:
             life = Life(command, limits, Log(None))
             try:
                 for text in (await life.start()).notices:
-                    notice(index, text)
+                    for equal in (other for other, leader in enumerate(first) if leader == index):
+                        notice(equal, text)
             except StartError as error:
                 return Refusal(str(error), error.missing, error.permanent)
             finally:
                 life.end()
             return None
 
-    loading = asyncio.gather(*(load_subject(index, *subject) for index, subject in enumerate(subjects)))
+    unique = sorted(set(first))
+    loading = asyncio.gather(*(load_subject(index, *subjects[index]) for index in unique))
     stopping = asyncio.ensure_future(stopped.wait())
     waiting: set[asyncio.Future[list[Refusal | None]] | asyncio.Future[Literal[True]]] = {loading, stopping}
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -78,7 +81,8 @@ async def _check(
             await loading
         raise KeyboardInterrupt
     stopping.cancel()
-    return loading.result()
+    refusals = dict(zip(unique, loading.result(), strict=True))
+    return [refusals[index] for index in first]
 
 
 @contextmanager
