@@ -300,6 +300,17 @@ def test_temporary_files_are_in_memory_and_gone_afterwards(
         assert folder is None
 
 
+def test_tiers_keep_the_bytecode_of_what_they_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of thousands of programs would compile the whole product otherwise; sandboxes and images often set the variable."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    variables = runner.environment("tensors", runner.Settings(tmp_path, memory=str(tmp_path)))
+    changed = {"PYTHONDONTWRITEBYTECODE": None, "TMPDIR": str(tmp_path), **runner.LOWEST_CAPABILITY}
+    assert {name: variables.get(name) for name in changed} == changed
+    assert {name: value for name, value in variables.items() if name not in changed} == {
+        name: value for name, value in os.environ.items() if name not in changed
+    }
+
+
 def test_a_lane_that_is_through_takes_what_no_lane_has_begun(
     tmp_path: Path, lanes: Lanes, capsys: pytest.CaptureFixture[str]
 ) -> None:
