@@ -169,6 +169,21 @@ def test_a_node_that_comes_in_time_is_used() -> None:
     assert (size(kube), kube.status["attempt"], kube.status["trainerReady"]) == ((4, None, "4"), 2, "4/4")
 
 
+@pytest.mark.parametrize(("code", "restarts", "failed"), [(1, 1, False), (78, 0, True)])
+def test_failure_comes_before_a_size_that_is_due_in_the_same_pass(code: int, restarts: int, failed: bool) -> None:
+    """A resize first would restart a crashed attempt at once and uncounted, and an attempt that can never succeed for ever."""
+    kube, room = began()
+    kube.start(step=30)
+    lose(kube, room)
+    kube.tick(95)
+    assert (kube.status["attempt"], size(kube)) == (2, (4, None, "4"))
+    kube.exit("orchestrator", code)
+    kube.tick(10)
+    kube.tick(5)
+    assert kube.status["restartsCountedTowardsMax"] == restarts
+    assert (kube.status["phase"] == "Failed") is failed
+
+
 def test_pods_that_are_made_late_are_waited_for_from_then_on() -> None:
     """An operator that died while it began an attempt comes back late: the record is older than the pods."""
     kube, room = began()
