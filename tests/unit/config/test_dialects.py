@@ -356,6 +356,23 @@ def test_a_tracker_is_the_runs_whichever_role_names_it(toml: Any) -> None:
     assert empty.trackers == ["wandb"], "the table alone is the switch"
 
 
+def test_settings_of_a_renderer_are_arguments_of_the_template_or_reported(toml: Any) -> None:
+    kept = "[orchestrator.renderer]\nname = 'glm-5'\nenable_thinking = false\nclear_thinking = false\n"
+    found = spec("@", toml(BASE + kept))
+    assert found.sampling.chat_template_arguments == {"enable_thinking": False, "clear_thinking": False}
+    assert not any("renderer" in notice and "ignored: " not in notice for notice in notices("@", "f.toml"))
+    for name, value in (("thinking_retention", "all"), ("reasoning_parser", "think"), ("tool_parser", "qwen3")):
+        toml(BASE + f"[orchestrator.renderer]\nname = 'default'\n{name} = '{value}'\n")
+        (told,) = [notice for notice in notices("@", "f.toml") if f"renderer.{name}" in notice]
+        assert f"got '{value}'" in told
+        assert "ignored: " not in told
+        assert spec("@", "f.toml").sampling.chat_template_arguments == {}
+    supervised = "[model]\nname = 'a/b'\n[data]\nname = 'a/d'\n[renderer]\nname = 'qwen3'\nenable_thinking = false\n"
+    path = toml(supervised, "s.toml")
+    layer = read_layer(["@", path], {}, SftConfig).layer
+    assert any("supervised rows are made into tokens" in str(notice) for notice in layer.notices)
+
+
 def test_sampling_has_the_same_names_and_says_what_is_not_for_training(toml: Any) -> None:
     sampling = "[orchestrator.sampling]\ntop_k = -1\nseed = 3\nextra_body = {chat_template_kwargs = {enable_thinking = false}}\n"
     evaluation = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlrun.cli.files.convert import read_sources
 from rlrun.config.loading.problems import ConfigError
 from rlrun.convert.compose.shared import Context
 from rlrun.convert.convert import Converted, convert, read_settings
@@ -58,6 +60,40 @@ def test_named_configuration_has_to_be_given() -> None:
     assert any("rlrun convert search.yaml run.sh" in line for line in converted(f"{command}search").missing)
     assert converted(f"{command}search", "configs/search.yaml").missing == []
     assert converted(f"{command}ppo_megatron_trainer.yaml").missing == []
+    own = "python3 -m verl.trainer.main_ppo --config-path=/srv/mine --config-name=ppo_trainer"
+    assert any("--config-name=ppo_trainer" in line for line in converted(own).missing)
+
+
+def test_files_in_a_list_of_defaults_have_to_be_given() -> None:
+    keys = dict(word.split("=") for word in KEYS.split()) | {"trainer.total_training_steps": 7}
+    for listed in ({"defaults": ["ppo_trainer", "search", "_self_"]}, {"defaults[0]": "search", "defaults[1].x": "y"}):
+        found = convert([Setting(*item, "t") for item in (keys | listed).items()], Context("run"), ["t"])
+        assert [line.partition(":")[0].partition("=")[2] for line in found.missing] == ["search"]
+
+
+def test_named_configuration_is_read_where_it_is(tmp_path: Path) -> None:
+    folders = [tmp_path / "examples" / name for name in ("conf", "scripts")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    (folders[0] / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {rollout: {n: 16}}\n")
+    script = folders[1] / "run.sh"
+    options = '--config-path="$(pwd)/examples/conf" --config-name=mine'
+    script.write_text(f"python3 -m verl.trainer.main_ppo {options} {KEYS} trainer.total_training_steps=7\n")
+    settings, sources = read_sources([str(script)])
+    found = convert(settings, Context("run"), sources)
+    assert "groupSize: 16" in found.text
+    assert found.missing == []
+    assert [Path(source).name for source in read_sources([str(folders[0] / "mine.yaml"), str(script)])[1]] == [
+        "mine.yaml",
+        "run.sh",
+    ]
+
+
+def test_images_of_rows_are_reported() -> None:
+    for name in ("image", "video", "audio"):
+        keys = dict(word.split("=") for word in KEYS.split()) | {f"data.{name}_key": f"{name}s"}
+        found = convert([Setting(*item, "t") for item in keys.items()], Context("run", 70), ["t"])
+        assert any(f"data.{name}_key={name}s: no {name} of a row is read" in notice for notice in found.notices)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +102,8 @@ def test_named_configuration_has_to_be_given() -> None:
         ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "tools.yaml", None),
         ("actor_rollout_ref.rollout.multi_turn.interaction_config_path", "user.yaml", None),
         ("actor_rollout_ref.rollout.multi_turn.function_tool_path", "tools.py", None),
+        ("reward_model.reward_manager", "batch", "prime"),
+        ("reward.reward_manager.name", "gdpo", "naive"),
         ("actor_rollout_ref.model.override_config.attention_dropout", 0.1, 0.0),
         ("actor_rollout_ref.model.override_config.max_position_embeddings", 32768, None),
         ("actor_rollout_ref.model.override_config.moe_config.freeze_moe_router", True, False),

@@ -94,3 +94,34 @@ def test_areals_block_of_the_engine_is_called_actor() -> None:
     assert (trainer.scheduler.name, trainer.scheduler.warmup_steps) == ("cosine", 1)
     assert (trainer.gpus_per_replica, trainer.micro_batch_tokens) == (8, 4096)
     assert trainer.activation_checkpointing == "full"
+
+
+def sft(command: str) -> Any:
+    text = f"{command} data.train_files=/d/x.parquet model.path=Qwen/Qwen3-0.6B\n"
+    found = convert(read_settings(text, "run.sh", {}), Context("run", 2560), ["run.sh"])
+    return parse_manifest(found.text, "run")[0].spec, found.notices
+
+
+def test_defaults_are_those_of_the_program() -> None:
+    now, notices = sft("torchrun -m verl.trainer.sft_trainer")
+    optimizer, scheduler = now.trainer.optimizer, now.trainer.scheduler
+    assert (optimizer.lr, optimizer.beta2, scheduler.name, scheduler.warmup_steps) == (1e-3, 0.999, "constant", 0)
+    assert (now.trainer.gpus_per_replica, now.data.messages_field) == (1, "messages")
+    assert any("optim.lr is not written: 0.001" in notice for notice in notices)
+    before, notices = sft("torchrun -m verl.trainer.fsdp_sft_trainer")
+    optimizer, scheduler = before.trainer.optimizer, before.trainer.scheduler
+    assert (optimizer.lr, optimizer.beta2, scheduler.name, scheduler.warmup_steps) == (1e-5, 0.95, "cosine", 4)
+    assert (before.trainer.gpus_per_replica, before.data.prompt_field, before.data.completion_field) == (
+        8,
+        "question",
+        "answer",
+    )
+    assert any("the default of verl's fsdp_sft_trainer" in notice for notice in notices)
+
+
+def test_keys_of_the_earlier_trainer_choose_its_defaults_in_a_file() -> None:
+    keys = {"data.train_files": "/d/x.parquet", "model.partial_pretrain": "Qwen/Qwen3-0.6B"}
+    for more, rate in (({}, 1e-5), ({"optim.lr": 3e-6}, 3e-6)):
+        found = convert([Setting(*item, "f.yaml") for item in (keys | more).items()], Context("run", 2560), ["f.yaml"])
+        assert parse_manifest(found.text, "f")[0].spec.trainer.optimizer.lr == rate
+        assert any("optim.lr is not written" in notice for notice in found.notices) == (not more)

@@ -133,7 +133,8 @@ def test_kl_in_the_reward() -> None:
     both = spec(in_reward | {A + "use_kl_loss": True, A + "kl_loss_coef": 0.01}).algorithm
     assert (both.regularizers.kl, both.regularizers.kl_kind, both.regularizers.kl_reward) == (0.01, "k3", 0.002)
     assert "known: kl, kl+" in refusal(result(in_reward | {"algorithm.kl_penalty": "full"}), "algorithm.kl_penalty")
-    assert not result(in_reward | {"algorithm.adv_estimator": "reinforce_plus_plus"}).notices
+    by_token = result(in_reward | {"algorithm.adv_estimator": "reinforce_plus_plus"})
+    assert not any("after the group's mean" in notice for notice in by_token.notices)
     assert any("after the group's mean" in notice for notice in result(in_reward).notices)
 
 
@@ -201,6 +202,44 @@ def test_corrections_without_a_counterpart_are_refused(changes: dict[str, Any], 
 def test_corrections_of_older_releases_are_refused() -> None:
     found = result({"algorithm.rollout_is": True, "algorithm.rollout_is_threshold": 2.0})
     assert "write algorithm.rollout_correction.rollout_is" in refusal(found, "algorithm.rollout_is")
+
+
+OVERLONG = {
+    "reward_model.overlong_buffer.enable": True,
+    "reward_model.overlong_buffer.len": 128,
+    "data.max_response_length": 512,
+}
+
+
+def test_penalty_of_long_answers_is_on_the_scale_of_the_rewards() -> None:
+    for file, penalty, reason in (
+        ("dapo-math-17k.parquet", 0.5, "because verl's rewards of rows"),
+        ("aime-2024.parquet", 0.5, "because verl's rewards of rows"),
+        ("numina.parquet", 1.0, "overlongPenalty: 0.5"),
+    ):
+        found = result(OVERLONG | {"data.train_files": f"/srv/data/{file}"})
+        filters = parse_manifest(found.text, "test")[0].spec.algorithm.effective_filters
+        assert (filters.overlong_penalty, filters.overlong_buffer) == (penalty, 0.25)
+        assert any(reason in notice for notice in found.notices)
+    own = {"custom_reward_function.path": "r.py", "data.train_files": "/srv/data/dapo-math-17k.parquet"}
+    found = result(OVERLONG | own)
+    assert parse_manifest(found.text, "test")[0].spec.algorithm.effective_filters.overlong_penalty == 1.0
+    assert not any("rewards" in notice for notice in found.notices)
+
+
+def test_rewards_of_another_scale_are_reported_where_they_matter() -> None:
+    signed = {"data.train_files": "/srv/data/dapo-math-17k.parquet"}
+    half = "advantages are half as large"
+    for changes, told in (
+        ({}, False),
+        ({"algorithm.norm_adv_by_std_in_grpo": False}, True),
+        ({"algorithm.adv_estimator": "rloo"}, True),
+        ({"algorithm.adv_estimator": "reinforce_plus_plus"}, False),
+    ):
+        assert any(half in notice for notice in result(signed | changes).notices) == told
+    assert any("chooses its own score by data_source" in notice for notice in result({}).notices)
+    filtered = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_final_reward"}
+    assert any("before the penalty" in notice for notice in result(signed | OVERLONG | filtered).notices)
 
 
 def test_dapo() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from rlrun.convert.compose import areal, sft, verl
 from rlrun.convert.compose.shared import Context, named
 from rlrun.convert.draft import Draft, Fate
+from rlrun.convert.readers.config_files import is_programs_own, named_configuration
 from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar, without_deleted
 from rlrun.convert.readers.setting import Setting, latest, refuse
 from rlrun.convert.readers.shell import Command, Word, read_script
@@ -18,11 +20,13 @@ from rlrun.convert.tables import verl as verl_table
 from rlrun.convert.tables import verl_sft as verl_sft_table
 from rlrun.convert.tables.others import other_trainers, trainer_of_command, trainer_of_keys
 from rlrun.convert.tables.row import Row
-from rlrun.convert.tables.verl_programs import CONFIGURATIONS, unknown_program
+from rlrun.convert.tables.verl_programs import CONFIGURATIONS, program_name, unknown_program
 from rlrun.convert.writer import manifest
 
 LATER = "<later command>"
 """Key of a setting that stands for a command after the first one, which is not read."""
+PROGRAM = "<program>"
+"""Key of a setting that stands for the program that a command starts."""
 ARGUMENTS = "command line"
 """Source of overrides that were given beside files."""
 
@@ -42,6 +46,8 @@ class Dialect:
     """Beginnings of keys of which one without a row changes nothing that is learned; any other one is refused."""
     marks: tuple[str, ...]
     """Beginnings of keys, or keys with a value, that no other has; the first dialect with one counts."""
+    defaults_of: Callable[[Collection[str], str], Mapping[str, object]] | None = None
+    """Defaults by the written keys and the program, if programs of this trainer differ in them."""
 
 
 VERL = Dialect(
@@ -73,6 +79,7 @@ VERL_SFT = Dialect(
     "trainer.experiment_name",
     verl_sft_table.INDIFFERENT,
     ("data.train_files",),
+    verl_sft_table.defaults_of,
 )
 AREAL_SFT = Dialect(
     "AReaL (supervised)",
@@ -132,7 +139,12 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
     _refuse_choice(source, first, others)
     _refuse_program(source, first)
     settings = [*_arguments(first.options, source), *_arguments(first.words, source)]
-    return [*settings, *(Setting(LATER, other.module, source, other.words[0].line) for other in others)]
+    line = first.words[0].line if first.words else None
+    return [
+        *settings,
+        Setting(PROGRAM, program_name(first.module, first.texts), source, line),
+        *(Setting(LATER, other.module, source, other.words[0].line) for other in others),
+    ]
 
 
 def _refuse_wrapper(source: str, commands: Sequence[Command]) -> None:
@@ -194,11 +206,14 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
         for one in kept
         if one.key == LATER
     ]
-    found = resolve(latest(one for one in kept if one.key != LATER).values())
+    program = next((str(one.value) for one in kept if one.key == PROGRAM), "")
+    found = resolve(latest(one for one in kept if one.key not in (LATER, PROGRAM)).values())
     dialect = dialect_of(found, sources)
+    written = [one.key for one in found]
+    defaults = dialect.defaults if dialect.defaults_of is None else dialect.defaults_of(written, program)
     canonical = {canonical_key(setting.key, dialect.aliases): setting for setting in found}
     shadowed = [setting for setting in found if canonical[canonical_key(setting.key, dialect.aliases)] is not setting]
-    draft = Draft(dialect.name.partition(" (")[0], canonical, dialect.rows, dialect.defaults)
+    draft = Draft(dialect.name.partition(" (")[0], canonical, dialect.rows, defaults)
     draft.take_rows()
     draft.refuse_unknown(dialect.indifferent)
     dialect.compose(draft, context)
@@ -226,15 +241,24 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
 
 
 def _require_configuration(draft: Draft, sources: Sequence[str]) -> None:
-    """Report a file of Hydra that a command names and that is not among the sources."""
-    for key in ("--config-name", "-cn"):
-        if key in draft.settings:
-            name = PurePath(str(draft.get(key) or "")).name.removesuffix(".yaml")
-            if name not in CONFIGURATIONS and name not in {PurePath(source).stem for source in sources}:
-                draft.missing.append(
-                    f"{key}={name}: the settings of this file are not read; give the file before the script: "
-                    f"rlrun convert {name or 'FILE'}.yaml {' '.join(sources)}"
-                )
+    """Report files of Hydra that a command or a list of defaults names and that are not among the sources."""
+    given = {PurePath(source).stem for source in sources}
+    named = named_configuration(list(draft.settings.values()))
+    if named is not None and named[1] not in given and not (named[1] in CONFIGURATIONS and is_programs_own(named[0])):
+        draft.missing.append(_not_read("--config-name", named[1], sources))
+    for key, setting in draft.settings.items():
+        listed = setting.value if isinstance(setting.value, list) else [setting.value]
+        if key == "defaults" or re.fullmatch(r"defaults\[\d+\]", key):
+            names = [str(one) for one in listed if isinstance(one, str) and one != "_self_"]
+            unread = [name for name in names if name not in CONFIGURATIONS and PurePath(name).stem not in given]
+            draft.missing += [_not_read(key, name, sources) for name in unread]
+
+
+def _not_read(key: str, name: str, sources: Sequence[str]) -> str:
+    return (
+        f"{key}={name}: the settings of this file are not read; give the file before the script: "
+        f"rlrun convert {name or 'FILE'}.yaml {' '.join(sources)}"
+    )
 
 
 def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:

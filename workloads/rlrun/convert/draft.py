@@ -15,6 +15,8 @@ from rlrun.convert.tables.row import Row, row_of
 Kind = Literal["taken", "mapped", "default", "dropped", "refused", "unknown"]
 _MISSPELT = 0.8
 """Likeness (difflib) of two names of which one is taken for a misspelling of the other."""
+_LEARNING = ("trainer.optimizer.", "trainer.scheduler.")
+"""Beginnings of fields whose default in place of another choice would be another training."""
 KINDS: Sequence[Kind] = ("taken", "mapped", "default", "dropped", "refused", "unknown")
 
 
@@ -151,8 +153,12 @@ class Draft:
     def _take(self, key: str, row: Row, value: object) -> None:
         try:
             if row.values and not (isinstance(value, str) and value in row.values):
-                self.dropped[key] = f"{row.to} has no such value; known: {', '.join(row.values)}"
-                self.notices.append(f"{key}={value}: {self.dropped[key]}")
+                reason = f"{row.to} has no such value; known: {', '.join(row.values)}"
+                if row.to.startswith(_LEARNING):
+                    self.refused[key] = reason
+                    return
+                self.dropped[key] = reason
+                self.notices.append(f"{key}={value}: {reason}")
                 return
             ours = row.values.get(value, value) if isinstance(value, str) else value
             ours = CONVERSIONS[row.convert](ours) if row.convert else ours

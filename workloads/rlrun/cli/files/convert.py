@@ -17,6 +17,7 @@ from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.data import DataSetConfig
 from rlrun.convert.compose.shared import Context
 from rlrun.convert.convert import ARGUMENTS, Converted, convert, read_settings
+from rlrun.convert.readers.config_files import named_configuration, possible_files
 from rlrun.convert.readers.hydra import override
 from rlrun.convert.readers.setting import Setting
 from rlrun.convert.writer import summary
@@ -89,13 +90,13 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _converted(words: Sequence[str], rows: int | None) -> Converted:
-    settings, sources = _settings(words)
+    settings, sources = read_sources(words)
     context = Context(Path(sources[0]).stem if sources else "run", rows, _count)
     return convert(settings, context, sources or [ARGUMENTS])
 
 
-def _settings(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
-    """The settings of all files and overrides, in their order, and the files' names. Raises ConfigError: one cannot be read."""
+def read_sources(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
+    """Return the settings of all files and overrides, in their order, and the files' names. Raises ConfigError: one cannot be read."""
     settings: list[Setting] = []
     sources: list[str] = []
     for word in words:
@@ -109,9 +110,22 @@ def _settings(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
                 [Problem(ARGUMENTS, word, "is no file; a key is given as KEY=VALUE, or as ~KEY to delete it")]
             )
         else:
-            settings += read_settings(read_text(Path(word)), word, dict(os.environ))
+            own = read_settings(read_text(Path(word)), word, dict(os.environ))
+            named = _named_file(own, Path(word), sources)
+            if named is not None:
+                settings += read_settings(read_text(named), str(named), {})
+                sources.append(str(named))
+            settings += own
             sources.append(word)
     return settings, sources
+
+
+def _named_file(settings: Sequence[Setting], script: Path, sources: Sequence[str]) -> Path | None:
+    """Return the file of `--config-name`, if it is on this machine and not given; None: no such file."""
+    named = named_configuration(settings)
+    if named is None or named[1] in {Path(source).stem for source in sources}:
+        return None
+    return next((path for path in possible_files(*named, script.absolute()) if path.is_file()), None)
 
 
 def _count(path: str) -> int | None:

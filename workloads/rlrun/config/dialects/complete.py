@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rlrun.config.dialects.conversions import TEMPLATE_ARGUMENT
 from rlrun.config.dialects.other_tasks import complete_data, complete_policies
 from rlrun.config.dialects.run_view import RunView
 from rlrun.config.dialects.translate import DIALECT, ENVIRONMENTS, PARALLEL, key_of
@@ -333,14 +334,13 @@ def _lengths(run: RunView) -> None:
             run.layer.origins[(*run.below, *key_of(f"{path}.max_tokens"))] = origin
 
 
-def _thinking(run: RunView) -> None:
-    """Argument of the chat template, of the run's sampling and of each sampling that goes before it."""
-    value = run.hint("enable_thinking")
-    if value is None:
-        return
+def _template_arguments(run: RunView) -> None:
+    """Set arguments of the chat template, in the run's sampling and in each sampling that goes before it."""
     own = ("evaluation.sampling", *(f"environments[{i}].sampling" for i, _ in run.environments()))
-    for path in ("sampling", *(path for path in own if run.get(path) is not None)):
-        run.put(f"{path}.chat_template_arguments.enable_thinking", value, "enable_thinking")
+    for label in [label for label in run.layer.hints if label.startswith(TEMPLATE_ARGUMENT)]:
+        name = label.removeprefix(TEMPLATE_ARGUMENT)
+        for path in ("sampling", *(path for path in own if run.get(path) is not None)):
+            run.put(f"{path}.chat_template_arguments.{name}", run.hint(label), label)
 
 
 def _in_flight(run: RunView) -> None:
@@ -433,5 +433,5 @@ def complete_model(layer: Layer) -> None:
 
 _STEPS: tuple[Callable[[RunView], None], ...] = (
     *(_shared, _groups, _each_environment, _rate, _objective, _evaluation, _validation, _machines, _replication),
-    *(_lengths, _thinking, _in_flight, complete_data, complete_policies),
+    *(_lengths, _template_arguments, _in_flight, complete_data, complete_policies),
 )

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from rlrun.config.dialects.rows import Conversion, Effect, Extend, Later, Note, Refuse, Set
 from rlrun.config.dialects.values import ALL_TASKS, is_count, is_nothing, is_number, shown
 
+TEMPLATE_ARGUMENT = "template argument "
+"""Beginning of the hints that hold arguments of the chat template."""
+
 
 def optional(value: object, target: str) -> Iterator[Effect]:
     """The value; nothing for none, which is the default here."""
@@ -39,6 +42,16 @@ def later(name: str) -> Conversion:
     def convert(value: object, _target: str) -> Iterator[Effect]:
         if not is_nothing(value):
             yield Later(name, value)
+
+    return convert
+
+
+def noted(text: str) -> Conversion:
+    """Without a field, and reported on standard error, because it may change what is sampled."""
+
+    def convert(value: object, _target: str) -> Iterator[Effect]:
+        if not is_nothing(value):
+            yield Note(f"got {shown(value)}: {text}")
 
     return convert
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlrun.config.allocation import Allocation, Part, parse
 from rlrun.convert.compose.areal_objective import put_objective
+from rlrun.convert.compose.muon import AREAL_MUON, put_muon
 from rlrun.convert.compose.shared import (
     ALL_TASKS,
     Context,
@@ -36,6 +37,7 @@ def compose(draft: Draft, context: Context) -> None:
     draft.put("trainer.updatesPerStep", draft.whole("actor.ppo_n_minibatches") or 1, "actor.ppo_n_minibatches")
     per_epoch = _steps(draft, context)
     _flow(draft, n)
+    put_muon(draft, AREAL_MUON)
     put_objective(draft)
     _gpus(draft)
     _memory(draft)

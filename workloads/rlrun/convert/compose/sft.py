@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlrun.config.allocation import parse
+from rlrun.convert.compose.muon import AREAL_MUON, put_muon, verl_muon
 from rlrun.convert.compose.shared import (
     Context,
     file_list,
@@ -19,6 +20,7 @@ from rlrun.convert.compose.shared import (
     warmup,
 )
 from rlrun.convert.draft import Draft
+from rlrun.convert.tables.verl_sft import DEFAULTS
 
 _QUESTIONS = {"openai/gsm8k": ("question", "answer")}
 """Columns of prompt and completion of public data sets that are no chats."""
@@ -49,9 +51,20 @@ def compose_verl(draft: Draft, context: Context) -> None:
         every = (steps, "trainer.test_freq") if steps > 0 else None
         _held_out(draft, _source(held_out[0]), "data.val_files", every)
     put_betas(draft, "optim.betas")
+    put_muon(draft, verl_muon("optim."))
     put_lora(draft, "model.")
     put_trackers(draft)
+    _note_defaults(draft)
     _verl_gpus(draft, length)
+
+
+def _note_defaults(draft: Draft) -> None:
+    """Note the learning rate that no key names: verl's two trainers of supervised runs differ by a factor of 100."""
+    if not draft.has("optim.lr"):
+        draft.notices.append(
+            f"optim.lr is not written: {draft.get('optim.lr')}, the default of verl's "
+            f"{'sft_trainer' if draft.get('optim.lr') == DEFAULTS['optim.lr'] else 'fsdp_sft_trainer'}; add optim.lr=1e-5 for another"
+        )
 
 
 def compose_areal(draft: Draft, context: Context) -> None:
@@ -82,6 +95,7 @@ def compose_areal(draft: Draft, context: Context) -> None:
         draft.put("maxSteps", draft.whole("total_train_steps"), "total_train_steps")
     warmup(draft, "actor.optimizer.warmup_steps_proportion")
     _areal_intervals(draft, path, per_epoch)
+    put_muon(draft, AREAL_MUON)
     put_lora(draft, "actor.", use="actor.use_lora")
     _areal_gpus(draft)
 
@@ -99,7 +113,8 @@ def _sources(draft: Draft, key: str, sources: list[dict[str, Any]]) -> None:
 
 def _columns(draft: Draft) -> None:
     prompt, answer, chat = "data.prompt_key", "data.response_key", "data.messages_key"
-    if draft.has(prompt) and not draft.has(chat):
+    is_pair = draft.get(prompt) is not None and not draft.flag("data.multiturn.enable")
+    if is_pair and not draft.has(chat):
         draft.put("data.promptField", draft.get(prompt), prompt)
         draft.put("data.completionField", draft.get(answer) or "completion", answer)
     else:

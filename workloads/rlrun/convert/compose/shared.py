@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os.path
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -111,7 +110,8 @@ def warmup(draft: Draft, ratio: str, *causes: str) -> None:
     share = draft.number(ratio) or 0.0
     steps = draft.fields["maxSteps"].value
     if share > 0:
-        draft.put("trainer.scheduler.warmupSteps", math.ceil(share * steps), ratio, *causes, note=f"of {steps} steps")
+        # Both trainers cut the product off, as int() does.
+        draft.put("trainer.scheduler.warmupSteps", int(share * steps), ratio, *causes, note=f"of {steps} steps")
 
 
 def put_betas(draft: Draft, key: str) -> None:

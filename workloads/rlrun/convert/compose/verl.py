@@ -7,6 +7,7 @@ import shlex
 from pathlib import PurePath
 from typing import Any
 
+from rlrun.convert.compose.muon import put_muon, verl_muon
 from rlrun.convert.compose.shared import (
     ALL_TASKS,
     Context,
@@ -36,6 +37,7 @@ def compose(draft: Draft, context: Context) -> None:
     _lengths(draft)
     _batch(draft)
     _steps(draft, context)
+    put_muon(draft, verl_muon(_A + "optim."))
     put_objective(draft)
     _gpus(draft)
     if is_apart(draft):

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlrun.config.algorithm.presets import PRESETS
 from rlrun.config.algorithm.tables import LOSS_ENTRIES
+from rlrun.convert.compose.verl_rewards import note_scores, put_overlong_penalty
 from rlrun.convert.draft import Draft
 from rlrun.convert.tables.verl import (
     ADVANTAGES,
@@ -25,7 +26,7 @@ from rlrun.convert.tables.verl import (
 _A = "actor_rollout_ref.actor."
 _MODE, _ESTIMATOR = _A + "policy_loss.loss_mode", "algorithm.adv_estimator"
 _IS, _RS = "algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_rs"
-_OVERLONG, _FILTER = "reward_model.overlong_buffer.", "algorithm.filter_groups.enable"
+_FILTER = "algorithm.filter_groups.enable"
 
 
 _NO_CAP = 100.0
@@ -175,16 +176,10 @@ def _kl_kind(draft: Draft, key: str, field: str, kinds: Mapping[str, str]) -> No
 
 
 def _filters(draft: Draft) -> None:
-    enabled, length, factor = (_OVERLONG + name for name in ("enable", "len", "penalty_factor"))
-    filters = draft.flag(_FILTER)
-    overlong = draft.flag(enabled)
-    if filters:
+    if draft.flag(_FILTER):
         draft.put("algorithm.filters.zeroVariance", True, _FILTER)
-    if overlong:
-        answer = draft.fields["sampling.maxTokens"].value
-        share = min(1.0, (draft.whole(length) or answer // 5) / answer)
-        draft.put("algorithm.filters.overlongPenalty", draft.number(factor), enabled, factor)
-        draft.put("algorithm.filters.overlongBuffer", round(share, 6), length, note=f"share of {answer} tokens")
+    put_overlong_penalty(draft)
+    note_scores(draft)
 
 
 def _correction(draft: Draft, mode: str) -> None:

@@ -69,8 +69,13 @@ _ACTOR: tuple[Row, ...] = (
     value("actor.gradient_checkpointing", "trainer.activationCheckpointing", convert="checkpointing"),
     joined("actor.mb_spec.max_tokens_per_mb", "trainer.microBatchTokens"),
     value(
-        "actor.optimizer.type", "trainer.optimizer.name", values={"adam": "adamw", "adam_bf16": "adamw", "sgd": "sgd"}
+        "actor.optimizer.type",
+        "trainer.optimizer.name",
+        values={"adam": "adamw", "adam_bf16": "adamw", "sgd": "sgd", "muon": "muon"},
     ),
+    joined("actor.optimizer.muon_momentum", "trainer.optimizer.momentum", "only with type: muon"),
+    *drops("actor.optimizer.", "only with type: muon", "muon_use_nesterov", "muon_num_ns_steps", "muon_scale_mode"),
+    drop("actor.optimizer.muon_backend_lr", "only with type: muon"),
     value("actor.optimizer.lr", "trainer.optimizer.lr", "peak learning rate", convert="number"),
     value("actor.optimizer.weight_decay", "trainer.optimizer.weightDecay", convert="number"),
     value("actor.optimizer.beta1", "trainer.optimizer.beta1", convert="number"),
@@ -176,6 +181,8 @@ _OTHERS: tuple[Row, ...] = (
     joined("critic.optimizer.lr", "algorithm.critic.lr", _CRITIC),
     *drops("critic.optimizer.", _CRITIC, "type", "weight_decay", "beta1", "beta2", "eps", "min_lr_ratio", "offload"),
     *drops("critic.optimizer.", _CRITIC, "lr_scheduler_type", "warmup_steps_proportion", "gradient_clipping"),
+    *drops("critic.optimizer.", _CRITIC, "muon_momentum", "muon_use_nesterov", "muon_num_ns_steps", "muon_scale_mode"),
+    drop("critic.optimizer.muon_backend_lr", _CRITIC),
     *drops("critic.optimizer.", _CRITIC, "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"),
     joined("critic.eps_clip", "algorithm.critic.valueClip"),
     joined("critic", "algorithm.critic", "no critic"),

@@ -205,6 +205,7 @@ _ACTOR: tuple[Row, ...] = (
     value(_A + "optim.name", "trainer.optimizer.name", values=OPTIMIZERS),
     value(_A + "optim.optimizer", "trainer.optimizer.name", values=OPTIMIZERS),
     value(_A + "optim.eps", "trainer.optimizer.eps", convert="number"),
+    joined(_A + "optim.muon_momentum", "trainer.optimizer.momentum", "only with the optimizer muon"),
     joined(_A + "optim.min_lr", "trainer.scheduler.minLrRatio", "0, the default"),
     value(_A + "optim.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
     value(_A + "grad_clip", "trainer.optimizer.maxGradNorm", convert="number"),

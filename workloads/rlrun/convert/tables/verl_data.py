@@ -31,8 +31,12 @@ _DATA: tuple[Row, ...] = (
         "data.truncation",
         "prompts are never cut: one that leaves no room below seqLen is left out; replies are cut at seqLen",
     ),
-    drop("data.image_key", "prompts are texts", fine=("images",)),
-    drop("data.video_key", "prompts are texts", fine=("videos",)),
+    *(
+        drop(
+            f"data.{name}_key", f"no {name} of a row is read: environment dataset refuses rows with some", fine=(None,)
+        )
+        for name in ("image", "video", "audio")
+    ),
     drop("data.reward_fn_key", "one reward per environment: args.reward", fine=("data_source",)),
     drop("data.apply_chat_template_kwargs*", "the chat template has no arguments here", fine=({},)),
     refuse("data.custom_cls.path", "a Python class of verl; write an environment (docs/environments.md)"),
@@ -117,8 +121,10 @@ _REWARDS: tuple[Row, ...] = (
         "reward_model.sandbox_fusion.url",
         "a server that runs programs: args.reward: code runs them in a sandbox of its own",
     ),
-    drop(
-        "reward_model.reward_manager", "environment dataset scores each answer by args.reward", fine=("naive", "dapo")
+    refuse(
+        "reward_model.reward_manager",
+        "environment dataset scores one answer at a time: write the reward function for one answer, and name the manager naive",
+        fine=(None, "naive", "dapo", "prime", "limited", "rate_limited", "remote"),
     ),
     joined("custom_reward_function.path", "environments[].args", "no function of one's own"),
     joined("custom_reward_function.name", "environments[].args", "no function of one's own"),

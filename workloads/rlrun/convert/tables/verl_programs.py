@@ -46,6 +46,16 @@ def unknown_program(module: str, texts: Sequence[str]) -> str | None:
         module: module of `python -m`, or the program.
         texts: all words of the command.
     """
-    files = (_FILE.fullmatch(text) for text in texts)
-    name = module if "." in module else next((found[1].replace("/", ".") for found in files if found), "")
+    name = program_name(module, texts)
     return name if name.startswith(("verl.", "recipe.")) and name not in PROGRAMS else None
+
+
+def program_name(module: str, texts: Sequence[str]) -> str:
+    """Return the dotted name of the module that a command starts, or an empty text if it starts none of verl's.
+
+    Args:
+        module: module of `python -m`, or the program.
+        texts: all words of the command.
+    """
+    files = (_FILE.fullmatch(text) for text in texts)
+    return module if "." in module else next((found[1].replace("/", ".") for found in files if found), "")

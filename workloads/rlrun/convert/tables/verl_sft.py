@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rlrun.convert.tables.key_list import read_rows
 from rlrun.convert.tables.row import Row, drop, joined, refuse, value
@@ -29,16 +29,53 @@ DEFAULTS: Mapping[str, object] = {
     "data.max_length": 1024,
     "data.messages_key": "messages",
     "optim.weight_decay": 0.01,
-    "optim.lr": 1e-5,
+    "optim.lr": 1e-3,
     "optim.betas": [0.9, 0.999],
     "optim.clip_grad": 1.0,
     "optim.eps": 1e-8,
     "optim.lr_scheduler_type": "constant",
     "trainer.total_epochs": 4,
     "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 1,
+}
+"""Defaults of `sft_trainer` (sft_trainer_engine.yaml) where a field follows from them, whether or not the key is written."""
+FSDP_DEFAULTS: Mapping[str, object] = {
+    **DEFAULTS,
+    "data.prompt_key": "question",
+    "data.response_key": "answer",
+    "optim.lr": 1e-5,
+    "optim.betas": [0.9, 0.95],
+    "optim.lr_scheduler_type": "cosine",
+    "optim.warmup_steps_ratio": 0.1,
     "trainer.n_gpus_per_node": 8,
 }
-"""verl's defaults where a field follows from them, whether or not the key is written."""
+"""Defaults of the earlier `fsdp_sft_trainer` (sft_trainer.yaml), which differ."""
+_FSDP_PROGRAM = "verl.trainer.fsdp_sft_trainer"
+_FSDP_KEYS = (
+    *(
+        "model.partial_pretrain",
+        "model.fsdp_config",
+        "data.multiturn",
+        "data.prompt_dict_keys",
+        "data.response_dict_keys",
+    ),
+    *("optim.lr_scheduler", "optim.warmup_steps_ratio", "ulysses_sequence_parallel_size"),
+)
+"""Keys that only the earlier trainer has."""
+
+
+def defaults_of(keys: Collection[str], program: str) -> Mapping[str, object]:
+    """Return the defaults of the trainer that a command or its keys are of.
+
+    Args:
+        keys: keys as they are written.
+        program: module that the command starts; empty: not known.
+    """
+    is_earlier = program == _FSDP_PROGRAM or (
+        not program and any(key == own or key.startswith(f"{own}.") for key in keys for own in _FSDP_KEYS)
+    )
+    return FSDP_DEFAULTS if is_earlier else DEFAULTS
+
 
 _TRACKER = "no tracker; metrics are in metrics.jsonl of the run's folder"
 
@@ -52,6 +89,7 @@ ROWS: tuple[Row, ...] = (
     joined("data.prompt_key", "data.promptField", "rows are chats"),
     joined("data.response_key", "data.completionField", "rows are chats"),
     joined("data.*_dict_keys", "data.promptField", "columns inside a column are not read"),
+    *(drop(f"data.{name}_key", f"no {name} of a row is read", fine=(None,)) for name in ("image", "video", "audio")),
     value("data.tools_key", "data.toolsField", "column of the tools"),
     value("data.truncation", "data.tooLong", values={"error": "Fail", "left": "Truncate", "right": "Truncate"}),
     joined("data.micro_batch_size_per_gpu", "trainer.microBatchTokens", "micro-batches are packed by tokens"),
@@ -72,6 +110,7 @@ ROWS: tuple[Row, ...] = (
     joined("optim.warmup_steps_ratio", "trainer.scheduler.warmupSteps", "no warm-up"),
     joined("optim.lr_warmup_steps", "trainer.scheduler.warmupSteps", "warmup_steps_ratio decides"),
     value("optim.eps", "trainer.optimizer.eps", convert="number"),
+    joined("optim.muon_momentum", "trainer.optimizer.momentum", "only with the optimizer muon"),
     value("optim.name", "trainer.optimizer.name", values=OPTIMIZERS),
     value("optim.optimizer", "trainer.optimizer.name", values=OPTIMIZERS),
     value("optim.lr_decay_style", "trainer.scheduler.name", values=SCHEDULES),

@@ -295,10 +295,6 @@ ROWS: tuple[Row, ...] = (
     to("orchestrator.max_concurrent", "orchestrator.max_concurrency", by=optional),
     to("orchestrator.max_inflight_rollouts", "orchestrator.max_concurrency", by=optional),
     to("orchestrator.max_inflight_episodes", "orchestrator.max_concurrency", by=optional),
-    to(
-        "orchestrator.renderer.enable_thinking", "sampling.chat_template_arguments", by=later("enable_thinking"),
-        text="enable_thinking there, and in each other sampling that is set",
-    ),
     to("orchestrator.max_inflight_groups", "orchestrator.max_concurrency", by=later("groups_in_flight"), text="times the group size"),
     to("orchestrator.concurrency.max_inflight", "orchestrator.max_concurrency", by=optional),
     ignored("orchestrator.concurrency.*", "the load on the engines is controlled by itself"),

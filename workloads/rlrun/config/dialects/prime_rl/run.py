@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from rlrun.config.dialects.conversions import (
+    TEMPLATE_ARGUMENT,
     count,
     gpu_ids,
     later,
     loss_option,
+    noted,
     only,
     optional,
     place,
@@ -26,6 +28,17 @@ _LOGS = "every role writes its log into logs/ of the run's folder, at one level"
 _FOUND = "the run finds and connects its own processes"
 _FORMAT = "weights are written as safetensors, in shards, and adapters alone where LoRA is trained"
 _RENDERER = "the chat template is that of the model's tokenizer"
+_TEXTS = "models of texts have no images"
+_OF_REPLIES = {
+    "thinking_retention": "the chat template decides which thoughts of earlier turns stay in a conversation; where it drops some, "
+    "the next turn starts a new sample. Put another template into the model's folder",
+    "drop_thinking": "the chat template decides which thoughts of earlier turns stay in a conversation; put another template into the "
+    "model's folder",
+    "reasoning_parser": "thoughts are a part of a reply's text; inference.extra_args --reasoning-parser=<vLLM's name> keeps them apart",
+    "tool_parser": "the chat template tells how calls are written; inference.extra_args --enable-auto-tool-choice and "
+    "--tool-call-parser=<vLLM's name> give replies to the engine's parser",
+}
+"""Settings of a renderer that change conversations and have no field here, each with the counterpart."""
 _WHOLE = "a checkpoint is resumed as a whole; checkpoint.resume.from_run starts a new run from another one's weights"
 _SKIPPED = "false is the only way here: a checkpoint is resumed as a whole"
 _TEACHER = "the reference model lies beside the policy in the trainer, without a server"
@@ -120,13 +133,28 @@ def of_tokenizer(table: str) -> tuple[Row, ...]:
     """Rows of the tables that say how chats become tokens."""
     return (
         ignored(f"{table}renderer", _RENDERER),
-        ignored(f"{table}renderer.*", _RENDERER),
+        ignored(f"{table}renderer.name", _RENDERER),
+        ignored(f"{table}renderer.image_cache_max", _TEXTS),
+        ignored(f"{table}renderer.add_vision_id", _TEXTS),
+        ignored(f"{table}renderer.pool_size", "chats are made into tokens beside the orchestrator"),
+        *(ignored(f"{table}renderer.{name}", text, noted(text)) for name, text in _OF_REPLIES.items()),
+        _template_arguments(f"{table}renderer.*", table),
         refused(f"{table}tokenizer.name", "there is none: the tokenizer is that of the model; put it into the model's folder"),
         refused(
             f"{table}tokenizer.chat_template", "there is none: the template is that of the model's tokenizer; put it into its folder"
         ),
         to(f"{table}tokenizer.trust_remote_code", "model.trust_remote_code", by=optional),
     )  # fmt: skip
+
+
+def _template_arguments(path: str, table: str) -> Row:
+    """Row of a renderer's other settings, which are arguments of the chat template."""
+    if table != "orchestrator.":
+        text = "supervised rows are made into tokens without arguments of the chat template; put the template into the model's folder"
+        return ignored(path, text, noted(text))
+    arguments = "sampling.chat_template_arguments"
+    text = "an argument of the chat template, there and in each other sampling that is set"
+    return Row(path, "mapped", (arguments,), text, by_name=lambda name: later(f"{TEMPLATE_ARGUMENT}{name}"))
 
 
 def of_loss(table: str) -> tuple[Row, ...]:

@@ -1,0 +1,116 @@
+"""Muon of verl and AReaL, whose updates have scales and variants that `trainer.optimizer` has only one of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlrun.convert.draft import Draft
+
+_NAME = "trainer.optimizer.name"
+_SCALE = 0.2
+"""Factor of `sqrt(max(m, n))` in the update of an m x n matrix (Liu et al. 2025, arXiv:2502.16982)."""
+
+
+@dataclass(frozen=True)
+class MuonKeys:
+    """Names and defaults of one trainer's options of Muon."""
+
+    block: str
+    """Beginning of the keys."""
+    optimizers: tuple[str, ...]
+    """Keys that name the optimizer, the first one that is written counts."""
+    momentum: str
+    fixed: Mapping[str, tuple[object, object]]
+    """Options with one value here: their default there, and the value here."""
+
+
+VERL_FIXED: Mapping[str, tuple[object, object]] = {
+    "muon_nesterov": (False, True),
+    "muon_scale_mode": ("spectral", "spectral"),
+    "muon_num_ns_steps": (5, 5),
+    "muon_split_qkv": (True, True),
+}
+AREAL_FIXED: Mapping[str, tuple[object, object]] = {
+    "muon_use_nesterov": (True, True),
+    "muon_scale_mode": ("rms", "rms"),
+    "muon_num_ns_steps": (5, 5),
+}
+
+
+def verl_muon(block: str) -> MuonKeys:
+    """Return verl's keys below `block`, which ends with a dot."""
+    return MuonKeys(block, ("optimizer", "name"), "muon_momentum", VERL_FIXED)
+
+
+AREAL_MUON = MuonKeys("actor.optimizer.", ("type",), "muon_momentum", AREAL_FIXED)
+
+
+def put_muon(draft: Draft, keys: MuonKeys) -> None:
+    """Set the momentum of Muon, and refuse options that make its updates other ones than here."""
+    name = draft.fields.get(_NAME)
+    if name is None or name.value != "muon":
+        return
+    momentum = keys.block + keys.momentum
+    if (value := draft.number(momentum)) is not None:
+        draft.put("trainer.optimizer.momentum", value, momentum)
+    wrong = [
+        (key, theirs, ours)
+        for key, (default, ours) in keys.fixed.items()
+        if (theirs := _value(draft, keys.block + key, default)) != ours
+    ]
+    if keys.fixed is VERL_FIXED:
+        wrong += _scale(draft, keys.block)
+        _note_coefficients(draft, keys.block)
+    wrong += _second_rate(draft, keys.block)
+    if wrong:
+        _refuse(draft, keys, wrong)
+
+
+def _value(draft: Draft, key: str, default: object) -> object:
+    found = draft.get(key)
+    return default if found is None else found
+
+
+def _scale(draft: Draft, block: str) -> list[tuple[str, object, object]]:
+    """The scale of verl's updates, if it is not the one here."""
+    if draft.flag(block + "muon_match_adamw_update_rms"):
+        betas = draft.get(block + "betas")
+        first = float(betas[0]) if isinstance(betas, list) and betas else 0.9
+        scale = math.sqrt((1 - first) / (1 + first))
+    else:
+        scale = draft.number(block + "muon_extra_scale_factor") or 1.0
+    return [] if math.isclose(scale, _SCALE) else [("muon_extra_scale_factor", round(scale, 4), _SCALE)]
+
+
+def _second_rate(draft: Draft, block: str) -> list[tuple[str, object, object]]:
+    """AReaL's own learning rate of AdamW for vectors, if it is not Muon's."""
+    own, rate = draft.number(block + "muon_backend_lr"), draft.number(block + "lr")
+    return [] if own is None or own == rate else [("muon_backend_lr", own, rate)]
+
+
+def _note_coefficients(draft: Draft, block: str) -> None:
+    kind = _value(draft, block + "muon_coefficient_type", "quintic")
+    if kind != "simple":
+        draft.notices.append(
+            f"{block}muon_coefficient_type={kind}: matrices are orthogonalized with the coefficients of `simple` here"
+        )
+
+
+def _refuse(draft: Draft, keys: MuonKeys, wrong: list[tuple[str, object, object]]) -> None:
+    """Refuse the optimizer, with the values that make it the one here."""
+    written = next((keys.block + key for key in keys.optimizers if draft.has(keys.block + key)), keys.block)
+    theirs = ", ".join(f"{key} is {_shown(value)} there and {_shown(ours)} here" for key, value, ours in wrong)
+    fix = " ".join(f"{keys.block}{key}={_shown(ours)}" for key, _, ours in wrong)
+    if any(key == "muon_extra_scale_factor" for key, *_ in wrong) and draft.has(
+        keys.block + "muon_match_adamw_update_rms"
+    ):
+        fix += f" {keys.block}muon_match_adamw_update_rms=false"
+    draft.refused[written] = (
+        f"Muon with other updates: {theirs}; choose a learning rate for the values here, and add {fix}"
+    )
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
