@@ -302,7 +302,9 @@ def test_defaults_are_areals() -> None:
     ("key", "value"),
     [
         ("rollout.openai.mode", "inline"),
-        ("rollout.agent.mode", "inline"),
+        ("rollout.agent.mode", "subproc"),
+        ("rollout.agent.export_style", "concat"),
+        ("rollout.agent.prefix_matcher", "examples.matcher"),
         ("workflow", "areal.workflow.openai.math_agent.MathAgent"),
         ("eval_workflow", "areal.workflow.openai.math_agent.MathAgent"),
         ("econfig.domain", "airline"),
@@ -343,3 +345,40 @@ def test_secrets_of_a_file_stay_out_of_the_manifest() -> None:
     assert "rollout.admin_api_key=" in found.text
     assert "key-one-two" not in found.text
     assert "key-three-four" not in found.text
+
+
+def test_default_agent_of_every_file_is_reported() -> None:
+    agent = {"mode": "inline", "export_style": "individual", "turn_discount": 1.0, "admin_api_key": "k"}
+    found = result({f"rollout.agent.{key}": value for key, value in agent.items()})
+    assert found.refused == []
+    assert any("one answer per prompt" in notice for notice in found.notices)
+
+
+def test_warmup_in_steps_goes_before_its_share() -> None:
+    share = {"actor.optimizer.warmup_steps_proportion": 0.5}
+    assert spec(share | {"actor.optimizer.warmup_steps": 1}).trainer.scheduler.warmup_steps == 1
+    assert spec(share | {"actor.optimizer.warmup_steps": 0}).trainer.scheduler.warmup_steps == 0
+
+
+def test_proximal_policy_of_each_update_is_refused() -> None:
+    reuse = {"actor.use_decoupled_loss": True, "actor.prox_logp_method": "reuse_train_logp"}
+    assert spec(reuse | {"actor.ppo_n_minibatches": 1}).algorithm.effective_proximal == "recompute"
+    for changes, reason in (({"actor.ppo_n_minibatches": 4}, "write prox_logp_method: recompute"),):
+        (refused,) = result(reuse | changes).refused
+        assert reason in refused.note
+    (refused,) = result(reuse | {"actor.prox_logp_method": "other"}).refused
+    assert "known: recompute, loglinear" in refused.note
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("actor.enable_icepop", True, "rejection_sampling.lower and .upper"),
+        ("actor.enable_kpop", True, "kl_k3"),
+        ("actor.megatron.enable_router_replay", True, "replayed experts"),
+        ("actor.megatron.moe_router_bias_update_rate", 1e-3, "a bias of the router"),
+    ],
+)
+def test_part_of_the_newest_state_is_refused_with_its_counterpart(key: str, value: object, reason: str) -> None:
+    (refused,) = result({key: value}).refused
+    assert reason in refused.note

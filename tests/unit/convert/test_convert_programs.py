@@ -89,6 +89,24 @@ def test_named_configuration_is_read_where_it_is(tmp_path: Path) -> None:
     ]
 
 
+def test_files_of_lists_of_defaults_are_followed_and_others_reported(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "defaults: [lost]\nactor: {path: Qwen/Qwen3-0.6B}\ntrain_dataset: {batch_size: 4}\n"
+    )
+    (tmp_path / "over.yaml").write_text("gconfig: {n_samples: 3}\n")
+    (tmp_path / "dir").mkdir()
+    mine = tmp_path / "dir" / "mine.yaml"
+    mine.write_text(
+        "defaults:\n  - ../base@_global_\n  - _self_\n  - ../over\n"
+        "train_dataset: {batch_size: 8, path: openai/gsm8k}\ngconfig: {n_samples: 2}\n"
+    )
+    settings, sources = read_sources([str(mine)])
+    assert [Path(source).name for source in sources] == ["base.yaml", "mine.yaml", "over.yaml"]
+    found = convert(settings, Context("run", 80), sources)
+    assert "batchSize: 24" in found.text
+    assert next(line for line in found.missing if "defaults=" in line).startswith("defaults=lost: ")
+
+
 def test_images_of_rows_are_reported() -> None:
     for name in ("image", "video", "audio"):
         keys = dict(word.split("=") for word in KEYS.split()) | {f"data.{name}_key": f"{name}s"}

@@ -29,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--bench.rows", dest="rows", metavar="N", help="micro-batches per rank and step (default 1)")
     p.add_argument("--bench.steps", dest="steps", metavar="N", help="measured steps (default 5)")
     p.add_argument("--bench.warmup", dest="warmup", metavar="N", help="steps before them (default 2)")
-    p.add_argument("--bench.output", dest="output", metavar="FILE", help="keep the measurements as JSON")
+    output = ("--bench.output", "--bench.output-json")
+    p.add_argument(*output, dest="output", metavar="FILE", help="keep the measurements as JSON")
     return p
 
 

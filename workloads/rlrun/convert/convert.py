@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -10,7 +9,7 @@ from pathlib import PurePath
 from rlrun.convert.compose import areal, sft, verl
 from rlrun.convert.compose.shared import Context, named
 from rlrun.convert.draft import Draft, Fate
-from rlrun.convert.readers.config_files import is_programs_own, named_configuration
+from rlrun.convert.readers.config_files import is_listed, is_programs_own, listed_files, named_configuration
 from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar, without_deleted
 from rlrun.convert.readers.setting import Setting, latest, refuse
 from rlrun.convert.readers.shell import Command, Word, read_script
@@ -247,11 +246,10 @@ def _require_configuration(draft: Draft, sources: Sequence[str]) -> None:
     if named is not None and named[1] not in given and not (named[1] in CONFIGURATIONS and is_programs_own(named[0])):
         draft.missing.append(_not_read("--config-name", named[1], sources))
     for key, setting in draft.settings.items():
-        listed = setting.value if isinstance(setting.value, list) else [setting.value]
-        if key == "defaults" or re.fullmatch(r"defaults\[\d+\]", key):
-            names = [str(one) for one in listed if isinstance(one, str) and one != "_self_"]
+        if is_listed(key):
+            names = [name.partition("@")[0] for name in listed_files([setting]) if name not in ("_self_", "None")]
             unread = [name for name in names if name not in CONFIGURATIONS and PurePath(name).stem not in given]
-            draft.missing += [_not_read(key, name, sources) for name in unread]
+            draft.missing += [_not_read("defaults", name, sources) for name in unread]
 
 
 def _not_read(key: str, name: str, sources: Sequence[str]) -> str:

@@ -17,7 +17,13 @@ from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.data import DataSetConfig
 from rlrun.convert.compose.shared import Context
 from rlrun.convert.convert import ARGUMENTS, Converted, convert, read_settings
-from rlrun.convert.readers.config_files import named_configuration, possible_files
+from rlrun.convert.readers.config_files import (
+    default_file,
+    listed_files,
+    named_configuration,
+    possible_files,
+    without_lists,
+)
 from rlrun.convert.readers.hydra import override
 from rlrun.convert.readers.setting import Setting
 from rlrun.convert.writer import summary
@@ -33,6 +39,8 @@ _CODES = (
     f"{exit_codes.CONFIGURATION} it is a run that RLRun cannot do, {exit_codes.USAGE} a wrong command line."
 )
 
+_DEPTH = 8
+"""Files in lists of defaults of files in lists of defaults that are followed."""
 _SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".toml", ".txt", "")
 """Suffixes of files that hold settings."""
 
@@ -113,11 +121,29 @@ def read_sources(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
             own = read_settings(read_text(Path(word)), word, dict(os.environ))
             named = _named_file(own, Path(word), sources)
             if named is not None:
-                settings += read_settings(read_text(named), str(named), {})
-                sources.append(str(named))
-            settings += own
-            sources.append(word)
+                settings += _with_defaults(read_settings(read_text(named), str(named), {}), named, sources)
+            settings += _with_defaults(own, Path(word), sources)
     return settings, sources
+
+
+def _with_defaults(own: Sequence[Setting], file: Path, sources: list[str], depth: int = 0) -> list[Setting]:
+    """Return the settings of a file and of the files in its lists of defaults, and note their names in `sources`."""
+    entries = listed_files(own) if file.suffix in (".yaml", ".yml") else []
+    at = entries.index("_self_") if "_self_" in entries else len(entries)
+    parts: list[list[Setting]] = []
+    unread: list[str] = []
+    for entry in [*entries[:at], None, *entries[at + 1 :]]:
+        path = None if entry is None else default_file(entry, file.parent)
+        if entry is None:
+            parts.append(list(own))
+            sources.append(str(file))
+        elif path is not None and path.is_file() and depth < _DEPTH:
+            parts.append(_with_defaults(read_settings(read_text(path), str(path), {}), path, sources, depth + 1))
+        else:
+            unread.append(entry)
+    own_at = next(index for index, part in enumerate(parts) if part == list(own))
+    parts[own_at] = without_lists(own, unread) if entries else list(own)
+    return [setting for part in parts for setting in part]
 
 
 def _named_file(settings: Sequence[Setting], script: Path, sources: Sequence[str]) -> Path | None:

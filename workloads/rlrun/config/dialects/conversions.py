@@ -307,6 +307,10 @@ def objective(names: Mapping[str, Mapping[str, object]], known: str, table: str 
     def convert(value: object, _target: str) -> Iterator[Effect]:
         if isinstance(value, str) and value in names:
             yield from (Set(f"{table}.{path}" if table else path, one) for path, one in names[value].items())
+        elif value == "sft":
+            yield Refuse(
+                "got 'sft'; rollouts are the policy's own: rlrun synthesize writes a teacher's, which sft learns from"
+            )
         elif not is_nothing(value):
             yield Refuse(f"got {shown(value)}; there is none here; known: {known}")
 

@@ -14,11 +14,11 @@ from rlrun.convert.compose.shared import (
     at_home,
     interval,
     is_on_hub,
+    put_areal_warmup,
     put_lora,
     put_model,
     put_steps,
     put_trainer,
-    warmup,
 )
 from rlrun.convert.draft import Draft
 
@@ -43,6 +43,10 @@ def compose(draft: Draft, context: Context) -> None:
     _memory(draft)
     _lora(draft)
     _environment(draft, n)
+    if any(key.startswith("rollout.agent.") for key in draft.settings):
+        draft.notices.append(
+            "rollout.agent: AReaL's script chooses between an agent and one answer per prompt; this run has one answer per prompt"
+        )
     _intervals(draft, per_epoch)
 
 
@@ -70,7 +74,7 @@ def _steps(draft: Draft, context: Context) -> int | None:
         per_epoch = None
     else:
         per_epoch = put_steps(draft, context, epochs="total_train_epochs", batch=_BATCH, files=files)
-    warmup(draft, "actor.optimizer.warmup_steps_proportion")
+    put_areal_warmup(draft)
     return per_epoch
 
 

@@ -11,6 +11,10 @@ _A = "actor."
 _DECOUPLED, _LEVEL, _SAPO = _A + "use_decoupled_loss", _A + "importance_sampling_level", _A + "use_sapo_loss"
 
 
+_PROXIMALS = ("recompute", "loglinear", "metrics", "reuse_train_logp")
+"""Values of `prox_logp_method`."""
+
+
 def put_objective(draft: Draft) -> None:
     """Set `algorithm`, but for the bounds of staleness."""
     critic = any(key.startswith("critic.") for key in draft.settings)
@@ -82,6 +86,14 @@ def _put(draft: Draft, loss: str, options: dict[str, Any], preset: str, causes: 
 
 def _proximal(draft: Draft) -> None:
     method, recompute = _A + "prox_logp_method", _A + "recompute_logprob"
+    if draft.flag(_DECOUPLED) and draft.has(method) and draft.get(method) not in _PROXIMALS:
+        draft.refused[method] = f"known: {', '.join(_PROXIMALS)}"
+    updates = draft.whole(_A + "ppo_n_minibatches") or 1
+    if draft.flag(_DECOUPLED) and draft.get(method) == "reuse_train_logp" and updates > 1:
+        draft.refused[method] = (
+            f"the proximal policy is that of each of the {updates} updates of a step, so that no ratio is clipped; here it is that "
+            "of the step's start: write prox_logp_method: recompute, or ppo_n_minibatches: 1"
+        )
     if draft.flag(_DECOUPLED) and "linear" in str(draft.get(method) or ""):
         draft.put("algorithm.proximal", "log_linear", method)
     elif draft.flag(_DECOUPLED) or draft.flag(recompute):

@@ -11,6 +11,7 @@ from rlrun.convert.compose.shared import (
     file_list,
     interval,
     is_on_hub,
+    put_areal_warmup,
     put_betas,
     put_lora,
     put_model,
@@ -93,7 +94,7 @@ def compose_areal(draft: Draft, context: Context) -> None:
     per_epoch = _steps(draft, context, batch="train_dataset.batch_size", epochs="total_train_epochs", files=[path])
     if draft.has("total_train_steps"):
         draft.put("maxSteps", draft.whole("total_train_steps"), "total_train_steps")
-    warmup(draft, "actor.optimizer.warmup_steps_proportion")
+    put_areal_warmup(draft)
     _areal_intervals(draft, path, per_epoch)
     put_muon(draft, AREAL_MUON)
     put_lora(draft, "actor.", use="actor.use_lora")

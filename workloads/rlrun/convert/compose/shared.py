@@ -114,6 +114,17 @@ def warmup(draft: Draft, ratio: str, *causes: str) -> None:
         draft.put("trainer.scheduler.warmupSteps", int(share * steps), ratio, *causes, note=f"of {steps} steps")
 
 
+def put_areal_warmup(draft: Draft) -> None:
+    """Set the warm-up of AReaL's two keys, of which the number of steps counts."""
+    steps, share = "actor.optimizer.warmup_steps", "actor.optimizer.warmup_steps_proportion"
+    if (number := draft.whole(steps)) is None:
+        warmup(draft, share)
+    else:
+        draft.put("trainer.scheduler.warmupSteps", max(0, number), steps)
+        if draft.has(share):
+            draft.dropped[share] = "warmup_steps goes before"
+
+
 def put_betas(draft: Draft, key: str) -> None:
     """Both decays of AdamW, of a key that holds the two."""
     betas = draft.get(key)

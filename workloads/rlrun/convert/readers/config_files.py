@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 from rlrun.convert.readers.setting import Setting
 
+LISTED = "defaults."
+"""Beginning of the key of a setting that stands for a file of a list of defaults that is not read."""
 NAME_OPTIONS = ("--config-name", "-cn")
 PATH_OPTIONS = ("--config-path", "-cp", "--config-dir", "-cd")
 _PROGRAMS_OWN = ("", "config", "./config", "verl/trainer/config")
@@ -45,3 +49,35 @@ def possible_files(folder: str, name: str, script: Path) -> Iterator[Path]:
     if not is_programs_own(folder):
         yield script.parent / PurePath(below).name / file
     yield script.parent / "config" / file
+
+
+def is_listed(key: str) -> bool:
+    """Return true if a key is that of a list of defaults, or of a text in one."""
+    return key == "defaults" or key.startswith(LISTED) or re.fullmatch(r"defaults\[\d+\]", key) is not None
+
+
+def listed_files(settings: Sequence[Setting]) -> list[str]:
+    """Return the texts of a file's lists of defaults, in their order; `_self_` stands for the file itself."""
+    found: list[str] = []
+    for one in settings:
+        if is_listed(one.key):
+            found += [str(item) for item in (one.value if isinstance(one.value, list) else [one.value])]
+    return found
+
+
+def default_file(entry: str, folder: Path) -> Path | None:
+    """Return the place of a file in a list of defaults whose keys stand at the root, or None if they do not.
+
+    Args:
+        entry: text of the list, such as `../math/base@_global_`.
+        folder: folder of the file that has the list.
+    """
+    name, _, package = entry.partition("@")
+    return (folder / name).with_suffix(".yaml") if package in ("", "_global_") else None
+
+
+def without_lists(settings: Sequence[Setting], unread: Sequence[str]) -> list[Setting]:
+    """Return settings without their lists of defaults, and one setting for each file of them that is not read."""
+    lists = [one for one in settings if is_listed(one.key)]
+    kept = [one for one in settings if not is_listed(one.key)]
+    return [*kept, *(replace(lists[0], key=LISTED + entry, value=entry) for entry in unread)]

@@ -10,7 +10,7 @@ from rlrun.convert.tables.row import Row, drop, drops, joined, refuse, value
 _FP8 = ("param", "recipe", "margin", "wgrad", "amax_history_len", "amax_compute_algo")
 ALIASES: Mapping[str, str] = {
     "actor.behave_imp_weight_cap": "actor.behav_imp_weight_cap",
-    "rollout.openai.": "rollout.agent.",
+    "rollout.openai.": "rollout.agent.proxy.",
     **{f"{part}.megatron.fp8": f"{part}.megatron.fp8_config.mode" for part in ("actor", "critic", "ref")},
     **{
         f"{part}.megatron.fp8_{name}": f"{part}.megatron.fp8_config.{name}"
@@ -89,6 +89,8 @@ _ACTOR: tuple[Row, ...] = (
     ),
     value("actor.optimizer.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
     joined("actor.optimizer.warmup_steps_proportion", "trainer.scheduler.warmupSteps", "no warm-up"),
+    joined("actor.optimizer.warmup_steps", "trainer.scheduler.warmupSteps", "warmup_steps_proportion decides"),
+    drop("actor.optimizer.muon_tp_mode", "matrices are orthogonalized as a whole", fine=("duplicated", "distributed")),
     value("actor.optimizer.offload", "trainer.optimizer.offload", convert="flag"),
     value("actor.fsdp.offload_params", "trainer.cpuOffload", convert="flag"),
     *drops("actor.optimizer.", "of loss scaling: bfloat16 needs none", "initial_loss_scale", "min_loss_scale"),
@@ -109,6 +111,18 @@ _ACTOR: tuple[Row, ...] = (
     joined("actor.recompute_logprob", "algorithm.proximal", "use_decoupled_loss recomputes them anyway"),
     joined("actor.prox_logp_method", "algorithm.proximal", "only with use_decoupled_loss"),
     joined("actor.importance_sampling_level", "algorithm.loss", "one ratio per token, or per answer (gspo)"),
+    *(
+        refuse(
+            f"actor.{name}",
+            "IcePop keeps ratios between icepop_alpha and icepop_beta: write them as rejection_sampling.lower and .upper",
+            fine=(None, False),
+        )
+        for name in ("enable_icepop", "icepop_alpha", "icepop_beta")
+    ),
+    *(
+        refuse(f"actor.{name}", "KPop's divergence of two probabilities: nearest: rejection_sampling.metric=kl_k3")
+        for name in ("enable_kpop", "kpop_phi")
+    ),
     joined("actor.use_sapo_loss", "algorithm.loss", "not SAPO's loss"),
     joined("actor.sapo_tau_pos", "algorithm.loss", "only with use_sapo_loss"),
     joined("actor.sapo_tau_neg", "algorithm.loss", "only with use_sapo_loss"),
@@ -181,6 +195,7 @@ _OTHERS: tuple[Row, ...] = (
     joined("critic.optimizer.lr", "algorithm.critic.lr", _CRITIC),
     *drops("critic.optimizer.", _CRITIC, "type", "weight_decay", "beta1", "beta2", "eps", "min_lr_ratio", "offload"),
     *drops("critic.optimizer.", _CRITIC, "lr_scheduler_type", "warmup_steps_proportion", "gradient_clipping"),
+    *drops("critic.optimizer.", _CRITIC, "warmup_steps", "muon_tp_mode"),
     *drops("critic.optimizer.", _CRITIC, "muon_momentum", "muon_use_nesterov", "muon_num_ns_steps", "muon_scale_mode"),
     drop("critic.optimizer.muon_backend_lr", _CRITIC),
     *drops("critic.optimizer.", _CRITIC, "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"),

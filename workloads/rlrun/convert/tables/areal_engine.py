@@ -16,12 +16,22 @@ _MEGATRON = "of Megatron, which does not train here: FSDP2 with tensor, context,
 _CONTROLLER = "of AReaL's controllers"
 _ENGINE = "vLLM's own default"
 _SGLANG = "of SGLang; vLLM is the engine here"
+_PROXY = "an agent in Python of AReaL's script; write an environment (docs/environments.md)"
 _DISCOVERY = "roles find each other by Kubernetes, or on one machine"
 _WIDTH = "RLRun keeps master weights and moments in float32"
 
 _SCHEDULING = (
     *("cpu", "gpu", "mem", "port_count", "image", "task_type", "env_vars", "env_vars.*", "cmd", "srun_additional_args"),
-    *("additional_bash_cmds", "container_type", "mount", "nodelist", "exclude", "ray_placement_strategy"),
+    *(
+        "exclusive",
+        "reservation",
+        "additional_bash_cmds",
+        "container_type",
+        "mount",
+        "nodelist",
+        "exclude",
+        "ray_placement_strategy",
+    ),
 )
 _EVERYWHERE = (
     *drops("*.", _NAMES, "experiment_name", "trial_name"),
@@ -56,6 +66,28 @@ def engine_rows(part: str) -> tuple[Row, ...]:
         *drops(at, _CONTROLLER, "admin_api_key", "log_level", "request_timeout", "setup_timeout"),
         refuse(
             at + "*mtp*", "losses of multi-token prediction heads, which are not trained here", fine=(None, False, 0)
+        ),
+        refuse(
+            at + "*router_replay",
+            "replayed experts: experts are chosen again while training; without it the run has other gradients",
+        ),
+        refuse(
+            meg + "moe_router_bias_update_rate",
+            "a bias of the router that learns, which is not trained",
+            fine=(None, 0),
+        ),
+        *drops(meg, _SPEED, "enable_chunked_logits", "lm_head_loss_chunk_size", "cross_entropy_loss_fusion"),
+        drop(meg + "enable_fp32_lm_head", "log-probs are computed in float32"),
+        *drops(at + "mindspeed", "options of another accelerator", ""),
+        *drops(at + "mindspeed.", "options of another accelerator", "swap_optimizer", "use_fused_swiglu"),
+        drop(at + "mindspeed.position_embedding_type", "options of another accelerator", fine=("rope",)),
+        *drops(at + "dte.", "the transport of weights is weightSync.transport", "enabled", "transfer", "delta_method"),
+        *drops(at + "dte.", "the transport of weights is weightSync.transport", "anchor_interval", "verify_snapshot"),
+        *drops(
+            at + "dte.",
+            "the transport of weights is weightSync.transport",
+            *("release_train_weights_after_update", "release_initial_rollout_weights"),
+            "sync_model_params_before_payload",
         ),
         drop(fsdp + "wrap_policy", "layers are wrapped one by one"),
         drop(fsdp + "wrap_policy.transformer_layer_cls_to_wrap", "layers are wrapped one by one"),
@@ -110,6 +142,15 @@ ROLLOUT: tuple[Row, ...] = (
     *drops("rollout.", _CONTROLLER, "_version", "model", "routing_strategy", "poll_interval", "admin_api_key"),
     refuse("rollout.api_url", "answers of a server elsewhere, which no version of the policy gives", fine=(None, "")),
     drop("rollout.provider_api_key", "only with rollout.api_url", fine=(None, "")),
+    drop("rollout.workers_ready_timeout", _CONTROLLER),
+    *(
+        refuse(f"rollout.agent.{name}", _PROXY, fine=(None, default))
+        for name, default in (
+            *(("mode", "inline"), ("export_style", "individual"), ("turn_discount", 1), ("tool_call_parser", "qwen")),
+            *(("reasoning_parser", "qwen3"), ("chat_template_type", "hf"), ("set_reward_finish_timeout", 0)),
+        )
+    ),
+    *drops("rollout.agent.", _CONTROLLER, "admin_api_key", "subproc_max_workers", "session_timeout_seconds"),
     refuse(
         "rollout.agent*",
         "an agent in Python of AReaL's script; write an environment (docs/environments.md)",
