@@ -16,6 +16,7 @@ from rich.console import Console
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
 from rlrun.cli.evaluation import eval_parser, synthesize_parser
 from rlrun.cli.files import export
 from rlrun.cli.main import main
@@ -27,6 +28,9 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.run import RunConfig
 from rlrun.config.named_code import NamedCode
 from rlrun.evaluate import job
+from rlrun.hub.repository import Repository
+from rlrun.hub.revisions import VARIABLE, as_recorded, kept
+from rlrun.local import main as launcher
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
@@ -298,6 +302,124 @@ def test_a_recorded_commit_chooses_no_code_of_a_trusted_repository(tmp_path: Pat
     assert choose(trusts_code=False)[0].revision == commit
 
 
+COMMIT = "a" * 40
+TRUSTED: dict[str, Any] = {"name": "org/model", "trustRemoteCode": True}
+
+
+class ReachedError(Exception):
+    """The launcher would start the roles now."""
+
+
+@pytest.fixture
+def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Exit code of `rlrun local [--resume]` with the caller's own manifest. It ends with `ReachedError` before it starts a role."""
+
+    def reach(*_: Any, **__: Any) -> None:
+        raise ReachedError
+
+    def run(folder: Path, model: dict[str, Any], *words: str) -> int:
+        spec = RLRunSpec.model_validate({"model": model, "environments": [{"id": "reverse-text"}]})
+        parser = launcher.Parser("rlrun local", "")
+        launcher.add_options(parser)
+        options = parser.parse_args(["--output-dir", str(folder), "--plain", *words])
+        return launcher.run_spec(spec, name="demo", options=options, console=Console(), command="rlrun local run.yaml")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(launcher, "processes", reach)
+    monkeypatch.setattr(launcher, "prepare_model", lambda *_: None)
+    monkeypatch.setattr(launcher, "check_trackers", lambda *_: None)
+    return run
+
+
+def downloaded_run(folder: Path, model: dict[str, Any]) -> RunPaths:
+    """Folder that somebody else wrote for the manifest of `resume`: the run's configuration is the caller's own."""
+    spec = RLRunSpec.model_validate({"model": model, "environments": [{"id": "reverse-text"}]})
+    paths = RunPaths(folder)
+    paths.revisions.mkdir(parents=True)
+    paths.run_json.write_text(resolve(spec, name="demo", uid="u", output_dir=str(folder)).model_dump_json())
+    return paths
+
+
+def record_commit(paths: RunPaths, revision: str = "main") -> None:
+    (paths.revisions / f"models--org--model@{revision}.json").write_text(json.dumps({"commit": COMMIT}))
+
+
+def test_a_resumed_folder_chooses_no_commit_of_a_trusted_repository(
+    tmp_path: Path, resume: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = downloaded_run(tmp_path / "run", TRUSTED)
+    record_commit(paths)
+    before = paths.run_json.read_text()
+    assert resume(paths.root, TRUSTED, "--resume") == exit_codes.USAGE
+    error = capsys.readouterr().err
+    assert f"revisions: commit {COMMIT} of org/model, whose code model.trustRemoteCode runs" in error
+    assert FLAG in error
+    assert paths.run_json.read_text() == before
+    assert not (tmp_path / "cache").exists(), "a refused folder is not a run of this user"
+    with pytest.raises(ReachedError):
+        resume(paths.root, TRUSTED, "--resume", FLAG)
+
+
+def test_a_resumed_folder_chooses_no_files_of_a_trusted_tiny_model(
+    tmp_path: Path, resume: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"tiny": {}, "trustRemoteCode": True}
+    paths = downloaded_run(tmp_path / "run", model)
+    paths.model.mkdir()
+    assert resume(paths.root, model, "--resume") == exit_codes.USAGE
+    assert f"model: files of {paths.model}, whose code model.trustRemoteCode runs" in capsys.readouterr().err
+    with pytest.raises(ReachedError):
+        resume(paths.root, model, "--resume", FLAG)
+
+
+def test_a_resumed_folder_without_trusted_code_needs_no_flag(tmp_path: Path, resume: Callable[..., int]) -> None:
+    model = {"name": "org/model"}
+    paths = downloaded_run(tmp_path / "run", model)
+    record_commit(paths)
+    with pytest.raises(ReachedError):
+        resume(paths.root, model, "--resume")
+
+
+def test_a_run_that_rlrun_local_started_is_resumed_without_the_flag(
+    tmp_path: Path, resume: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails without the call of `note_started_run` in the launcher."""
+    paths = RunPaths(tmp_path / "run")
+    with pytest.raises(ReachedError):
+        resume(paths.root, TRUSTED)
+    paths.revisions.mkdir()
+    record_commit(paths)
+    with pytest.raises(ReachedError):
+        resume(paths.root, TRUSTED, "--resume")
+
+    copy = RunPaths(tmp_path / "copy")
+    shutil.copytree(paths.root, copy.root)
+    assert resume(copy.root, TRUSTED, "--resume") == exit_codes.USAGE
+    assert f"{copy.root} names code" in capsys.readouterr().err
+
+
+def test_a_record_does_not_replace_a_full_commit_of_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = "b" * 40
+    model = {"name": "org/model", "revision": pinned}
+    repository = Repository("model", "org/model", pinned, "model.name", "model.revision")
+    paths = downloaded_run(tmp_path / "run", model)
+    record_commit(paths, pinned)
+    monkeypatch.setenv(VARIABLE, str(paths.revisions))
+    named = f"models--org--model@{pinned}.json holds commit {COMMIT}, but model.revision is commit {pinned}; delete the file"
+    for read in (
+        lambda: kept(repository, lambda: pinned),
+        lambda: as_recorded(ModelConfig(name="org/model", revision=pinned), paths),
+    ):
+        with pytest.raises(RoleError, match=named) as refused:
+            read()
+        assert refused.value.code == exit_codes.DATA
+    (paths.revisions / f"models--org--model@{pinned}.json").unlink()
+    assert kept(repository, lambda: COMMIT) == pinned
+    assert kept(repository, lambda: COMMIT) == pinned, "its own record agrees"
+
+
 def test_every_command_that_can_run_recorded_code_has_the_flag() -> None:
-    parsers = (export.parser(), replay_parser(), fork_parser(), eval_parser(), synthesize_parser())
+    parsers = (launcher.parser(), export.parser(), replay_parser(), fork_parser(), eval_parser(), synthesize_parser())
     assert [parser.prog for parser in parsers if FLAG not in parser.format_help()] == []

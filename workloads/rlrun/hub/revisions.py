@@ -44,18 +44,18 @@ def kept(repository: Repository, resolve: Callable[[], str]) -> str:
 
     Raises:
         OSError: the record cannot be written.
-        RoleError: a record is damaged; names the file.
+        RoleError: a record is damaged, or contradicts a full commit of the configuration; names the file.
     """
     files = [folder / _file_name(repository) for folder in _folders()]
     for file in files:
-        if (commit := _read(file)) is not None:
+        if (commit := _read(file, repository)) is not None:
             return commit
     commit = repository.asked if COMMIT.fullmatch(repository.asked) else resolve()
     if files:
         document = {"kind": repository.kind, "name": repository.name, "revision": repository.asked, "commit": commit}
         with suppress(FileExistsError):  # another role was first; its answer counts
             create_json(files[0], document)
-        return _read(files[0]) or commit
+        return _read(files[0], repository) or commit
     return commit
 
 
@@ -63,9 +63,9 @@ def recorded(run: RunPaths, repository: Repository) -> str | None:
     """The commit that a run has kept; None: it has asked for none yet.
 
     Raises:
-        RoleError: the record is damaged; names the file.
+        RoleError: the record is damaged, or contradicts a full commit of the configuration; names the file.
     """
-    return _read(run.revisions / _file_name(repository))
+    return _read(run.revisions / _file_name(repository), repository)
 
 
 def as_recorded(model: ModelConfig, run: RunPaths) -> ModelConfig:
@@ -86,7 +86,8 @@ def _file_name(repository: Repository) -> str:
     return f"{repository.folder_name}@{quote(repository.asked, safe='')}.json"
 
 
-def _read(file: Path) -> str | None:
+def _read(file: Path, repository: Repository) -> str | None:
+    """The recorded commit, or None if there is no record. No record replaces a commit that the configuration names in full."""
     try:
         commit = json.loads(file.read_text())["commit"]
     except FileNotFoundError:
@@ -95,5 +96,8 @@ def _read(file: Path) -> str | None:
         commit = None
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         message = f"{file} does not hold a commit; delete it, and the next attempt asks the hub again"
+        raise RoleError(message, exit_codes.DATA)
+    if COMMIT.fullmatch(repository.asked) and commit != repository.asked:
+        message = f"{file} holds commit {commit}, but {repository.revision_field} is commit {repository.asked}; delete the file"
         raise RoleError(message, exit_codes.DATA)
     return commit

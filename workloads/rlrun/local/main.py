@@ -48,7 +48,7 @@ from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.recorded_code import note_started_run
+from rlrun.protocol.files.recorded_code import FLAG, HELP, note_started_run
 from rlrun.protocol.files.run_folder import keep_config
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.enabled import enabled_trackers
@@ -80,6 +80,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--take-over", action="store_true", help="with --resume: take the folder from a launcher that still runs"
     )
+    p.add_argument(FLAG, action="store_true", help=f"with --resume: {HELP}")
     p.add_argument(
         "--replay", metavar="DIR", help="train on recorded batches (rollouts/ of another run) instead of new ones"
     )

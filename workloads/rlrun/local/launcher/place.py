@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.api.resolve import resolve
 from rlrun.config.models.run import RunConfig
+from rlrun.config.named_code import NamedCode
+from rlrun.hub.revisions import as_recorded
 from rlrun.local.launcher.call import Call
 from rlrun.local.plan import Ports, with_endpoints
 from rlrun.local.preflight import (
@@ -27,7 +29,9 @@ from rlrun.local.shared.sharing import Endpoints, endpoints_of, joined
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.identity import read_identity
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.recorded_code import check_recorded_code
 from rlrun.protocol.files.run_folder import check_same_run, recorded_run
+from rlrun.protocol.files.shared import host_paths
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,35 @@ def check_replay(call: Call) -> None:
 
 
 def check_recorded(call: Call, config: RunConfig) -> None:
-    """Refuse a folder that is not free, and to go on with another run than the one in it."""
+    """Refuse a folder that is not free, a folder with another run, and code that only the folder chooses.
+
+    Raises:
+        RoleError: names the folder or the code, and the fix.
+    """
     options = call.options
     check_folder(call.paths.root, resume=options.resume, engines=bool(options.engine_url), take_over=options.take_over)
     before = recorded_run(call.paths) if call.options.resume else None
     if before is not None:
         check_same_run(before, config.trainer, remedy="choose another --output-dir to start a new run")
+    host = config.trainer.shared_with
+    for paths in (call.paths, *(() if host is None else (host_paths(call.paths.root, host),))):
+        check_recorded_code(paths.root, list(_code_of_folder(config, paths)), trusted=options.trust_recorded_code)
+
+
+def _code_of_folder(config: RunConfig, paths: RunPaths) -> Iterator[NamedCode]:
+    """Code that a folder chooses for a manifest that trusts the model's own code: a commit of the hub, or a tiny model's files.
+
+    The hub serves commits of proposed changes, which anybody may write. A tiny model in the folder is used as it is.
+    """
+    model = config.trainer.model
+    if not model.trust_remote_code:
+        return
+    if (recorded := as_recorded(model, paths)) != model:
+        yield NamedCode(
+            "revisions", f"commit {recorded.revision} of {model.name}, whose code model.trustRemoteCode runs"
+        )
+    if model.tiny is not None and paths.model.exists():
+        yield NamedCode("model", f"files of {paths.model}, whose code model.trustRemoteCode runs")
 
 
 def with_place(call: Call, config: RunConfig, place: Place) -> list[RunConfig]:
