@@ -222,9 +222,8 @@ class Life(Talk):
         self._answered_ping = int(document["number"])
 
     def _explained(self, message: str) -> str:
-        if self._folder is not None and "Permission denied" in message:
-            return message + private_folder.REFUSED_HINT
-        return message + withheld_hint(message, self._withheld)
+        refused = "" if self._folder is None else private_folder.refused_hint(message)
+        return message + (refused or withheld_hint(message, self._withheld))
 
     def _lost(self, error: WireError | None) -> None:
         if self._pidfd < 0:  # `_close` has ended the connection: nothing is left to kill, and the pid may be another's

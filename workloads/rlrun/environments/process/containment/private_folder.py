@@ -8,17 +8,16 @@ process reads what is here.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlrun.environments.process.containment.enclosure import CREDENTIALS
+
 HOME, TEMPORARY, WORK = "home", "tmp", "work"
-REFUSED_HINT = (
-    " (an environment without an image of its own writes only in its home folder and TMPDIR: use Python's tempfile, "
-    "or give the environment a container with environments[].image)"
-)
-"""Advice on an error that says that permission is denied."""
 _XDG = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 _HUB_CACHES = {
     "hub": ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"),
@@ -27,6 +26,10 @@ _HUB_CACHES = {
     "xet": ("HF_XET_CACHE",),
 }
 """Folders of data in `HF_HOME`, and the variables that replace each. Its `modules` are code and its `token` is a secret."""
+_REFUSED = re.compile(
+    r"Permission denied: (?P<quote>['\"])(?P<behind>.+?)(?P=quote)|(?P<before>/[^\s:'\"‘’]+)['\"’]?: Permission denied"
+)
+"""Path in messages of Python and of programs."""
 
 
 def make_private_folder() -> Path:
@@ -81,6 +84,38 @@ def make_hub_caches(variables: Mapping[str, str]) -> list[Path]:
             continue
         found.append(place)
     return found
+
+
+def refused_hint(message: str, closed: Sequence[str] = CREDENTIALS) -> str:
+    """Advice on an error of an enclosed environment that names a path and "Permission denied"; "" without either.
+
+    The message does not contain the kind of access. This process has the environment's user and is not enclosed: a path that it cannot
+    read was refused by owner and mode, and any other one outside of the credentials was refused because it was to be written.
+
+    Args:
+        message: message of the error.
+        closed: folders whose files an enclosed environment does not read.
+    """
+    found = _REFUSED.search(message)
+    if found is None:
+        return ""
+    path = Path(found["behind"] or found["before"])
+    if any(path.resolve().is_relative_to(Path(one).resolve()) for one in closed):
+        return f" (an environment without an image of its own does not read the pod's credentials in {path.parent})"
+    if (unreadable := _unreadable(path)) is not None:
+        return f" (owner and mode of {unreadable} refuse it to user {os.getuid()}: make it readable, such as with `chmod -R a+rX {unreadable}`)"
+    return (
+        " (an environment without an image of its own writes only in its home folder and TMPDIR: use Python's tempfile, "
+        "or give the environment a container with environments[].image)"
+    )
+
+
+def _unreadable(path: Path) -> Path | None:
+    """The first part of a path that this process cannot read (a file) or pass (a folder), or None if it can."""
+    for folder in reversed(path.parents):
+        if not os.access(folder, os.X_OK):
+            return folder if folder.exists() else None
+    return path if os.path.lexists(path) and not os.access(path, os.R_OK) else None
 
 
 def _first_set(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
