@@ -103,7 +103,10 @@ def refused_hint(message: str, closed: Sequence[str] = CREDENTIALS) -> str:
     if any(path.resolve().is_relative_to(Path(one).resolve()) for one in closed):
         return f" (an environment without an image of its own does not read the pod's credentials in {path.parent})"
     if (unreadable := _unreadable(path)) is not None:
-        return f" (owner and mode of {unreadable} refuse it to user {os.getuid()}: make it readable, such as with `chmod -R a+rX {unreadable}`)"
+        return (
+            f" (owner and mode of {unreadable} refuse it to user {os.getuid()}: make it readable, such as with "
+            f"`chmod -R a+rX {unreadable}`)"
+        )
     return (
         " (an environment without an image of its own writes only in its home folder and TMPDIR: use Python's tempfile, "
         "or give the environment a container with environments[].image)"
