@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from rich.console import Console
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.resolve import resolve
-from rlrun.api.resource import RLRunSpec
+from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.cli.evaluation import eval_parser, synthesize_parser
 from rlrun.cli.files import export
 from rlrun.cli.main import main
@@ -31,6 +33,7 @@ from rlrun.evaluate import job
 from rlrun.hub.repository import Repository
 from rlrun.hub.revisions import VARIABLE, as_recorded, kept
 from rlrun.local import main as launcher
+from rlrun.local.judge import Judged
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
@@ -396,6 +399,57 @@ def test_a_run_that_rlrun_local_started_is_resumed_without_the_flag(
     shutil.copytree(paths.root, copy.root)
     assert resume(copy.root, TRUSTED, "--resume") == exit_codes.USAGE
     assert f"{copy.root} names code" in capsys.readouterr().err
+
+
+def test_a_foreign_folder_stays_one_when_it_is_resumed(tmp_path: Path, resume: Callable[..., int]) -> None:
+    """Without this, one start without trusted code would let the folder choose code in the next one."""
+    paths = downloaded_run(tmp_path / "run", {"name": "org/model"})
+    record_commit(paths)
+    with pytest.raises(ReachedError):
+        resume(paths.root, {"name": "org/model"}, "--resume")
+    document = json.loads(paths.run_json.read_text())
+    for role in ("trainer", "inference", "orchestrator"):
+        document[role]["model"]["trust_remote_code"] = True
+    paths.run_json.write_text(json.dumps(document))
+    assert resume(paths.root, TRUSTED, "--resume") == exit_codes.USAGE
+
+
+def test_a_manifest_in_a_runs_folder_is_not_the_callers_own(
+    tmp_path: Path, mark: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`rlrun why` and `rlrun fork` recommend the manifest of the folder."""
+    paths = foreign_run(tmp_path / "run")
+    kept_manifest(paths, environments=[{"id": "planted_code:make"}])
+    words = ["local", str(paths.manifest), "--output-dir", str(paths.root), "--resume"]
+    assert main(words) == exit_codes.USAGE
+    assert not mark.exists()
+    error = capfd.readouterr().err
+    assert f"{paths.root} names code that this command would run as you: environments[0].id: planted_code:make" in error
+    kept_manifest(paths, environments=[{"id": "planted_code:make"}], maxSteps="many")
+    assert main(words) == exit_codes.CONFIGURATION
+    assert not mark.exists(), "a manifest with problems is not loaded further"
+
+
+def test_a_fork_is_started_as_recommended(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    paths = foreign_run(tmp_path / "run")
+    kept_manifest(paths, environments=[{"id": "planted_code:make"}])
+    monkeypatch.setattr("rlrun.replay.fork.judge_manifest", lambda text, *_, **__: accepted(text))
+    code = main(["fork", str(paths.root), "--folder", str(tmp_path / "a fork"), FLAG])
+    out, err = capfd.readouterr()
+    assert code == exit_codes.OK, err
+    recommended = re.search(r"start it with `rlrun (local .*)`", out)
+    assert recommended is not None
+    reached = []
+    monkeypatch.setattr(launcher, "judge_manifest", lambda *_, **__: reached.append(True) or Judged(None, (), (), 78))
+    assert main(shlex.split(recommended[1])) == exit_codes.CONFIGURATION
+    assert reached, capfd.readouterr().err
+
+
+def accepted(text: str) -> Judged[RLRun]:
+    """Judgment of a manifest whose code was not loaded."""
+    return Judged(parse_manifest(text, "manifest")[0], (), (), exit_codes.OK)
 
 
 def test_a_record_does_not_replace_a_full_commit_of_the_manifest(

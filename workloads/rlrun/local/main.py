@@ -23,10 +23,10 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation, field_options, take_variation
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.parser import Parser, own_options, whole, wholes
-from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.local.inputs import read_of
 from rlrun.local.judge import judge_manifest, stopped
-from rlrun.local.launcher.call import Call, conclude, farewell_of_signal
+from rlrun.local.launcher.call import Call, conclude, farewell_of_signal, without_folder
 from rlrun.local.launcher.course import play
 from rlrun.local.launcher.place import (
     check_recorded,
@@ -38,7 +38,8 @@ from rlrun.local.launcher.place import (
 )
 from rlrun.local.model import prepare_model
 from rlrun.local.plan import processes
-from rlrun.local.preflight import PreflightError, check_packages, check_trackers
+from rlrun.local.preflight import check_packages, check_trackers
+from rlrun.local.recorded_manifest import check_recorded_manifest
 from rlrun.local.shared import running_engines
 from rlrun.local.shared.gpus import gpu_ids
 from rlrun.local.supervisor import Supervisor
@@ -48,7 +49,7 @@ from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.recorded_code import FLAG, HELP, note_started_run
+from rlrun.protocol.files.recorded_code import FLAG, HELP, is_own_run, note_started_run
 from rlrun.protocol.files.run_folder import keep_config
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.enabled import enabled_trackers
@@ -102,9 +103,14 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--plain", action="store_true", help="print a line per step instead of the live view")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run `rlrun local`; returns the exit code."""
-    return not_yet(lambda: _main(argv))
+def main(argv: Sequence[str], *, task: str | None = None) -> int:
+    """Run `rlrun local`; returns the exit code.
+
+    Args:
+        argv: the command line without the program's name.
+        task: the only task that the calling command starts; default: any.
+    """
+    return not_yet(lambda: _main(argv, task))
 
 
 def not_yet(start: Callable[[], int]) -> int:
@@ -116,7 +122,7 @@ def not_yet(start: Callable[[], int]) -> int:
         return exit_codes.INTERRUPTED
 
 
-def _main(argv: Sequence[str]) -> int:
+def _main(argv: Sequence[str], task: str | None) -> int:
     rest, varied = take_variation(full_names(argv), own_options(p := parser()))
     p.also = field_options()
     options = p.parse_args(rest)
@@ -126,7 +132,8 @@ def _main(argv: Sequence[str]) -> int:
     try:
         check_packages((*extras.TRAINING, *extras.SAMPLING))
         text = read_text(Path(options.manifest))
-    except PreflightError as error:
+        check_recorded_manifest(Path(options.manifest), text, varied, trusted=options.trust_recorded_code)
+    except RoleError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code
     except ConfigError as error:
@@ -137,12 +144,17 @@ def _main(argv: Sequence[str]) -> int:
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     run = judged.run
+    if task not in (None, run.spec.task):
+        fix = f"start it with rlrun local {shlex.quote(options.manifest)}"
+        problem = Problem(options.manifest, "spec.task", f"got {run.spec.task}, and this command starts {task}; {fix}")
+        print(problem, file=sys.stderr)
+        return exit_codes.CONFIGURATION
     return run_spec(
         run.spec,
         name=run.metadata.name,
         options=options,
         console=console,
-        command=shlex.join(["rlrun", "local", options.manifest, *varied]),
+        command=shlex.join(["rlrun", "local", *without_folder(argv)]),
     )
 
 
@@ -208,12 +220,14 @@ def _run(call: Call, held: ExitStack) -> int:
     place = find_place(call, config, held)
     check_replay(call)
     check_recorded(call, config)
+    is_own = not call.options.resume or call.options.trust_recorded_code or is_own_run(call.paths.root)
     configs = with_place(call, config, place)
     call.begun.extend(files := write_configs(call.paths, configs))
     write_bytes(call.paths.manifest, manifest_text(call.spec, call.name).encode())
     attempt = next_number(call.paths)
     keep_config(call.paths, attempt, files[0].read_bytes())
-    note_started_run(call.paths.root, configs[0])
+    if is_own:  # a folder of somebody else stays one: it still chooses commits and files
+        note_started_run(call.paths.root, configs[0])
     if place.host is None:
         prepare_model(config, files[0], call.paths, attempt, call.say, lambda: bool(call.interrupted))
     if call.interrupted:

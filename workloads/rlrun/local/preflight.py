@@ -179,6 +179,12 @@ def check_engine(gpus_per_replica: int) -> None:
     """
     check_packages(extras.ENGINE)
     if (wrong := extras.wrong_engine(gpus_per_replica)) is not None:
+        if gpus_per_replica and not has_gpus():  # another engine would find no GPU either
+            raise PreflightError(
+                f"spec.inference.gpusPerReplica is {gpus_per_replica}, and this machine has no NVIDIA GPU: run it where there "
+                "are GPUs, or on this CPU with --trainer.gpus-per-replica 0 --inference.gpus-per-replica 0",
+                exit_codes.UNAVAILABLE,
+            )
         raise PreflightError(wrong, exit_codes.UNAVAILABLE)
 
 

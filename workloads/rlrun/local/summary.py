@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import plotext
@@ -135,6 +137,14 @@ def missing_notes(lines: list[MetricsLine]) -> list[str]:
     return found
 
 
+def continue_advice(command: str, root: Path) -> str:
+    """Advice on how a complete run trains more steps. An option of the command overrides the manifest, so it is the one to raise."""
+    more = (
+        "raise --max-steps in" if re.search(r"--max[-_]?steps\b", command, re.IGNORECASE) else "raise maxSteps and run"
+    )
+    return f"Go on: {more} `{command} --output-dir {shlex.quote(str(root))} --resume`"
+
+
 def _print_places(console: Console, root: Path, *, elapsed_seconds: float, command: str, traces: bool) -> None:
     minutes, seconds = divmod(int(elapsed_seconds), 60)
     versions = RunPaths(root).versions_on_disk()
@@ -159,9 +169,4 @@ def _print_places(console: Console, root: Path, *, elapsed_seconds: float, comma
             highlight=False,
             soft_wrap=True,
         )
-    console.print(
-        f"Go on: raise maxSteps and run `{command} --output-dir {root} --resume`",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
+    console.print(continue_advice(command, root), highlight=False, soft_wrap=True, markup=False)

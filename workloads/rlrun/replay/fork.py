@@ -15,21 +15,16 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.schema import snake
-from rlrun.config.named_code import (
-    NamedCode,
-    code_of_algorithm,
-    code_of_engine,
-    code_of_environments,
-    code_of_model,
-)
+from rlrun.config.models.run import RunConfig
 from rlrun.local.judge import judge_manifest, stopped
+from rlrun.local.recorded_manifest import code_of_folder, code_of_spec
 from rlrun.protocol.files.attempts import Attempt, next_attempt, read_attempt
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, ManifestError, read_manifest, verify
 from rlrun.protocol.files.durable import new_folder
 from rlrun.protocol.files.forked import ForkedFrom, fork_document
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import Artifact, RunPaths
-from rlrun.protocol.files.recorded_code import check_recorded_code
+from rlrun.protocol.files.recorded_code import check_recorded_code, is_own_run, note_started_run
 from rlrun.replay.find import Recorded, ReplayError, read_run
 from rlrun.runtime import exit_codes
 
@@ -95,7 +90,9 @@ def fork(
     origin = ForkedFrom(
         run.trainer.name, run.trainer.uid, checkpoint.step, checkpoint.attempt, str(run.paths.root.absolute()), words
     )
-    _write(run, checkpoint, target, chosen, after, origin)
+    config = _write(run, checkpoint, target, chosen, after, origin)
+    if trusts_code or manifest is not None or is_own_run(run.paths.root):
+        note_started_run(target, config)  # so that the recommended `rlrun local --resume` needs no flag
     return Forked(chosen, target, origin)
 
 
@@ -143,9 +140,9 @@ def _specs(
         )
     text = read_text(file)
     before = parse_manifest(text, str(file))[0].spec
-    named = _code(before)
+    named = code_of_spec(before)
     if manifest is None and named:  # a manifest of the caller's own is trusted, and so are the caller's changes
-        after = _code(parse_manifest(text, str(file), Variation(_options(changes)))[0].spec)
+        after = code_of_spec(parse_manifest(text, str(file), Variation(_options(changes)))[0].spec)
         check_recorded_code(paths.root, [one for one in named if one in after], trusted=trusts_code)
     judged = judge_manifest(text, str(file), here=True, variation=Variation(_options(changes)))
     code = stopped(judged)
@@ -154,18 +151,9 @@ def _specs(
             "nothing is made: the changes above do not go with the manifest", code or exit_codes.CONFIGURATION
         )
     spec = judged.run.spec
+    check_recorded_code(paths.root, list(code_of_folder(spec.model, paths)), trusted=trusts_code)
     checkpoint = spec.checkpoint.model_dump(exclude_unset=True, exclude={"resume"})
     return before, spec.model_copy(update={"checkpoint": type(spec.checkpoint).model_validate(checkpoint)})
-
-
-def _code(spec: RLRunSpec) -> list[NamedCode]:
-    """Code that a specification names."""
-    return [
-        *code_of_model(spec.model),
-        *code_of_algorithm(spec.algorithm),
-        *code_of_environments(spec.environments),
-        *code_of_engine(spec.inference),
-    ]
 
 
 def _options(changes: Sequence[str]) -> list[str]:
@@ -219,8 +207,10 @@ def _shown(value: object) -> str:
     return json.dumps(value)[:80]
 
 
-def _write(run: Recorded, checkpoint: Artifact, target: Path, name: str, spec: RLRunSpec, origin: ForkedFrom) -> None:
-    """Write the folder; it appears when it is whole."""
+def _write(
+    run: Recorded, checkpoint: Artifact, target: Path, name: str, spec: RLRunSpec, origin: ForkedFrom
+) -> RunConfig:
+    """Write the folder, which appears when it is whole, and return the configuration in it."""
     uid = str(uuid.uuid4())
     config = resolve(spec, name=name, uid=uid, output_dir=str(target))
     with new_folder(target) as made:
@@ -242,6 +232,7 @@ def _write(run: Recorded, checkpoint: Artifact, target: Path, name: str, spec: R
             verify(copied, read_manifest(copied))
         except ManifestError as error:
             raise ReplayError(f"{checkpoint.path} changed while it was copied: {error}") from None
+    return config
 
 
 def _lineage(run: Recorded, checkpoint: Artifact, uid: str) -> Attempt:

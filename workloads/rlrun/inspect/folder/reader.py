@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,9 @@ def read_folder(root: Path, now: float) -> Snapshot:
     )
     judged = _judge(base, record, alive=alive, trained=trained, now=now)
     if waits:
-        again = f"rlrun local {base.where}/{paths.manifest.name} --output-dir {base.where} --resume"
+        again = shlex.join(
+            ["rlrun", "local", f"{base.where}/{paths.manifest.name}", "--output-dir", base.where, "--resume"]
+        )
         judged = replace(judged, message=f"it is a fork that was not started yet; `{again}` starts it", go_on=again)
     return with_conditions(judged, paths, role, record if alive else None, now)
 

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +80,20 @@ class Call:
     def say(self, text: str) -> None:
         """Print a line."""
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def without_folder(words: Sequence[str]) -> list[str]:
+    """The words of a command line without those that `Call.again` adds: the run's folder, and how a run in it continues."""
+    kept: list[str] = []
+    skips = False
+    for word in words:
+        if skips or word in ("--resume", "--take-over") or word.startswith("--output-dir="):
+            skips = False
+        elif word == "--output-dir":
+            skips = True
+        else:
+            kept.append(word)
+    return kept
 
 
 def conclude(call: Call, failed: Running | None, *, elapsed_seconds: float) -> int:

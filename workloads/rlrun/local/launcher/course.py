@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -74,7 +75,7 @@ def _end_tracking(call: Call, sink: SinkProcess, *, hurry: Callable[[], bool]) -
     if not sink.stop(hurry=hurry):
         log = log_file(Path(call.folder))
         call.say(
-            f"not everything has reached the trackers ({log} says why); `rlrun track {call.folder}` sends the rest"
+            f"not everything has reached the trackers ({log} says why); `rlrun track {shlex.quote(call.folder)}` sends the rest"
         )
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.api.resolve import resolve
 from rlrun.config.models.run import RunConfig
-from rlrun.config.named_code import NamedCode
-from rlrun.hub.revisions import as_recorded
 from rlrun.local.launcher.call import Call
 from rlrun.local.plan import Ports, with_endpoints
 from rlrun.local.preflight import (
@@ -23,6 +21,7 @@ from rlrun.local.preflight import (
     choose_ports,
     refuse_options_of_the_host,
 )
+from rlrun.local.recorded_manifest import code_of_folder
 from rlrun.local.shared import running_engines
 from rlrun.local.shared.gpus import Claim, claimed
 from rlrun.local.shared.sharing import Endpoints, endpoints_of, joined
@@ -98,23 +97,9 @@ def check_recorded(call: Call, config: RunConfig) -> None:
         check_same_run(before, config.trainer, remedy="choose another --output-dir to start a new run")
     host = config.trainer.shared_with
     for paths in (call.paths, *(() if host is None else (host_paths(call.paths.root, host),))):
-        check_recorded_code(paths.root, list(_code_of_folder(config, paths)), trusted=options.trust_recorded_code)
-
-
-def _code_of_folder(config: RunConfig, paths: RunPaths) -> Iterator[NamedCode]:
-    """Code that a folder chooses for a manifest that trusts the model's own code: a commit of the hub, or a tiny model's files.
-
-    The hub serves commits of proposed changes, which anybody may write. A tiny model in the folder is used as it is.
-    """
-    model = config.trainer.model
-    if not model.trust_remote_code:
-        return
-    if (recorded := as_recorded(model, paths)) != model:
-        yield NamedCode(
-            "revisions", f"commit {recorded.revision} of {model.name}, whose code model.trustRemoteCode runs"
+        check_recorded_code(
+            paths.root, list(code_of_folder(config.trainer.model, paths)), trusted=options.trust_recorded_code
         )
-    if model.tiny is not None and paths.model.exists():
-        yield NamedCode("model", f"files of {paths.model}, whose code model.trustRemoteCode runs")
 
 
 def with_place(call: Call, config: RunConfig, place: Place) -> list[RunConfig]:

@@ -42,7 +42,7 @@ def check_recorded_code(
     Raises:
         RoleError: the caller does not trust the folder, and did not start the run; names fields, values, folder and flag.
     """
-    if not code or trusted or _is_noted(root, variables):
+    if not code or trusted or is_own_run(root, variables):
         return
     named = ", ".join(one.text for one in code)
     raise RoleError(
@@ -59,7 +59,8 @@ def note_started_run(root: Path, config: RunConfig, variables: Mapping[str, str]
         (folder / _name(root, config)).touch()
 
 
-def _is_noted(root: Path, variables: Mapping[str, str]) -> bool:
+def is_own_run(root: Path, variables: Mapping[str, str] = os.environ) -> bool:
+    """True if this user has started the run in a folder on this machine, with the code that its configuration names now."""
     with suppress(OSError, RuntimeError, ConfigError):
         config = load_file(RunConfig, RunPaths(root).run_json)
         return (_notes(variables) / _name(root, config)).is_file()
