@@ -140,7 +140,7 @@ def test_corrections_by_hand() -> None:
     [
         ({"hihg": 1.0}, r"unknown option of a correction 'hihg' \(did you mean high\?\)"),
         ({"measure": "k4"}, "correction: measure must be one of 'ratio', 'k1', 'k2', 'k3', got 'k4'"),
-        ({"low": 3.0}, r"correction: low \(3.0\) must not exceed high \(2.0\)"),
+        ({"low": 3.0}, r"correction: low \(3.0\) must be at most high \(2.0\)"),
         ({"low": -1.0}, r"correction: low \(-1.0\) must be at least 0 for measure ratio"),
         ({"high": math.nan}, "correction: high must be a finite number, got nan"),
         ({"measure": "k3"}, "correction: action clamp needs measure ratio, got k3"),

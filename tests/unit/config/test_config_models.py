@@ -211,7 +211,7 @@ def test_parts_replace_those_of_the_preset() -> None:
             "loss cispo does so already without a proximal policy; use action mask",
         ),
         ({"preset": "ppo", "correction": {}}, "loss ppo does so already without a proximal policy"),
-        ({"preset": "ppo", "correction": {"low": 3.0}}, "low (3.0) must not exceed high (2.0)"),
+        ({"preset": "ppo", "correction": {"low": 3.0}}, "low (3.0) must be at most high (2.0)"),
         ({"correction": {"weight": "token"}}, "weight (token) needs action mask: action clamp weighs already"),
         ({"correction": {"action": "mask", "cap": 2.0}}, "cap (2.0) needs a weight; set weight to token or sequence"),
         ({"correction": {"action": "mask", "weight": "token", "cap": 0.0}}, "greater than 0"),

@@ -101,7 +101,7 @@ EnvName = Annotated[
     Field(min_length=1, max_length=253),
     Format(
         "[A-Za-z_][A-Za-z0-9_]*|[-._A-Za-z][-._A-Za-z0-9]*[-._A-Za-z0-9]",
-        "the name of an environment variable such as HF_TOKEN: letters, digits, '_', '-' and '.', not beginning with a digit",
+        "the name of an environment variable such as HF_TOKEN, of letters, digits, '_', '-' and '.', not beginning with a digit",
     ),
 ]
 EnvPrefix = Annotated[

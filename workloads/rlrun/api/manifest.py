@@ -65,7 +65,7 @@ def examine_manifest(
         raise ConfigError([Problem(source, "", _TOML.format(shlex.quote(source)))])
     documents, broken = examine_yaml(text, source)
     try:
-        document = the_run(documents, source)
+        document = run = the_run(documents, source)
     except ConfigError as error:
         raise ConfigError([*broken, *error.problems]) from None
     wrong_type = _check_type(document, source)
@@ -76,6 +76,7 @@ def examine_manifest(
     value = value if lay is None else lay(value)
     layer = Reader(RLRun, source, document.lines, camel_only=True).read(value, line=document.line)
     layer.problems += [*broken, *wrong_type, *misplaced]
+    layer.notices += [_not_read(one, source) for one in documents if one.value is not run.value]
     if variation is not None:
         layer = variation.over(layer)
     return examine(RLRun, layer), layer
@@ -125,6 +126,13 @@ def the_run(documents: list[Document], source: str) -> Document:
     kinds = [str(document.value.get("kind")) for document in mappings]
     what = f"{len(documents)} documents ({', '.join(kinds)})" if kinds else "no mapping"
     raise ConfigError([Problem(source, "", f"holds {what if documents else 'nothing'}, expected exactly one {KIND}")])
+
+
+def _not_read(document: Document, source: str) -> Problem:
+    """Note about another document of the file, such as a Secret of the run."""
+    kind = document.value.get("kind") if isinstance(document.value, dict) else None
+    what = kind if isinstance(kind, str) and plain_name(kind) else "a document without kind"
+    return Problem(source, "", f"{what} is not an {KIND}, so that it is not checked", document.line)
 
 
 def is_manifest(document: Json) -> bool:

@@ -35,7 +35,7 @@ def run(words: Sequence[str]) -> int:
             return _bench(Path(words[0]), words[1:])
         from rlrun.local.main import main as local
 
-        return local(words)
+        return local(words, task="SFT")
     return start(words, SftConfig, prog="sft", usage="sft RUN.yaml | sft @ RUN.toml")
 
 

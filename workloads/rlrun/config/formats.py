@@ -116,7 +116,10 @@ ObjectName = Annotated[
 WebAddress = Annotated[
     str,
     Field(min_length=1, max_length=1024),
-    Format("https?://[!-~]+", "an address such as https://tracker.example.org, without blanks"),
+    Format(
+        "https?://[!-.0-?A-~]+(/[!-~]*)?",
+        "an address such as https://tracker.example.org, without blanks and credentials",
+    ),
 ]
 RESERVED_VARIABLES = "RLRUN_"
 """Begins RLRun's own environment variables, the run's key among them."""
@@ -129,6 +132,11 @@ def _not_reserved(name: str) -> str:
 
 
 _PRINTABLE = r"[^\x00-\x1f\x7f\x85]"
+PrintableText = Annotated[
+    str,
+    Field(min_length=1, max_length=128),
+    Format(f"{_PRINTABLE}*", "one line of printable text"),
+]
 _INNER = r"[^\x00-\x20\x7f\x85\xa0]"
 PRINTABLE = Format(
     rf"{_INNER}({_PRINTABLE}*{_INNER})?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -266,6 +267,13 @@ def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:
     for dialect in DIALECTS:
         if any(f"{setting.key}={setting.value}".startswith(dialect.marks) for setting in settings):
             return dialect
+    if {"apiVersion", "kind"} <= {setting.key for setting in settings}:
+        file = shlex.quote(sources[0])
+        raise refuse(
+            ", ".join(sources),
+            f"is an object of Kubernetes, not a file of verl or AReaL; an RLRun needs no conversion: rlrun validate {file}, "
+            f"rlrun local {file}",
+        )
     raise refuse(
         ", ".join(sources),
         "has no key of verl (actor_rollout_ref...) or AReaL (allocation_mode, actor...); converted: "

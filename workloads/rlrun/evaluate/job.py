@@ -188,7 +188,10 @@ def _folders(request: Request, name: str) -> tuple[Path, RunPaths]:
     work = (request.work or Path("evaluations") / name).absolute()
     run = RunPaths((request.run_dir or Path("runs") / name).absolute())
     if request.run_dir is not None and not run.run_json.is_file():
-        raise RoleError(f"--run-dir: {run.root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
+        raise RoleError(
+            f"--run-dir: {run.root} is not the folder of a run: it has no run.json; name one such as runs/NAME",
+            exit_codes.USAGE,
+        )
     return work, run
 
 

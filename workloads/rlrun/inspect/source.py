@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -52,6 +53,8 @@ def find(word: str, *, cluster_only: bool = False) -> Run:
         NotFoundError: it is a path, and no run is there.
     """
     root = Path(word).expanduser()
+    if not cluster_only and root.is_file():
+        raise NotFoundError(_of_a_file(root, word))
     is_path = os.sep in word or word in (".", "..", "~")
     if not cluster_only and (is_path or reader.is_run(root)):
         if reader.is_run(root):
@@ -68,6 +71,24 @@ def find(word: str, *, cluster_only: bool = False) -> Run:
     if is_path:
         raise NotFoundError(f"{word} is no name of a run in a cluster")
     return ClusterRun(word)
+
+
+def _of_a_file(file: Path, word: str) -> str:
+    """Message about a file where a run is expected; a manifest has the name of its run."""
+    named = re.search(r"^metadata:.*?\bname:\s*[\"']?([a-z][a-z0-9-]*)", _beginning(file), re.MULTILINE | re.DOTALL)
+    if named is None:
+        return f"RUN: {word} is a file, expected a run's folder (runs/NAME), or its name in the cluster"
+    return (
+        f"RUN: {word} is a file, expected a run: its folder (runs/{named[1]}), or its name in the cluster ({named[1]})"
+    )
+
+
+def _beginning(file: Path) -> str:
+    try:
+        with file.open("rb") as content:
+            return content.read(65_536).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
@@ -89,13 +110,14 @@ def _near(name: str, api: Api, error: ClusterError) -> str:
     """Hint at the run that a name may mean, where the cluster has none of that name or is not there."""
     if reader.is_run(here := Path("runs") / name):
         return f"; a run of this name is in {here}"
+    here = f"; the folder {name} holds no run (no run.json)" if Path(name).is_dir() else ""
     if error.code != exit_codes.USAGE:
-        return ""
+        return here
     try:
         listed = ask_json(api, ["get", RUNS]).get("items") or ()
     except ClusterError:
-        return ""
-    return did_you_mean(name, [str(one["metadata"]["name"]) for one in listed])
+        return here
+    return did_you_mean(name, [str(one["metadata"]["name"]) for one in listed]) + here
 
 
 class Parts(Protocol):

@@ -235,7 +235,12 @@ def _narrow_bands(spec: RLRunSpec) -> Iterator[Finding]:
     if (warning := spec.algorithm.band_warning) is not None:
         yield Finding(("algorithm", "proximal"), warning, notice=True)
     for i, environment in enumerate(spec.environments):
-        own = environment.algorithm.over(spec.algorithm).band_warning
+        try:
+            own = environment.algorithm.over(spec.algorithm).band_warning
+        except (
+            ValueError
+        ):  # parts that do not go together, or a field that is reported and left out: validation names both
+            continue
         if own is not None and own != warning:
             yield Finding(("environments", i, "algorithm", "proximal"), own, notice=True)
 
@@ -248,6 +253,15 @@ def _advantage(spec: RLRunSpec, environment: EnvironmentConfig) -> AdvantageConf
     return environment.algorithm.advantage or spec.algorithm.effective_advantage
 
 
+def _that_fits(environment: EnvironmentConfig, spec: RLRunSpec) -> EnvironmentConfig:
+    """The environment, without an algorithm that does not go with the run's: validation reports it, and nothing resolves it."""
+    try:
+        environment.algorithm.over(spec.algorithm)
+    except ValueError:
+        return environment.model_copy(update={"algorithm": type(environment.algorithm)()})
+    return environment
+
+
 def _as_written(spec: RLRunSpec, written: Mapping[str, object]) -> RLRunSpec:
     """The specification with its environments, data and model folder as they were written, as far as each can be understood."""
     changes: dict[str, object] = {}
@@ -255,7 +269,7 @@ def _as_written(spec: RLRunSpec, written: Mapping[str, object]) -> RLRunSpec:
     if (model := _folder(written)) is not None:
         changes["model"] = model
     items = environments if isinstance(environments, list) else ()
-    changes["environments"] = [_environment(item).result or _UNREADABLE for item in items]
+    changes["environments"] = [_that_fits(_environment(item).result or _UNREADABLE, spec) for item in items]
     changes["data"] = _data(written).result if "data" in written else None
     return spec.model_copy(update=changes)
 

@@ -171,3 +171,28 @@ def toml(old: str, new: str) -> Files:
     if old not in TOML:
         raise ValueError(f"{old!r} is not in the file")
     return {"run.toml": TOML.replace(old, new)}
+
+
+def plain(code: int, *rows: tuple[str, str, str, str, str]) -> list[Mistake]:
+    """Mistakes of one exit code in the command line alone.
+
+    Args:
+        code: exit code.
+        rows: mistake in words, command line, place, value and fix.
+    """
+    return [Mistake(what, words, code, place, value, fix) for what, words, place, value, fix in rows]
+
+
+def changed(words: str, code: int, file: str, *rows: tuple[str, str, str, str, str, str]) -> list[Mistake]:
+    """Mistakes that one command line meets in a changed `run.yaml` or `run.toml`.
+
+    Args:
+        words: command line.
+        code: exit code.
+        file: name of the file.
+        rows: mistake in words, text of the file and its replacement, place, value and fix.
+    """
+    change = toml if file == "run.toml" else manifest
+    return [
+        Mistake(what, words, code, place, value, fix, change(old, new)) for what, old, new, place, value, fix in rows
+    ]

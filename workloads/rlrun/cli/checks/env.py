@@ -192,10 +192,22 @@ def document(tried: Tried) -> dict[str, Any]:
     }
 
 
+def _scalar(text: str) -> object:
+    """A word as JSON has it: a number or a switch, else a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
+        pairs = [part.partition("=") for part in text.split(",")]
+        if all(name.strip().isidentifier() and equals for name, equals, _ in pairs):
+            meant = json.dumps({name.strip(): _scalar(value.strip()) for name, _, value in pairs})
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected a JSON object; write --args '{meant}'") from None
         raise argparse.ArgumentTypeError(f"got {text!r}, which is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f'got {text!r}, expected a JSON object such as {{"length": 4}}')

@@ -76,8 +76,13 @@ def run(argv: Sequence[str]) -> int:
     if options.rows is not None and toml:
         print("rlrun convert: --rows: PRIME-RL's files say their steps (max_steps); leave --rows out", file=sys.stderr)
         return exit_codes.USAGE
-    if options.output is not None and options.output.exists() and not options.force:
-        print(f"rlrun convert: {options.output} is there; choose another -o, or add --force", file=sys.stderr)
+    if options.output is not None and options.output.exists() and (not options.force or _is_swapped(words)):
+        fix = (
+            f"there is no file {words[0]}; to convert {options.output}, write rlrun convert {options.output} -o {words[0]}"
+            if _is_swapped(words)
+            else f"{options.output} is there; choose another -o, or add --force"
+        )
+        print(f"rlrun convert: {fix}", file=sys.stderr)
         return exit_codes.USAGE
     if options.output is not None and not options.output.absolute().parent.is_dir():
         print(
@@ -90,6 +95,11 @@ def run(argv: Sequence[str]) -> int:
     except ConfigError as error:
         return report(error)
     return _finish(converted, options.output)
+
+
+def _is_swapped(words: Sequence[str]) -> bool:
+    """True if the one source does not exist: with an output that does, the two were confused."""
+    return len(words) == 1 and Path(words[0]).suffix.lower() in _SUFFIXES and not Path(words[0]).exists()
 
 
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

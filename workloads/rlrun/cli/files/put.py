@@ -59,6 +59,9 @@ def put_parser() -> Parser:
 def run_put(argv: Sequence[str]) -> int:
     """Run `rlrun put`; returns the exit code."""
     options = put_parser().parse_args(list(argv))
+    if len(options.files) == 1 and not options.files[0].exists() and Path(options.target).exists():
+        run, file = options.files[0], options.target
+        raise NotFoundError(f"FILE: there is no file {run}; the file comes first, then the run: rlrun put {file} {run}")
     folder, entries = folder_of(options.to), entries_of(options.files)
     names = [entry.name for entry in entries if "/" not in entry.name]
     cluster = api(options)

@@ -39,6 +39,8 @@ def run_debug(argv: Sequence[str]) -> int:
     file: Path = options.file or Path(f"{top}.tar.gz")
     if file.exists():
         raise NotFoundError(f"--file: {file} is there already; name a new one")
+    if not file.absolute().parent.is_dir():
+        raise NotFoundError(f"--file: there is no folder {file.parent}; make it first")
     names = bundle.write(file, top, _parts(run, seen, cluster, now), known_secrets(os.environ))
     print(f"{file}: {len(names)} files, {file.stat().st_size // 1024 + 1} KiB")
     print("look into it before you send it: logs hold what your environments have printed", file=sys.stderr)

@@ -223,7 +223,9 @@ def complete_correction(given: Options) -> Options:
     if options["measure"] == "k1" and "low" not in given:
         options = {**options, "low": -options["high"]}
     if options["low"] > options["high"]:
-        raise ValueError(f"correction: low ({options['low']}) must not exceed high ({options['high']})")
+        raise ValueError(
+            f"correction: low ({options['low']}) must be at most high ({options['high']}); lower low or raise high"
+        )
     if options["measure"] == "ratio" and options["low"] < 0:
         raise ValueError(f"correction: low ({options['low']}) must be at least 0 for measure ratio")
     if options["action"] == "clamp" and options["measure"] != "ratio":

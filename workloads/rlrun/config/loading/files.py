@@ -13,9 +13,11 @@ from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.toml_lines import toml_lines
 from rlrun.config.loading.yaml_text import Document, parse_yaml
 from rlrun.config.suggest import close_name
+from rlrun.runtime import redact
 
 FORMATS = (".toml", ".yaml", ".yml", ".json")
 """Suffixes of configuration files."""
+_ADDRESS = "is an address, and a file of this machine is read; download it first, and name the file"
 _TOML_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
@@ -28,9 +30,11 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
+        if address := re.match(r"([a-z][a-z0-9+.-]+):/+(.+)", str(path)):
+            raise ConfigError([Problem(redact.text(f"{address[1]}://{address[2]}", []), "", _ADDRESS)]) from None
         _refuse(path, f"no such file{_close_file(path)}")
     except IsADirectoryError:
-        _refuse(path, "is a folder, expected a file")
+        _refuse(path, f"is a folder, expected a file{_such_as(path, '*')}")
     except UnicodeDecodeError as error:
         _refuse(path, f"not UTF-8 text (byte {error.start}); save it as UTF-8")
     except (OSError, ValueError) as error:
@@ -41,6 +45,8 @@ def _close_file(path: Path) -> str:
     """A hint at a configuration file whose name is close, or at a home folder that no shell has filled in."""
     if str(path).startswith("~"):
         return "; write ~ without quotes, so that the shell fills it in"
+    if any(sign in path.name for sign in "*?["):
+        return f": the shell found none of this pattern, and one file is read{_such_as(path.parent, path.name)}"
     try:
         names = [other.name for other in path.parent.iterdir() if other.suffix in FORMATS and other.is_file()]
     except OSError:
@@ -48,6 +54,15 @@ def _close_file(path: Path) -> str:
     stems = {Path(name).stem: name for name in sorted(names, key=lambda name: Path(name).suffix == path.suffix)}
     close = close_name(path.stem, stems)
     return f" (did you mean {stems[close]}?)" if close is not None else ""
+
+
+def _such_as(folder: Path, pattern: str) -> str:
+    """A configuration file of a folder, for a message; "" without one."""
+    try:
+        found = min((str(one) for one in folder.glob(pattern) if one.suffix in FORMATS and one.is_file()), default=None)
+    except (OSError, ValueError):
+        return ""
+    return "" if found is None else f"; name one, such as {found}"
 
 
 def read_document(path: Path) -> Document:

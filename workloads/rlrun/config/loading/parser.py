@@ -66,7 +66,9 @@ class Parser(Options):
             kind = "option" if name.startswith("-") else "argument"
             if name == "--set" and self.also:
                 self.error(f"unknown option --set; a field of spec is an option of its own here{_as_option(unknown)}")
-            self.error(f"unknown {kind} {name}{did_you_mean(name, known)}")
+            longer = [one for one in known if kind == "option" and one.startswith(f"{name}-")]
+            hint = f" (did you mean {' or '.join(longer[:3])}?)" if longer else did_you_mean(name, known)
+            self.error(f"unknown {kind} {name}{hint}")
         return options, []
 
 

@@ -29,8 +29,9 @@ class ResumeConfig(Config):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "(self.policy == 'Step') == has(self.step)",
-            "step ({has(self.step) ? string(self.step) : 'not set'}) is set if and only if policy is Step; "
-            "policy is {self.policy}",
+            "{has(self.step) ? 'step (' + string(self.step) + ') needs policy Step, policy is ' + self.policy"
+            " + '; set policy to Step or remove step' : 'policy Step needs step; set step, or remove policy for the newest "
+            "checkpoint'}",
             ".step",
         ),
         Rule(
@@ -60,7 +61,11 @@ class ResumeConfig(Config):
     @model_validator(mode="after")
     def _step_with_policy(self) -> Self:
         if (self.policy == "Step") != (self.step is not None):
-            raise ValueError(f"step ({self.step}) is set if and only if policy is Step; policy is {self.policy}")
+            if self.step is None:
+                raise ValueError("policy Step needs step; set step, or remove policy for the newest checkpoint")
+            raise ValueError(
+                f"step ({self.step}) needs policy Step, policy is {self.policy}; set policy to Step or remove step"
+            )
         return self
 
 

@@ -7,9 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from rlrun.config.base import Config
-from rlrun.config.formats import ObjectName, WebAddress
-
-TrackerText = Annotated[str, Field(min_length=1, max_length=128)]
+from rlrun.config.formats import ObjectName, PrintableText, WebAddress
 
 
 class TrackerSecretReference(Config):
@@ -24,15 +22,15 @@ class TrackerSecretReference(Config):
 class WandbConfig(Config):
     """Weights & Biases. The key is `WANDB_API_KEY`; the library's other variables apply where no field is set."""
 
-    project: TrackerText | None = None
+    project: PrintableText | None = None
     """Project; default: `WANDB_PROJECT`, or rlrun."""
-    entity: TrackerText | None = None
+    entity: PrintableText | None = None
     """User or team; default: `WANDB_ENTITY`, or the key's own."""
-    name: TrackerText | None = None
+    name: PrintableText | None = None
     """Name of the tracked run; default: the run's."""
-    group: TrackerText | None = None
+    group: PrintableText | None = None
     """Group of runs."""
-    tags: Annotated[list[TrackerText], Field(max_length=32)] = Field(default_factory=list)
+    tags: Annotated[list[PrintableText], Field(max_length=32)] = Field(default_factory=list)
     """Tags of the run."""
     base_url: WebAddress | None = None
     """A server of one's own."""
@@ -56,9 +54,9 @@ class MlflowConfig(Config):
 
     uri: WebAddress | None = None
     """Address of the tracking server; default: `MLFLOW_TRACKING_URI`."""
-    experiment: TrackerText | None = None
+    experiment: PrintableText | None = None
     """Experiment; default: `MLFLOW_EXPERIMENT_NAME`, or rlrun."""
-    name: TrackerText | None = None
+    name: PrintableText | None = None
     """Name of the tracked run; default: the run's."""
     secret_ref: TrackerSecretReference | None = None
     """Secret with the credentials, in a cluster; default: the variables, from `orchestrator.env` or `envFrom`."""
@@ -76,9 +74,9 @@ class MlflowConfig(Config):
 class TrackioConfig(Config):
     """Trackio: its database in `tracking/trackio` of the run's folder."""
 
-    project: TrackerText | None = None
+    project: PrintableText | None = None
     """Project; default: rlrun."""
-    name: TrackerText | None = None
+    name: PrintableText | None = None
     """Name of the tracked run; default: the run's."""
 
 

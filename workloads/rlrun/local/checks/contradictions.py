@@ -9,7 +9,9 @@ from typing import Any
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.base import Config
 from rlrun.config.loading.fixes.repair import secret_reference
+from rlrun.config.loading.fixes.written import to_yaml
 from rlrun.config.loading.yaml_text import Key
+from rlrun.local.checks.kubernetes_parts import check_kubernetes_parts
 from rlrun.local.user_code import Finding
 from rlrun.runtime.redact import is_secret, is_token
 
@@ -28,9 +30,13 @@ def contradictions(spec: RLRunSpec, run: str = "my") -> Iterator[Finding]:
         run: name of the run, for the names of Secrets.
     """
     yield from _intervals(spec)
+    yield from _switched_off(spec)
     yield from _rates(spec)
     yield from _gpus(spec)
     yield from _secrets(spec, run)
+    yield from _itself(spec, run)
+    yield from _mirrors(spec)
+    yield from check_kubernetes_parts(spec)
 
 
 def _intervals(spec: RLRunSpec) -> Iterator[Finding]:
@@ -63,6 +69,38 @@ def _intervals(spec: RLRunSpec) -> Iterator[Finding]:
         fix = max(last // 10, 1) if name == "warmup_steps" else last
         yield Finding(
             (*key, name), f"({value}) is beyond maxSteps ({last}), so that {effect}; write {field}: {fix}", notice=True
+        )
+
+
+def _switched_off(spec: RLRunSpec) -> Iterator[Finding]:
+    """Fields of checkpoints that a user has set although checkpoints are switched off."""
+    block = spec.checkpoint
+    for name in () if block.enabled else ("interval", "save_async", "keep_last", "keep_interval"):
+        if name in block.model_fields_set and getattr(block, name) is not None:
+            yield Finding(
+                ("checkpoint", name),
+                f"({to_yaml(getattr(block, name))}) has no effect: checkpoint.enabled is false; remove one of them",
+                notice=True,
+            )
+
+
+def _itself(spec: RLRunSpec, run: str) -> Iterator[Finding]:
+    """The run's own name where another run is meant."""
+    for i, guest in enumerate(spec.trainer.guests):
+        if guest == run:
+            yield Finding(("trainer", "guests", i), f"({guest}) is this run, expected another one; remove it")
+    if spec.trainer.shared_with == run:
+        yield Finding(("trainer", "shared_with"), f"({run}) is this run, expected another one; remove it")
+
+
+def _mirrors(spec: RLRunSpec) -> Iterator[Finding]:
+    """Addresses of web servers, which take no files."""
+    mirror = spec.storage.mirror
+    if mirror is not None and mirror.url.startswith(("http://", "https://")):
+        yield Finding(
+            ("storage", "mirror", "url"),
+            f"({mirror.url}) is a web address, to which no files are copied; write url: s3://BUCKET/FOLDER "
+            "and set AWS_ENDPOINT_URL for a store of your own",
         )
 
 

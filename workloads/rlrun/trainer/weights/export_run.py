@@ -38,7 +38,9 @@ def export_run(
     paths = RunPaths(root)
     config = recorded_run(paths)
     if config is None:
-        raise RoleError(f"{root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
+        raise RoleError(
+            f"{root} is not the folder of a run: it has no run.json; name one such as runs/NAME", exit_codes.USAGE
+        )
     check_recorded_code(root, [*code_of_model(config.model)], trusted=trusts_code)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RoleError(f"--output {output} is not empty; choose a new folder or empty this one", exit_codes.USAGE)

@@ -166,6 +166,12 @@ def _spellings(text: str) -> Iterator[str]:
         yield str(Path(os.path.expandvars(text)).expanduser())
     if text.startswith("/"):
         yield posixpath.normpath(text)
+    if found := re.fullmatch(r"(https?://)[^/@]*@(.+)", text):
+        yield found[1] + found[2]
+    if re.fullmatch(r"[\w.-]+:\d+(/\S*)?", text):
+        yield f"http://{text}"
+    if found := re.fullmatch(r"(--[\w.-]+)\s+(\S+)", text):
+        yield f"{found[1]}={found[2]}"
     if re.match(r"https?://", text):
         yield re.sub(r"^https?://", "", text)
     elif "://" in text:

@@ -178,9 +178,24 @@ def _of_message(lines: Sequence[str], number: int, said: str) -> Slip | None:
         return Slip(number, f"has a {found[1]} that closes nothing; remove it")
     if "but found ','" in said:
         return Slip(number, "has a ',' without a value before it; remove the comma")
+    if "expected '<document start>'" in said:
+        return _lost_document(lines, number)
     if "found '<block mapping start>'" in said or "mapping values are not allowed" in said:
         return _indentation(lines, number, here)
     return None
+
+
+def _lost_document(lines: Sequence[str], number: int) -> Slip:
+    """Slip of content behind `...`, or behind a directive such as `%YAML 1.2`, without `---` between them."""
+    for at in range(min(number, len(lines)), 0, -1):
+        if lines[at - 1].startswith("%"):
+            return Slip(at, f"{_short(lines[at - 1])} needs a line --- below it; remove it, since no manifest needs it")
+        if lines[at - 1].rstrip() == "...":
+            return Slip(at, "... ends the document, and more follows; remove the line ...")
+    return Slip(
+        number,
+        "begins another document, expected a manifest alone; write --- above it, or indent it as the lines before",
+    )
 
 
 def _indentation(lines: Sequence[str], number: int, here: str) -> Slip | None:

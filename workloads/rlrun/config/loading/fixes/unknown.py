@@ -72,7 +72,7 @@ def unknown_field(model: type[BaseModel], key: str, root: type[BaseModel], path:
     if model.model_fields and all(shape.kind == "mapping" for shape in known.values()):
         first = spelled(model, next(iter(known)), "camel")
         return _write({first: {key: value}}) or f"; known: {few(names)}"
-    return f"; known: {few(names)}"
+    return f"; known: {few(names)}" if names else f": nothing can be set here; remove {key}"
 
 
 def _of_kubernetes(model: type[BaseModel], key: str, value: object) -> str:
