@@ -90,7 +90,7 @@ def test_a_fork_and_its_origin_name_each_other(run: Folder, asked: Client) -> No
     fork = made(run.root.parent / "fork", uid="v")
     fork.began(1, 0, uid="v")
     fork.forked(run, 6, "trainer.optimizer.lr 1e-05 -> 2e-05", 'orchestrator.env [{"a": "opensesame3"}] -> []')
-    secret = {"field": "orchestrator.env", "before": "<removed>", "after": "<removed>"}
+    secret = {"field": "orchestrator.env", "before": "<hidden>", "after": "<hidden>"}
     changes = [{"field": "trainer.optimizer.lr", "before": "1e-05", "after": "2e-05"}, secret]
     told = asked.json(f"/api/runs/{fork.id}/lineage")
     assert told["forks"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from typing import IO, NamedTuple, NoReturn, Protocol
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
+from rlrun.runtime.redaction.log_lines import LogLines
 
 RUNS = "rlruns.rlrun.io"
 _END_SECONDS = 5.0
@@ -183,10 +185,17 @@ def _start(command: Sequence[str], timeout: float) -> Answer:
 
 
 def _on_terminal(command: Sequence[str]) -> int:
+    """Run a command whose output is a log; its lines are shown without secrets. Returns its exit code."""
     try:
-        return subprocess.run(command, check=False).returncode
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace")
     except FileNotFoundError:
         raise _missing() from None
+    lines = LogLines(os.environ)
+    with process as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            print(lines.clean(line.rstrip("\n")), flush=True)
+    return process.returncode
 
 
 @contextmanager

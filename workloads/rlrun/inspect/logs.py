@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.inspect.folder.small_files import tail_text
 from rlrun.inspect.source import NotFoundError
 from rlrun.protocol.files.paths import Role, RunPaths
-from rlrun.runtime.printable import printable
+from rlrun.runtime.redaction.log_lines import LogLines
 
 ROLES: Sequence[Role] = ("trainer", "inference", "orchestrator")
 _LINE_BYTES = 2000
@@ -118,9 +118,16 @@ def last_lines(file: LogFile, count: int) -> list[str]:
     return [line for line in text.splitlines() if file.wants(line)][-count:]
 
 
-def shown(file: LogFile, line: str, *, several: bool) -> str:
-    """A line for the terminal, with its file's name where several are shown."""
-    text = printable(line, lines=True)
+def shown(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, several: bool) -> str:
+    """Return a line for the terminal, with its file's name where several are shown.
+
+    Args:
+        file: file of the line.
+        line: its text.
+        filters: what removes secrets from the lines of each file.
+        several: whether the terminal shows other files, too.
+    """
+    text = filters[file.path].clean(line)
     return f"{file.label} | {text}" if several else text
 
 

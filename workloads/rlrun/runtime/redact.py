@@ -1,16 +1,30 @@
-"""Removal of secrets from messages, and from what leaves a machine in a bundle for a bug report. Pure.
+"""Removal of secrets from messages, and from what leaves a machine: bundles for bug reports, trackers, the web page, logs. Pure.
 
-Three nets: names of fields that hold secrets, shapes that only secrets have, and the values of this process's own secret variables.
+A text passes five nets: names of fields that hold secrets, shapes that only secrets have (`secret_shapes`), base64 of either, words that
+look random, and the values of this process's own secret variables. A configuration also passes an allow-list (`free_values`).
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from urllib.parse import quote
+
+from rlrun.runtime.redaction import free_values
+from rlrun.runtime.redaction.secret_shapes import ANY
 
 REMOVED = "<removed>"
+"""In place of a secret."""
+HIDDEN = "<hidden>"
+"""In place of a value of free form that is not known to be harmless."""
 _NAMES = re.compile(
-    r"(?i)(pass(word|wd|phrase)?|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|credential|authorization|cookie|bearer)"
+    r"(?i)(pass(word|wd|phrase|code)|(?:^|[-_.])pass$|pwd|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|credential|authorization"
+    r"|cookie|bearer|account[-_]?key|shared[-_]?key|signing[-_]?key|encryption[-_]?key|master[-_]?key|session[-_]?key|ssh[-_]?key|auth[-_]?key"
+    r"|client[-_]?key|(?:^|[-_.])_?auth$|(?:^|[-_.])(?:dsn|jwt|psk|sas|netrc)$|webhook|[-_]signature$|connection[-_]?string|dockerconfig)"
 )
 _HARMLESS = re.compile(
     r"(?i)^(?:.*tokens?(?:[-_ ]?(?:per|id|ids|count|max|limit|budget|seconds|second).*)|(?:max|micro|min|completion|prompt|total|num|"
@@ -18,51 +32,139 @@ _HARMLESS = re.compile(
     r"automountserviceaccounttoken|credentials|serviceaccounttoken|.*[-_]?key[-_]?attempt|.*key[-_]?rotation.*)$"
 )
 """Names that only look like those of secrets: counts of tokens, references to Secrets."""
-_SHAPES = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}"
-    r"|\bsk-[A-Za-z0-9_-]{16,}"
-    r"|\bgh[opsu]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
-    r"|\bglpat-[A-Za-z0-9_-]{16,}|\bnpm_[A-Za-z0-9]{20,}|\bpypi-[A-Za-z0-9_-]{16,}|\bnvapi-[A-Za-z0-9_-]{16,}"
-    r"|\bAIza[A-Za-z0-9_-]{30,}"
-    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
-    r"|\bxox[abprs]-[A-Za-z0-9-]{10,}"
-    r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-    re.DOTALL,
+_BEARER = re.compile(r"(?i)\b(bearer|basic|token|apikey)(\s+)(?=\S*[0-9=]|(?-i:\S*[a-z][A-Z]))[A-Za-z0-9._~+/=-]{8,}")
+_HEADER = re.compile(
+    r"""(?i)(\b(?:proxy-)?authorization|\b(?:set-)?cookie|\bx-[a-z-]{0,40}(?:api-key|token|auth|secret|signature|credential)[a-z-]{0,40})"""
+    r"""(\\?["']?\s*[:=]\s*\\?["']?)([^"'\\\r\n]+)"""
 )
-_BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9._~+/=-]{8,}")
-_IN_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s:@]*:[^/\s@]+@")
+_IN_URL = re.compile(
+    r"""(\b[a-z][a-z0-9+.-]{0,40}://)(?!git@)(?:[^/\s:@"'<>]{0,256}:(?!\d{1,5}(?:[/?\#"'\s]|$))[^\s@"'<>]{1,512}"""
+    r"""|[^/\s:@"'<>]{1,512})@(?=[\w\[.-])""",
+    re.IGNORECASE,
+)
+_IN_QUERY = re.compile(r"""([?&;])([A-Za-z_][\w.-]*)=([^&\s"'<>\#;]+)""")
+_QUERY_NAMES = frozenset(
+    {"sig", "signature", "key", "code", "auth", "pass", "pwd", "sv", "hmac", "x-amz-credential", "x-goog-credential"}
+)
 _ASSIGNED = re.compile(
-    r"""(?P<name>["']?[A-Za-z_][\w.-]*["']?)(?P<between>\s*[=:]\s*)(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s,;}\])"']+)"""
+    r"""(?P<name>\\?["']?(?<![\w.-])[\w.-]+\\?["']?)(?P<between>[ \t]*(?:=>|[=:])[ \t]*)"""
+    r"""(?P<value>\\"(?:[^"\\\n]|\\\\[^\n"])*\\?"|"(?:[^"\\\n]|\\[^\n])*"?|'(?:[^'\\\n]|\\[^\n])*'?"""
+    r"""|(?:(?!\\+n[ \t]*[\w.-]+[ \t]*[:=])[^\s,;}\])"'])+)"""
 )
-_FLAG = re.compile(r"(--[\w.-]+)(=|\s+)([^\s()\[\]{},;]+)")
+_LINE = re.compile(
+    r"(?im)^([ \t]*(?:-[ \t]+)?(?:export[ \t]+)?[\w.-]*(?:password|passphrase|passwd|secret)\s*[:=][ \t]+)"
+    r"([^\s\"'{\[|>$<].*[ \t]\S.*)$"
+)
+"""A line that is a name and a value of several words, as YAML has them."""
+_BLOCK = re.compile(
+    r"""((?<![\w.-])[\w.-]+\\*["']?[ \t]*[:=][ \t]*(?:[|>][-+]?\d?|(?=(?:\n|\\+n)[ \t]*\\*["'])|\\)"""
+    r"""[ \t]*(?:\n|\\+n)[ \t]*)(\S[^\n\\]*)"""
+)
+"""A name whose value is on the next line."""
+_ELEMENT = re.compile(r"<([A-Za-z_][\w.-]*)>([^<>\n]+)(?=</)")
+_FLAG = re.compile(r"""((?<![\w-])--?[\w.-]+)(=|\s+|\\?["'],\s*\\?["'])("[^"\n]*"?|'[^'\n]*'?|[^\s()\[\]{},;"']+)""")
+_NETRC = re.compile(r"(?i)\b(login\s+\S+\s+password\s+)\S+")
 _NOT_VALUES = ("$", "<", "…", "...")
 """Beginnings of what a message writes in place of a value: a variable of the shell, a placeholder."""
+_PLAIN_VALUES = ("null", "None", "true", "false", "{}", "[]", REMOVED, HIDDEN, "{", "[", "|", ">", "-")
 _LEAST = 6
 """Shorter values of variables are words that stand elsewhere, too."""
+_ENCODED = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{16,}={0,2}")
+_RANDOM = re.compile(r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{20,}={0,2}")
+_CHANGES = 0.42
+"""Share of places where random letters and digits change between lower case, upper case and digits: 0.62 on average, 0.3 in CamelCase."""
+_WRAP = re.compile(r"(?<=[A-Za-z0-9_+/=.-])(?:\\*\r?\n[ \t]*|\\+n[ \t]*|\\+[ \t]+)(?=[A-Za-z0-9_+/=.-])")
+_NESTED = 4
+"""Assignments within the value of an assignment that are looked into, such as JSON in JSON."""
+_DEPTH = 2
+"""Layers of base64 that are opened: a Secret's value that was encoded before."""
 
 
 def is_secret(name: str) -> bool:
     """True if a field or a variable of this name holds a secret."""
-    plain = name.strip("\"'").removeprefix("--")
+    plain = name.strip("\\\"'").lstrip("-")
     return _NAMES.search(plain) is not None and _HARMLESS.match(plain.rpartition(".")[2]) is None
 
 
 def is_token(value: str) -> bool:
     """True if a text contains what only a secret looks like: a token by its shape, or an address with a password."""
-    return _SHAPES.search(value) is not None or _IN_URL.search(value) is not None
+    return ANY.search(value) is not None or _IN_URL.search(value) is not None
 
 
 def known_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Values of secret variables, longest first."""
-    found = {value for name, value in environment.items() if is_secret(name) and len(value) >= _LEAST}
+    """Values of secret variables as they are, in base64, in URLs and in JSON, longest first."""
+    found: set[str] = set()
+    for name, value in environment.items():
+        if is_secret(name) and len(value) >= _LEAST:
+            raw = value.encode(errors="surrogateescape")
+            found |= {
+                value,
+                quote(value, safe=""),
+                json.dumps(value)[1:-1],
+                base64.b64encode(raw).decode(),
+                base64.urlsafe_b64encode(raw).decode(),
+            }
     return sorted(found, key=len, reverse=True)
 
 
 def spans(content: str, secrets: list[str]) -> list[tuple[int, int]]:
     """Places of a text that are secrets for certain, as `(start, end)`: known values, and shapes that only secrets have."""
     found = [(at.start(), at.end()) for secret in secrets for at in re.finditer(re.escape(secret), content)]
-    return sorted([*found, *(at.span() for at in _SHAPES.finditer(content))])
+    found += [at.span() for at in ANY.finditer(content)]
+    return sorted({*found, *_wrapped(content), *_encoded(content, secrets, 1)})
+
+
+def _wrapped(content: str) -> Iterator[tuple[int, int]]:
+    """Places of shapes that a line break divides."""
+    breaks = [at.span() for at in _WRAP.finditer(content)]
+    if not breaks:
+        return
+    # Positions of the joined text, in which every break is empty, and of the original.
+    starts, pieces, joined, before = [0], [], 0, 0
+    for start, end in breaks:
+        pieces.append(content[before:start])
+        joined += start - before
+        starts.append(joined)
+        before = end
+    pieces.append(content[before:])
+    origins, whole = [0, *(end for _, end in breaks)], "".join(pieces)
+    for at in ANY.finditer(whole):
+        crossed = [i for i, place in enumerate(starts[1:], 1) if at.start() < place < at.end()]
+        if not crossed:
+            continue
+        first = max(i for i, place in enumerate(starts) if place <= at.start())
+        last = first
+        for i in crossed:  # a line that follows by chance is a word, and no piece of a token
+            piece = whole[starts[i] : min(at.end(), starts[i + 1] if i + 1 < len(starts) else len(whole))]
+            if not (re.search(r"[0-9]|[a-z][A-Z]|={1,2}$", piece) or len(piece) >= 16):
+                break
+            last = i
+        end = min(at.end(), starts[last + 1]) if last + 1 < len(starts) else at.end()
+        if last > first:
+            yield origins[first] + at.start() - starts[first], origins[last] + end - starts[last]
+
+
+def _encoded(content: str, secrets: list[str], depth: int = _DEPTH) -> Iterator[tuple[int, int]]:
+    """Places of base64 in which a secret is."""
+    for at in _ENCODED.finditer(content):
+        decoded = _decoded(at[0])
+        if decoded is not None and (
+            any(secret in decoded for secret in secrets)
+            or ANY.search(decoded)
+            or _named(decoded) != decoded
+            or (depth > 1 and next(_encoded(decoded, secrets, depth - 1), None) is not None)
+        ):
+            yield at.span()
+
+
+def _decoded(word: str) -> str | None:
+    """Text that a word is the base64 of; None: it is not."""
+    word = word.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        decoded = base64.b64decode(word + "=" * (-len(word) % 4), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return decoded if all(c.isprintable() or c in "\n\r\t" for c in decoded) else None
 
 
 def certain(content: str, secrets: list[str]) -> str:
@@ -70,54 +172,166 @@ def certain(content: str, secrets: list[str]) -> str:
 
     For texts of a model, in which `token = next(tokens)` is code to be read: `text` would take the word behind the name away.
     """
-    for secret in secrets:
-        content = content.replace(secret, REMOVED)
-    return _SHAPES.sub(REMOVED, content)
+    end, pieces = 0, []
+    for start, stop in spans(content, secrets):
+        if start >= end:
+            pieces += [content[end:start], REMOVED]
+        end = max(end, stop)
+    return "".join([*pieces, content[end:]])
 
 
 def text(content: str, secrets: list[str]) -> str:
     """A text without secrets."""
-    content = certain(content, secrets)
+    content = _named(certain(content, secrets))
+    found = list(_encoded(content, secrets))
+    for start, end in reversed(found):
+        content = content[:start] + REMOVED + content[end:]
+    return _RANDOM.sub(lambda m: REMOVED if _is_random(m[0]) else m[0], content)
+
+
+def _named(content: str) -> str:
+    """A text without what stands behind names of secrets."""
+    content = _HEADER.sub(lambda m: m[0] if m[3].startswith(_NOT_VALUES) else f"{m[1]}{m[2]}{REMOVED}", content)
     content = _BEARER.sub(rf"\1\2{REMOVED}", content)
     content = _IN_URL.sub(rf"\1{REMOVED}@", content)
-    content = _FLAG.sub(lambda m: f"{m[1]}{m[2]}{REMOVED}" if is_secret(m[1]) else m[0], content)
+    content = _IN_QUERY.sub(_asked, content)
+    content = _NETRC.sub(rf"\1{REMOVED}", content)
+    content = _ELEMENT.sub(lambda m: f"<{m[1]}>{REMOVED}" if is_secret(m[1]) else m[0], content)
+    content = _FLAG.sub(
+        lambda m: f"{m[1]}{m[2]}{REMOVED}" if is_secret(m[1]) and not m[3].startswith(("-", *_NOT_VALUES)) else m[0],
+        content,
+    )
+    content = _BLOCK.sub(
+        lambda m: f"{m[1]}{REMOVED}" if is_secret(re.split(r"[\\\"' \t:=]", m[1])[0]) else m[0], content
+    )
+    content = _LINE.sub(rf"\1{REMOVED}", content)
     return _ASSIGNED.sub(_assigned, content)
 
 
-def _assigned(found: re.Match[str]) -> str:
-    given = found["value"].strip("\"'")
-    if (
-        not is_secret(found["name"])
-        or given.startswith(_NOT_VALUES)
-        or found["value"]
-        in (
-            "null",
-            "None",
-            "true",
-            "false",
-            "{}",
-            "[]",
-            REMOVED,
-            "{",
-            "[",
+def _asked(found: re.Match[str]) -> str:
+    name = found[2].lower()
+    return f"{found[1]}{found[2]}={REMOVED}" if is_secret(name) or name in _QUERY_NAMES else found[0]
+
+
+def _assigned(found: re.Match[str], depth: int = 0) -> str:
+    given = found["value"].strip("\\\"'")
+    if not is_secret(found["name"]):  # what it holds can be assignments, too
+        within = (
+            found["value"] if depth == _NESTED else _ASSIGNED.sub(lambda m: _assigned(m, depth + 1), found["value"])
         )
-    ):
+        return f"{found['name']}{found['between']}{within}"
+    if not given or given.startswith(_NOT_VALUES) or found["value"] in _PLAIN_VALUES:
         return found[0]
-    quote = found["value"][0] if found["value"][0] in "\"'" else ""
-    return f"{found['name']}{found['between']}{quote}{REMOVED}{quote}"
+    quoted = re.match(r"\\?[\"']", found["value"])
+    mark = quoted[0] if quoted else ""
+    return f"{found['name']}{found['between']}{mark}{REMOVED}{mark}"
+
+
+def _is_random(word: str) -> bool:
+    """True if letters and digits of a word change as those of keys do."""
+    word = word.rstrip("=")
+    kinds = ["a" if c.islower() else "A" if c.isupper() else "0" if c.isdigit() else "+" for c in word]
+    if not {"a", "A", "0"} <= set(kinds):
+        return False
+    return sum(a != b for a, b in pairwise(kinds)) >= _CHANGES * len(word)
 
 
 def document(value: object, secrets: list[str], name: str = "") -> object:
-    """A JSON document without secrets: texts of secret names, all literal values of `env`, and secrets within texts."""
-    if isinstance(value, Mapping):
-        if set(value) >= {"name", "value"}:  # a variable of a container
-            hidden = REMOVED if is_secret(str(value["name"])) else document(value["value"], secrets)
-            return {**value, "value": hidden}
-        return {key: document(one, secrets, str(key)) for key, one in value.items()}
-    if isinstance(value, list):
+    """A JSON document without secrets: texts and numbers of secret names, and secrets within texts."""
+    return _Document(secrets, allow_list=False).clean(value, name)
+
+
+def configuration(value: object, secrets: list[str], name: str = "") -> object:
+    """A document without secrets, in which values of free form are hidden unless they are known to be harmless."""
+    return _Document(secrets, allow_list=True).clean(value, name)
+
+
+class _Document:
+    """One pass over a JSON document.
+
+    Args:
+        secrets: known secrets.
+        allow_list: whether values of free form that are not known are hidden.
+    """
+
+    def __init__(self, secrets: list[str], *, allow_list: bool) -> None:
+        self._secrets, self._allow_list = secrets, allow_list
+
+    def clean(self, value: object, name: str, *, free: bool = False) -> object:
+        """A value of a field.
+
+        Args:
+            value: mapping, list or scalar.
+            name: the field.
+            free: whether the value is within a field of free form.
+        """
+        if isinstance(value, Mapping):
+            return self._mapping(value, free=free)
+        if isinstance(value, list | tuple):
+            words = all(isinstance(one, str) for one in value)
+            if words and free and free_values.plain_name(name) in ("args", "command", "extraargs"):
+                return self._command([str(one) for one in value])
+            return self._list(list(value), name, free=free)
+        if isinstance(value, str):
+            if not value or is_secret(name):
+                return REMOVED if value else value
+            return text(value, self._secrets) if not free or free_values.is_shown(name, value) else HIDDEN
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and len(str(value)) >= _LEAST
+            and is_secret(name)
+        ):
+            return REMOVED  # a password of digits that YAML has made a number
+        return value
+
+    def _mapping(self, value: Mapping[object, object], *, free: bool) -> object:
+        if (
+            "name" in value and "value" in value and set(value) <= {"name", "value", "valueFrom"}
+        ):  # a variable of a container
+            return {**value, "value": self._variable(str(value["name"]), value["value"])}
+        if free and set(value) <= {"name", "key", "optional"}:  # a reference to a key of a Secret or a ConfigMap
+            return dict(value)
+        free = free and not ({"key", "operator"} <= set(value))  # a term of a selector
+        cleaned = {}
+        for key, one in value.items():
+            name = str(key)
+            within = self._allow_list and (free or free_values.is_free(name))
+            if within and free_values.plain_name(name) == "env" and isinstance(one, Mapping):
+                cleaned[name] = {str(k): self._variable(str(k), v) for k, v in one.items()}
+            else:
+                cleaned[certain(name, self._secrets)] = self.clean(one, name, free=within)
+        return cleaned
+
+    def _variable(self, name: str, value: object) -> object:
+        if not isinstance(value, str) or not value:
+            return value
+        if is_secret(name):
+            return REMOVED
+        shown = not self._allow_list or free_values.is_shown_variable(name, value)
+        return text(value, self._secrets) if shown else HIDDEN
+
+    def _list(self, value: list[object], name: str, *, free: bool) -> list[object]:
         flags = [None, *value]  # of a command line: the word behind `--token`
-        secret = [isinstance(flag, str) and flag.startswith("--") and is_secret(flag) for flag in flags[:-1]]
-        return [REMOVED if hide else document(one, secrets, name) for one, hide in zip(value, secret, strict=True)]
-    if isinstance(value, str):
-        return REMOVED if value and is_secret(name) else text(value, secrets)
-    return value
+        secret = [
+            isinstance(flag, str) and flag.startswith("-") and "=" not in flag and is_secret(flag)
+            for flag in flags[:-1]
+        ]
+        return [REMOVED if hide else self.clean(one, name, free=free) for one, hide in zip(value, secret, strict=True)]
+
+    def _command(self, words: list[str]) -> list[str]:
+        """Words of a command: flags and what is known of their values."""
+        shown, flag = [], ""
+        for word in words:
+            name, _, value = word.partition("=")
+            if word.startswith("-") and value:
+                keep = not is_secret(name) and free_values.is_shown_word(name, value)
+                shown.append(f"{name}={text(value, self._secrets) if keep else REMOVED if is_secret(name) else HIDDEN}")
+                flag = ""
+            elif flag and is_secret(flag):
+                shown.append(REMOVED)
+                flag = ""
+            else:
+                shown.append(text(word, self._secrets) if free_values.is_shown_word(flag, word) else HIDDEN)
+                flag = word if word.startswith("-") else ""
+        return shown

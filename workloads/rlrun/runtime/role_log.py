@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from loguru import logger
 
+from rlrun.runtime import redact
 from rlrun.runtime.printable import printable
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 def configure_log(sink: TextIO | Path, layout: str, *, level: str = "INFO") -> None:
     """Send the process's messages to one place.
 
-    What a message quotes of others cannot look like a message of its own: further lines are indented.
+    What a message quotes of others cannot look like a message of its own: further lines are indented. Secrets are removed.
 
     Args:
         sink: a stream, or a file.
@@ -25,9 +28,10 @@ def configure_log(sink: TextIO | Path, layout: str, *, level: str = "INFO") -> N
         level: the least that is logged.
     """
     logger.remove()
-    logger.configure(patcher=_plain)
+    logger.configure(patcher=partial(_make_plain, redact.known_secrets(os.environ)))
     logger.add(sink, format=layout, level=level, backtrace=False, diagnose=False)
 
 
-def _plain(record: Record) -> None:
-    record["message"] = printable(record["message"], lines=True).replace("\n", "\n    ")
+def _make_plain(known: list[str], record: Record) -> None:
+    message = redact.text(record["message"], known)
+    record["message"] = printable(message, lines=True).replace("\n", "\n    ")

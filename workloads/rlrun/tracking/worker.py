@@ -21,13 +21,14 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.run import RunConfig
 from rlrun.config.models.tracking import TRACKERS
 from rlrun.protocol.files.durable import make_folder
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, redact
 from rlrun.runtime.ending import Ending, on_sigterm
 from rlrun.runtime.printable import printable
 from rlrun.runtime.processes import refuse_inspection
 from rlrun.tracking.backends import make_tracker
 from rlrun.tracking.backends.wandb_run import KEY_VARIABLE
-from rlrun.tracking.record import Mark, TrackedRun, Tracker, TrackerError
+from rlrun.tracking.outgoing import Outgoing
+from rlrun.tracking.record import Mark, Record, TrackedRun, Tracker, TrackerError
 from rlrun.tracking.sent import Sent
 from rlrun.tracking.source import Source
 
@@ -60,11 +61,17 @@ def tracked_run(config: RunConfig) -> TrackedRun:
     return TrackedRun(own.uid, own.name, Path(own.output_dir), document, own.max_steps)
 
 
+def _error_line(error: object, environ: Mapping[str, str]) -> str:
+    """Last line of the worker. A library's error quotes requests, and so addresses and headers."""
+    return f"{ERROR_MARK}{printable(redact.text(str(error), redact.known_secrets(environ)))}"
+
+
 def feed(
     tracker: Tracker,
     run: TrackedRun,
     sent: Sent,
     source: Callable[[Sequence[Mark]], Source],
+    clean: Callable[[Record], Record] = lambda record: record,
     *,
     stop: Ending,
     pulse: Callable[[], None],
@@ -76,6 +83,7 @@ def feed(
         run: the run.
         sent: the tracker's journal.
         source: makes the reader of what follows the marks that the tracker has kept.
+        clean: removes secrets from a record.
         stop: set when no more will be written.
         pulse: called whenever something has got on.
     """
@@ -91,7 +99,7 @@ def feed(
             found, first = True, len(sent.marks)
             sent.add([record.mark for record in batch])
             for number, record in enumerate(batch, first):
-                tracker.log(number, record)
+                tracker.log(number, clean(record))
                 pulse()
             tracker.flush()
             sent.confirm()
@@ -131,18 +139,19 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         config = load_file(RunConfig, options.config)
         if config.tracking is None:
             return exit_codes.OK
-        run = tracked_run(config)
+        outgoing = Outgoing(environ)
+        run = outgoing.clean_run(tracked_run(config))
         lock = _lock(run.folder / f"{options.tracker}.lock")
         sent = Sent(run.folder / f"{options.tracker}.sent")
         tracker = make_tracker(options.tracker, config.tracking, environ)
-        feed(tracker, run, sent, lambda marks: Source(config, marks), stop=stop, pulse=pulse)
+        feed(tracker, run, sent, lambda marks: Source(config, marks), outgoing.clean_record, stop=stop, pulse=pulse)
         lock.close()
     except (TrackerError, ConfigError, OSError) as error:
-        print(f"{ERROR_MARK}{printable(str(error))}", file=sys.stderr)
+        print(_error_line(error, environ), file=sys.stderr)
         wrong = isinstance(error, ConfigError) or (isinstance(error, TrackerError) and error.permanent)
         return exit_codes.CONFIGURATION if wrong else exit_codes.FAILURE
     except Exception as error:  # a library's own: one line, and another worker tries
-        print(f"{ERROR_MARK}{printable(f'{type(error).__name__}: {error}')}", file=sys.stderr)
+        print(_error_line(f"{type(error).__name__}: {error}", environ), file=sys.stderr)
         return exit_codes.FAILURE
     return exit_codes.OK
 

@@ -16,7 +16,8 @@ from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.protocol.files.metrics_line import FURTHEST
 from rlrun.protocol.messages.start_times import MEASURED, PREFIX
 from rlrun.runtime.printable import printable
-from rlrun.runtime.redact import REMOVED, is_secret
+from rlrun.runtime.redact import HIDDEN, REMOVED, is_secret
+from rlrun.runtime.redaction.free_values import is_free_path
 from rlrun.ui.confine import OutsideError
 from rlrun.ui.models import run_answers
 from rlrun.ui.registry import OpenRun
@@ -27,7 +28,6 @@ _EVENTS = 100
 """Newest events that are shown."""
 _CHANGES = 200
 """Changed fields of a fork that are shown."""
-_VARIABLES = "env"
 
 
 def run_list(runs: Runs) -> run_answers.RunList:
@@ -190,8 +190,10 @@ def _forked(fork: ForkedFrom) -> list[run_answers.Change]:
     for line in fork.changed[:_CHANGES]:
         field, _, values = printable(line).partition(" ")
         before, _, after = values.partition(" -> ")
-        if is_secret(field) or _VARIABLES in field.split("."):  # values of variables may be secrets under any name
+        if is_secret(field):
             before = after = REMOVED
+        elif is_free_path(field):  # a secret can have any name and any form there
+            before = after = HIDDEN
         found.append(run_answers.Change(field=field, before=before, after=after))
     return found
 

@@ -28,8 +28,8 @@ class Redactor:
         return type(answer).model_validate(redact.document(answer.model_dump(), self._known))
 
     def document(self, value: dict[str, object]) -> dict[str, object]:
-        """A configuration without secrets."""
-        found = redact.document(value, self._known)
+        """A configuration without secrets; values of free form that are not known to be harmless are hidden."""
+        found = redact.configuration(value, self._known)
         assert isinstance(found, dict)
         return found
 

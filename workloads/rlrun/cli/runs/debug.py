@@ -22,7 +22,11 @@ from rlrun.runtime.redact import known_secrets
 
 def debug_parser() -> Parser:
     """The command line of `rlrun debug`."""
-    text = "Write what explains a run into one file for a bug report: status, configuration, events, logs. No model, no rollout, no secret."
+    text = (
+        "Write what explains a run into one file for a bug report: status, configuration, events, logs. It has no model, no rollout and "
+        "no Kubernetes Secret. Recognized secrets are removed, and unknown values of arguments, variables and annotations are hidden. "
+        "A log can contain a secret without a known form: read the file before you send it."
+    )
     p = runs_parser("debug", text)
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
     p.add_argument("--file", type=Path, metavar="FILE", help="a new file (default: rlrun-debug-NAME-TIME.tar.gz here)")
@@ -43,7 +47,10 @@ def run_debug(argv: Sequence[str]) -> int:
         raise NotFoundError(f"--file: there is no folder {file.parent}; make it first")
     names = bundle.write(file, top, _parts(run, seen, cluster, now), known_secrets(os.environ))
     print(f"{file}: {len(names)} files, {file.stat().st_size // 1024 + 1} KiB")
-    print("look into it before you send it: logs hold what your environments have printed", file=sys.stderr)
+    print(
+        "read it before you send it: a log can contain a secret of your environments that has no known form",
+        file=sys.stderr,
+    )
     return exit_codes.OK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from rlrun.inspect.why import not_there
 from rlrun.protocol.files.launcher import read_record
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime import exit_codes
+from rlrun.runtime.redaction.log_lines import LogLines
 
 _TAIL = 100
 _ON_VOLUME = 'for f in "$0"/*.log; do [ -e "$f" ] || exit 3; echo "==> $f"; tail -n "$1" "$f"; done'
@@ -73,13 +75,13 @@ def _of_folder(root: Path, wanted: logs.Wanted, options: argparse.Namespace) -> 
         lacks = "has no logs (roles that were started by hand write to their terminals)"
         raise NotFoundError(not_there(read_folder(root, time.time()), lacks))
     found = logs.files(root, wanted)
-    several = len(found) > 1
+    several, filters = len(found) > 1, {file.path: LogLines(os.environ) for file in found}
     for file in found:
         for line in logs.last_lines(file, wanted.lines):
-            print(logs.shown(file, line, several=several))
+            print(logs.shown(file, line, filters, several=several))
     if options.follow:
         for file, line in logs.follow(found, lambda: _alive(root)):
-            print(logs.shown(file, line, several=several), flush=True)
+            print(logs.shown(file, line, filters, several=several), flush=True)
     return exit_codes.OK
 
 

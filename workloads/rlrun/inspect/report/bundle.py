@@ -19,6 +19,7 @@ from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import FolderRun
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import redact
+from rlrun.runtime.printable import printable
 
 _LOG_BYTES = 512 * 1024
 _LOG_LINES = 5000
@@ -103,15 +104,18 @@ def versions() -> str:
 
 
 def clean(name: str, content: str, secrets: list[str]) -> str:
-    """A part without secrets; JSON is cleaned by the names of its fields, too."""
+    """Return a part without secrets.
+
+    JSON is cleaned by the names of its fields, too, and values of free form that are not known to be harmless are hidden.
+    """
     if name.endswith(".jsonl"):
-        return "".join(json.dumps(redact.document(line, secrets)) + "\n" for line in json_lines(content))
+        return "".join(json.dumps(redact.configuration(line, secrets)) + "\n" for line in json_lines(content))
     if name.endswith(".json"):
         try:
-            return json.dumps(redact.document(json.loads(content), secrets), indent=1, ensure_ascii=False) + "\n"
+            return json.dumps(redact.configuration(json.loads(content), secrets), indent=1) + "\n"
         except ValueError:
             pass
-    return redact.text(content, secrets)
+    return printable(redact.text(content, secrets), lines=True)
 
 
 def write(file: Path, top: str, parts: Iterator[Part], secrets: list[str]) -> list[str]:

@@ -1,0 +1,34 @@
+"""Lines of logs on their way to a terminal: without secrets, and without characters that a terminal obeys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rlrun.runtime import redact
+from rlrun.runtime.printable import printable
+
+_BEGIN, _END = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY"), re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY")
+_KEY_LINES = 200
+"""Most lines of a private key: a log that was cut within one goes on to be shown."""
+
+
+class LogLines:
+    """Filter of the lines of one log, in order: a private key spans lines.
+
+    Args:
+        environment: variables of this process; the values of its secret variables are known secrets.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._known = redact.known_secrets(environment)
+        self._within = 0
+
+    def clean(self, line: str) -> str:
+        """Return a line without secrets; a line within a private key is one."""
+        if self._within:
+            self._within = 0 if _END.search(line) else self._within - 1
+            return redact.REMOVED
+        if _BEGIN.search(line) and not _END.search(line):
+            self._within = _KEY_LINES
+        return printable(redact.text(line, self._known), lines=True)
