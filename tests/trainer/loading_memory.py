@@ -51,7 +51,6 @@ EXPERTS = {"num_experts_per_tok": 2}
 KINDS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "without-prefix": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "of-torch": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "renamed": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE)),
     "buffers": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=8)),
     "experts": lambda: Qwen3MoeForCausalLM(
@@ -74,9 +73,6 @@ def write(kind: str, folder: Path) -> None:
     tensors = load_file(file)
     if kind == "without-prefix":
         save_file({name.removeprefix("model."): one for name, one in tensors.items()}, file, metadata={"format": "pt"})
-    if kind == "of-torch":
-        torch.save(tensors, folder / "pytorch_model.bin")
-        file.unlink()
 
 
 def measure(kind: str, folder: Path, world: Group) -> dict[str, int]:

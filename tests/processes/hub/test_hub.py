@@ -134,11 +134,13 @@ def test_a_run_keeps_its_commit_and_needs_no_hub_any_more(server: Hub, model: Re
     assert (again, new["folder"]) == (first, other["folder"]), "offline: what the cache knows as main"
 
 
-def test_a_tokenizer_alone_and_an_older_format(server: Hub, model: Repo, role: Role) -> None:
+def test_tokenizer_alone_is_fetched_and_pickled_weights_are_refused(server: Hub, model: Repo, role: Role) -> None:
     model.commit({"config.json": b"{}", "pytorch_model.bin": b"pickled"}, "older")
     tokenizer, older = role.ask({"weights": False}, {"revision": "older"})
     assert tokenizer["files"] == {"config.json": 23, "tokenizer.json": 2}
-    assert older["files"] == {"config.json": 2, "pytorch_model.bin": 7}
+    assert older["code"] == exit_codes.DATA
+    assert "model.name: org/tiny has no weights as safetensors" in older["error"]
+    assert "python -c" in older["error"]
     assert not [path for path in server.fetched() if path.startswith("/store")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from transformers import (
@@ -31,11 +31,12 @@ from transformers import (
 from transformers.models.gemma3.modeling_gemma3 import Gemma3PreTrainedModel
 
 from rlrun.config.models.model import ModelConfig
+from rlrun.hub.pickled import convert_command
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.load_weights import load_sharded
-from rlrun.trainer.modeling.shard import load_model, local_part
+from rlrun.trainer.modeling.shard import check_source, load_model, local_part
 from rlrun.trainer.ranks.group import Group
 from tests.trainer.family_models import make_model
 
@@ -158,20 +159,6 @@ def test_files_without_the_models_prefix_are_read_by_slices(
         assert torch.equal(model.get_parameter(name).full_tensor(), value), name
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["mapped", "older"])
-def test_files_of_torch_are_read_by_slices(
-    zipped: bool, tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = llama(tie_word_embeddings=True)
-    original.config.save_pretrained(tmp_path)
-    tensors = {name: tensor for name, tensor in original.state_dict().items() if "embed_tokens" not in name}
-    torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    monkeypatch.setattr(load_weights, "load_model", None)
-    model = load(tmp_path, solo)
-    for name, value in original.named_parameters():
-        assert torch.equal(model.get_parameter(name).full_tensor(), value), name
-
-
 def test_what_the_architecture_freezes_is_read_where_a_checkpoint_follows(tmp_path: Path, solo: Group) -> None:
     """No checkpoint has it: it is not trained."""
     whole = make_model("ernie4_5_moe", 0)
@@ -225,14 +212,46 @@ class Bomb:
         return (os.mkdir, (str(self.folder),))
 
 
-def test_weights_that_are_a_pickle_with_more_than_tensors_are_not_read(
-    tmp_path: Path, make_model: Callable[..., nn.Module]
-) -> None:
-    model = make_model()
-    model.config.save_pretrained(tmp_path / "model")  # type: ignore[operator,union-attr]
-    torch.save(model.state_dict() | {"x": Bomb(tmp_path / "executed")}, tmp_path / "model" / "pytorch_model.bin")
-    source = str(tmp_path / "model")
-    with pytest.raises(RoleError, match=r"its weights names posix\.mkdir; it is not read") as caught:
-        load_model(ModelConfig(path=source), source)
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "model.pth", "model.ckpt"]
+)
+def test_pickled_weights_are_refused_with_the_command_that_converts(name: str, tmp_path: Path, solo: Group) -> None:
+    model, folder = llama(), tmp_path / "model"
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict() | {"x": Bomb(tmp_path / "executed")}, folder / name)
+    config = ModelConfig(path=str(folder))
+    with pytest.raises(RoleError, match=rf"model\.path: .*{name} is a pickle.*python -c .*save_pretrained") as caught:
+        check_source(config, str(folder))
     assert caught.value.code == exit_codes.DATA
+    with pytest.raises(RoleError):
+        load_model(config, str(folder))
+    with pytest.raises(RoleError):
+        load_sharded(config, str(folder), solo, seq_len=16)
     assert not (tmp_path / "executed").exists()
+
+
+def test_pickle_next_to_safetensors_is_not_read(tmp_path: Path, solo: Group) -> None:
+    model, folder = llama(), tmp_path / "model"
+    model.save_pretrained(folder)
+    torch.save(model.state_dict() | {"x": Bomb(tmp_path / "executed")}, folder / "pytorch_model.bin")
+    check_source(ModelConfig(path=str(folder)), str(folder))
+    loaded = load(folder, solo)
+    load_model(ModelConfig(path=str(folder)), str(folder))
+    assert torch.equal(
+        loaded.get_parameter("model.norm.weight").full_tensor(), model.get_parameter("model.norm.weight")
+    )
+    assert not (tmp_path / "executed").exists()
+
+
+def test_command_of_the_refusal_converts(tmp_path: Path) -> None:
+    model, folder = llama(), tmp_path / "model"
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    source, target = str(folder), tmp_path / "new"
+    program = shlex.split(convert_command(source, str(target)))
+    assert program[:2] == ["python", "-c"]
+    monkey = program[2].replace("T.from_pretrained(a).save_pretrained(b)", "None")  # this model has no tokenizer
+    exec(compile(monkey.replace("sys.argv[1:]", repr([source, str(target)])), "command", "exec"), {})
+    assert {name: tuple(one.shape) for name, one in load_file(target / "model.safetensors").items()}.items() <= {
+        name: tuple(one.shape) for name, one in model.state_dict().items()
+    }.items()

@@ -15,6 +15,7 @@ from typing import TypeVar
 from rlrun.config.models.companions import ReferenceConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.hub.explain import explain, passes
+from rlrun.hub.pickled import pickle_refusal
 from rlrun.hub.repository import Repository
 from rlrun.hub.revisions import kept
 from rlrun.hub.trainable import refuse_untrainable
@@ -29,8 +30,6 @@ LOOK_SECONDS = 0.5
 SAY_SECONDS = 60.0
 """A role that waits for another one's download says so at once, and then this often."""
 SAFETENSORS = ("*.safetensors",)
-PICKLED = ("pytorch_model*.bin",)
-"""Weights of a repository without safetensors."""
 _WEIGHTS = (
     "*.safetensors",
     "*.bin",
@@ -92,7 +91,7 @@ def fetch_model(repository: Repository, *, with_weights: bool, trained: bool = F
     if with_weights:
         folder = _fetch(repository, "weights", allow=SAFETENSORS, ignore=_OTHER_WEIGHTS)
         if not any(folder.glob("*.safetensors")):
-            folder = _fetch(repository, "weights", allow=PICKLED, ignore=_OTHER_WEIGHTS)
+            raise RoleError(pickle_refusal(repository.name_field, repository.name), exit_codes.DATA)
     return folder
 
 

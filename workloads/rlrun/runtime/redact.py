@@ -293,7 +293,7 @@ class _Document:
         if free and set(value) <= {"name", "key", "optional"}:  # a reference to a key of a Secret or a ConfigMap
             return dict(value)
         free = free and not ({"key", "operator"} <= set(value))  # a term of a selector
-        cleaned = {}
+        cleaned: dict[str, object] = {}
         for key, one in value.items():
             name = str(key)
             within = self._allow_list and (free or free_values.is_free(name))

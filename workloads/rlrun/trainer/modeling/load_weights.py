@@ -88,7 +88,6 @@ def load_sharded(
     with loading_errors(source):
         files = open_files(source, options, names or []) if with_weights or frozen else Files({})
     _by_slices(model, files, group, memory, source=source, finish=finished, only=None if with_weights else frozen)
-    files.close()
     if files.where and group.leads:
         logger.info(f"read {files.bytes_read / 2**30:.2f} GiB of the weights on rank 0")
     return model

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ZERO_BUBBLE, ActivationCheckpointing, ActivationMode, GradientAccumulation
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
 from rlrun.fit.trainer import GATHERED_SHARE
+from rlrun.hub.pickled import refuse_pickles
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -45,14 +44,14 @@ from rlrun.trainer.modeling.small_config import deterministic
 from rlrun.trainer.modeling.tensor_names import remember
 from rlrun.trainer.ranks.group import Group
 
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def check_source(config: ModelConfig, source: str) -> None:
     """Look at the model's folder before anything is loaded.
 
     Raises:
-        RoleError: it is missing or holds no configuration or no weights; names what is missing.
+        RoleError: it is missing, has no configuration or no weights, or its weights are pickles; names what is missing.
     """
     if config.name is not None:
         return
@@ -61,6 +60,7 @@ def check_source(config: ModelConfig, source: str) -> None:
         raise RoleError(f"model.path {source} is not a folder", exit_codes.DATA)
     if not (folder / "config.json").is_file():
         raise RoleError(f"the model folder {source} has no config.json", exit_codes.DATA)
+    refuse_pickles(folder, "model.path", source)
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise RoleError(
             f"the model folder {source} has no weights: expected {_WEIGHTS[0]} or {_WEIGHTS[1]}", exit_codes.DATA
@@ -81,7 +81,9 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
         architecture = AutoConfig.from_pretrained(source, **options)
         deterministic(architecture)
         if with_weights:
-            model = AutoModelForCausalLM.from_pretrained(source, config=architecture, **options, **shape)
+            model = AutoModelForCausalLM.from_pretrained(
+                source, config=architecture, use_safetensors=True, **options, **shape
+            )
         else:
             model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=config.trust_remote_code, **shape)
     model.config.use_cache = False
@@ -100,13 +102,6 @@ def loading_errors(source: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RoleError(f"cannot load the model {shown(source)}: {reason[0]}", exit_codes.DATA) from error
-    except pickle.UnpicklingError as error:  # torch's text is advice to execute it
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"names {named[1]}" if named else "holds more than tensors"
-        raise RoleError(
-            f"cannot load the model {shown(source)}: a file of its weights {what}; it is not read. Bring the weights as safetensors",
-            exit_codes.DATA,
-        ) from None
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:

@@ -179,7 +179,6 @@ def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, s
         path, _, attribute = name.rpartition(".")
         whole = nn.Parameter(planned[name].whole(), requires_grad=False)
         skeleton.get_submodule(path).register_parameter(attribute, whole)
-    files.close()
 
 
 def _base(model: ModelConfig, source: str, adapters: LoRAConfig) -> nn.Module:

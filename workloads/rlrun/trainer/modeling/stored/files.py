@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from rlrun.trainer.modeling.stored.lazy import Lazy, Slices
 
-_NAMES = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
-"""A single file and the index of several, by the format; the first that is there counts."""
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+"""A single file, and the index of several. Pickles (`pytorch_model.bin`) are never read: `rlrun.hub.pickled` refuses them."""
 
 
 class Files:
@@ -32,50 +30,22 @@ class Files:
         """Bytes of all slices that were read, in the number format of the files."""
         self.largest_read = 0
         """Bytes of the largest slice."""
-        self._pickle: tuple[Path, Mapping[str, Tensor]] | None = None
 
     def tensor(self, name: str) -> Lazy:
         """A tensor, by its name in the files."""
         return Lazy(self._shape(name), lambda slices: self._read(name, slices))
 
-    def close(self) -> None:
-        """Let go of a file that is mapped."""
-        self._pickle = None
-
     def _shape(self, name: str) -> tuple[int, ...]:
-        path = self.where[name]
-        if path.suffix != ".safetensors":
-            return tuple(self._tensors(path)[name].shape)
-        with safe_open(path, framework="pt") as file:
+        with safe_open(self.where[name], framework="pt") as file:
             return tuple(file.get_slice(name).get_shape())
 
     def _read(self, name: str, slices: Slices) -> Tensor:
-        path = self.where[name]
-        if path.suffix != ".safetensors":
-            found = self._tensors(path)[name][slices]
-        else:
-            with safe_open(path, framework="pt") as file:
-                found = file.get_slice(name)[slices] if slices else file.get_tensor(name)
+        with safe_open(self.where[name], framework="pt") as file:
+            found = file.get_slice(name)[slices] if slices else file.get_tensor(name)
         size = found.numel() * found.element_size()
         self.bytes_read += size
         self.largest_read = max(self.largest_read, size)
         return found
-
-    def _tensors(self, path: Path) -> Mapping[str, Tensor]:
-        if self._pickle is None or self._pickle[0] != path:
-            self._pickle = None  # or two files live at once
-            self._pickle = (path, mapped(path))
-        return self._pickle[1]
-
-
-def mapped(path: Path) -> Mapping[str, Tensor]:
-    """Tensors of a file that `torch.save` wrote, mapped into memory; of one older than torch 1.6, which cannot be mapped, read.
-
-    Raises:
-        pickle.UnpicklingError: it holds more than tensors; nothing of it was executed.
-    """
-    found: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
 def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
@@ -85,28 +55,23 @@ def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
         source: folder or name on the hub.
         options: of the hub, such as the revision.
     """
-    for single, index in _NAMES:
-        if (path := _optional(source, index, options)) is not None:
-            return list(_weight_map(path))
-        if (path := _optional(source, single, options)) is None:
-            continue
-        if path.suffix != ".safetensors":
-            return list(mapped(path))
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    return None
+    if (path := _optional(source, _INDEX, options)) is not None:
+        return list(_weight_map(path))
+    if (path := _optional(source, _SINGLE, options)) is None:
+        return None
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
 
 
 def open_files(source: str, options: Mapping[str, Any], names: list[str]) -> Files:
     """The files of tensors that `stored_names` gave; those of the hub are downloaded."""
-    for single, index in _NAMES:
-        if (path := _optional(source, index, options)) is not None:
-            paths, _ = get_checkpoint_shard_files(source, str(path), **options)
-            by_name = {Path(one).name: Path(one) for one in paths}
-            return Files({name: by_name[file] for name, file in _weight_map(path).items()})
-        if (path := _optional(source, single, options)) is not None:
-            return Files(dict.fromkeys(names, path))
-    raise FileNotFoundError(f"{source} has no weights")
+    if (path := _optional(source, _INDEX, options)) is not None:
+        paths, _ = get_checkpoint_shard_files(source, str(path), **options)
+        by_name = {Path(one).name: Path(one) for one in paths}
+        return Files({name: by_name[file] for name, file in _weight_map(path).items()})
+    if (path := _optional(source, _SINGLE, options)) is not None:
+        return Files(dict.fromkeys(names, path))
+    raise FileNotFoundError(f"{source} has no safetensors")
 
 
 def _optional(source: str, name: str, options: Mapping[str, Any]) -> Path | None:
