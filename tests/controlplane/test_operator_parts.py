@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.controlplane.harness import wait_for
-from tests.controlplane.world import APPS, CORE, World
+from tests.controlplane.world import APPS, CORE, RUNS, World
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 NETWORK = "/apis/networking.k8s.io/v1"
@@ -89,6 +89,44 @@ def test_edited_workloads_are_put_back_and_named_and_later_attempts_have_nothing
     assert (found["status"], found["reason"]) == ("False", "Drifted")
     status = world.status("drift")
     assert (status["attempt"], status.get("restarts", 0)) == (1, 0)
+
+
+@pytest.mark.full
+def test_an_autoscaler_of_the_deployment_is_told_to_name_the_run(world: World) -> None:
+    """Without metrics it still keeps `minReplicas`."""
+    world.create("drift", inference={"replicas": 2})
+    world.wait_phase("drift", "Starting")
+    world.wait_pods_ready("drift", 3)
+    world.renew("drift", step=3)
+    world.wait_phase("drift", "Running")
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "drift-inference"}
+    scaler = {"metadata": {"name": "busy"}, "spec": {"scaleTargetRef": target, "minReplicas": 4, "maxReplicas": 6}}
+    world.kube("POST", world.path("/apis/autoscaling/v2", "horizontalpodautoscalers"), scaler)
+    wait_for(
+        lambda: world.condition("drift", "ChildrenIntact").get("message", ""),
+        lambda told: (
+            "was scaled to 4 by kube-controller-manager" in told and "name RLRun drift in scaleTargetRef" in told
+        ),
+        "the autoscaler is reported",
+    )
+    path = world.path(APPS, "deployments", "drift-inference")
+    wait_for(lambda: world.kube("GET", path)["spec"]["replicas"], lambda count: count == 2, "two engines are left")
+    world.wait_event("drift", "Drifted")
+
+
+def test_a_deletion_in_the_foreground_waits_for_the_runs_objects(world: World) -> None:
+    """`kubectl delete rlr NAME --cascade=foreground --wait`. A Service is held here: kwok takes the finalizers of pods away."""
+    world.start("front")
+    run, held = world.path(RUNS, "rlruns", "front"), world.path(CORE, "services", "front-trainer")
+    world.kube("PATCH", held, {"metadata": {"finalizers": ["test.example/hold"]}})
+    world.kube("DELETE", run, {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"})
+    rest = {"services/front-trainer", "persistentvolumeclaims/front-data"}
+    wait_for(lambda: set(world.versions("front")), lambda found: found == rest, "everything else is deleted")
+    found = world.kube("GET", run)["metadata"]
+    assert found["finalizers"] == ["foregroundDeletion"]
+    world.kube("PATCH", held, {"metadata": {"finalizers": None}})
+    wait_for(lambda: world.kube.get(run), lambda found: found is None, "the run is gone")
+    assert set(world.versions("front")) == {"persistentvolumeclaims/front-data"}, "it has a volume"
 
 
 def _edit_container(world: World, path: str, change: dict[str, Any]) -> None:

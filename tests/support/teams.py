@@ -45,6 +45,7 @@ DEEDS: tuple[Deed, ...] = (
     _deed("read runs", _READ, "rlrun.io/rlruns", "oev"),
     _deed("create, change, delete runs", _WRITE, "rlrun.io/rlruns", "e"),
     _deed("write a run's status", ("patch", "update"), "rlrun.io/rlruns/status", "o"),
+    _deed("change a run's finalizers", ("update",), "rlrun.io/rlruns/finalizers", "o"),
     _deed("scale a run", ("patch", "update"), "rlrun.io/rlruns/scale", "e"),
     _deed("read pods", _READ, "/pods", "oev"),
     _deed("create, change, delete pods", _WRITE, "/pods", "oe"),

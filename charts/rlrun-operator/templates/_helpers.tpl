@@ -76,6 +76,10 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
 - apiGroups: [rlrun.io]
   resources: [rlruns/status]
   verbs: [patch]
+# Kubernetes asks for it of who makes children that block their run's deletion in the foreground.
+- apiGroups: [rlrun.io]
+  resources: [rlruns/finalizers]
+  verbs: [update]
 - apiGroups: [apps]
   resources: [statefulsets, deployments]
   verbs: [get, list, watch, create, patch, delete]

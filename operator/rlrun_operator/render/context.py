@@ -257,9 +257,9 @@ def metadata(
         "labels": labels(ctx.name, role, attempt),
     }
     if owned:
-        # blockOwnerDeletion would need the right to update finalizers of runs, and nothing waits for it.
+        # `kubectl delete --cascade=foreground` waits for children that block. Setting it needs `update` on rlruns/finalizers.
         owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": ctx.name, "uid": ctx.uid}
-        result["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": False}]
+        result["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
     else:
         # Argo CD prunes what has the tracking label of an Application (of the run's own name, for example) and no owner.
         del result["labels"][INSTANCE_LABEL]

@@ -13,6 +13,7 @@ _WATCH = ("get", "list", "watch")
 NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     *((resource.group, resource.plural, _WATCH) for resource in WATCHED),
     (GROUP, f"{PLURAL}/status", ("patch",)),
+    (GROUP, f"{PLURAL}/finalizers", ("update",)),
     ("", "pods", ("create", "patch", "delete")),
     ("apps", "statefulsets", ("create", "patch", "delete")),
     ("apps", "deployments", ("create", "patch", "delete")),

@@ -315,6 +315,7 @@ def test_operator_reads_no_secret_writes_no_spec_and_has_no_wildcard(render: Ren
     assert verbs(role, "", "secrets") == {"create"}
     assert verbs(role, "rlrun.io", "rlruns") == {"get", "list", "watch"}
     assert verbs(role, "rlrun.io", "rlruns/status") == {"patch"}
+    assert verbs(role, "rlrun.io", "rlruns/finalizers") == {"update"}
     rules = [rule for one in of_kind(documents, *ROLES) for rule in one["rules"]]
     assert "*" not in str(rules)
 

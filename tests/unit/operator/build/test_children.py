@@ -45,7 +45,7 @@ def test_every_child_is_labelled_owned_and_has_no_finalizer(name: str) -> None:
         if child["kind"] == "PersistentVolumeClaim" and ctx.spec.storage.when_deleted == "Retain":
             continue
         (owner,) = metadata["ownerReferences"]
-        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (ctx.uid, True, False)
+        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (ctx.uid, True, True)
 
 
 def test_names_of_children_are_unique_and_short_enough_for_labels() -> None:
