@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,18 @@ def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> 
     assert ".?accessModes" in fixed.holds
     assert "?size" not in fixed.holds, "the claim's size has a rule of its own"
     assert ("Suspended" in while_suspended.holds, "Suspended" in fixed.holds) == (True, False)
+
+
+def test_the_page_of_a_runs_life_names_the_fields_that_may_be_edited_at_any_time() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "life.md").read_text()
+    rows = [row.split("|")[1:3] for row in page.partition("| fields | when |")[2].splitlines() if row.startswith("|")]
+    always = {
+        field
+        for fields, when in rows
+        if when.strip().startswith("always")
+        for field in re.findall(r"`([^`]+)`", fields)
+    }
+    assert always == set(LIVE_FIELDS)
 
 
 @pytest.mark.parametrize(
