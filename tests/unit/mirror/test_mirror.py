@@ -156,9 +156,9 @@ def test_a_storage_that_refuses_is_asked_again_and_holds_nobody(
     class Clock(Ending):
         def wait(self, seconds: float | None = None) -> bool:
             waits.append(seconds or 0.0)
-            if len(waits) == 3:
+            if len(waits) == 7:
                 monkeypatch.setattr(type(store), "put_file", lambda s, a, b, **k: put(a, b, **k))
-            if len(waits) == 4:
+            if len(waits) == 8:
                 self.set()
             return self.is_set()
 
@@ -168,7 +168,7 @@ def test_a_storage_that_refuses_is_asked_again_and_holds_nobody(
     over = Clock()
     monkeypatch.setattr(type(store), "put_file", refuses)
     assert mirror(paths).follow(over)
-    assert waits == [5.0, 10.0, 20.0, main.LOOK_SECONDS]
+    assert waits == [5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 120.0, main.LOOK_SECONDS]
 
 
 @pytest.mark.parametrize(
