@@ -43,6 +43,7 @@ from rlrun.config.algorithm.names import (
     default_aggregation,
     needs,
 )
+from rlrun.local import main as local
 from rlrun.runtime import exit_codes
 from tools.crd import crd_files
 from tools.docs_algorithms import algorithm_pages
@@ -60,7 +61,11 @@ _OTHER_SUBCOMMANDS = (
     "",
     "### `rlrun local`",
     "",
-    "Starts all roles of a manifest on this machine; `rlrun local --help` tells its options.",
+    "Starts all roles of a manifest on this machine.",
+    "",
+    "```text",
+    local.parser().format_help().rstrip(),
+    "```",
     "",
     "`validate`, `render`, `local`, `eval` and `synthesize` take the fields of `spec` as options behind the manifest, which vary it:",
     "`rlrun local run.yaml --max-steps 20 --trainer.optimizer.lr 1e-5`. Their own options win over a field of the same name.",

@@ -11,7 +11,7 @@ import pytest
 from tests.support.programs import run_program
 from tests.unit.inspect.test_recommended_cluster_commands import KUBECTL, OPTIONS
 
-_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+_OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][a-z-]*")
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,8 @@ id = "reverse-text"
 """
 QUICKSTART = (ROOT / "examples/quickstart.yaml").read_text()
 SPEC = RLRunSpec.model_validate(yaml.safe_load(QUICKSTART)["spec"])
+SHELL = ("ls", "tail", "head")
+"""Programs of the shell, which fills in the stars of their arguments."""
 PROGRAMS: Mapping[str, Callable[[], int]] = {"rlrun": main.main, "sft": sft.main, "kubectl": plugin.main}
 NEWEST = "weights/v00000009.a0002"
 RUN: dict[str, Any] = {
@@ -133,6 +136,8 @@ def write_state(here: Path) -> None:
     write_batch(run.paths.batch(30, 1), Batch(30, 1, samples))
     run.write("traces/step_00000030.jsonl", (run.root / "traces/step_00000003.jsonl").read_text())
     run.write("logs/attempt_0001/trainer/trainer.log", "[rank0]: a line\n")
+    (here / "runs" / "quickstart-1").symlink_to(run.root)
+    run.write("traces/step_00000090.jsonl", (run.root / "traces/step_00000003.jsonl").read_text())
     attempt = {
         "attempt": 1,
         "base_attempt": None,
@@ -165,7 +170,7 @@ def test_the_command_runs_as_it_is_printed(
         Path("rows.jsonl").unlink()
     monkeypatch.setattr("sys.argv", ["kubectl-rlrun", *words[2:]] if words[0] == "kubectl" else words)
     try:
-        code = PROGRAMS[words[0]]()
+        code = subprocess.call(command, shell=True) if words[0] in SHELL else PROGRAMS[words[0]]()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     out, err = capfd.readouterr()

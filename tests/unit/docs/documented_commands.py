@@ -80,6 +80,7 @@ TESTS: Mapping[str, str] = {
         "tests/processes/chart/test_chart.py::test_each_watched_namespace_gets_a_role_and_the_binding_to_it"
     ),
     r"rlrun init .*": AS_PRINTED,
+    r"(ls|tail|head) .*runs/quickstart-\*/.*": AS_PRINTED,
     r"rlrun convert (run_grpo\.sh|run\.sh|rl\.toml|rl @ base\.toml) .*": AS_PRINTED,
     r"rlrun convert (ppo|gsm8k_grpo)\.yaml .*|rlrun convert run_sft\.sh .*": (
         "tests/unit/convert/test_documented.py::test_each_has_an_outcome_that_a_user_can_act_on"
@@ -126,7 +127,6 @@ TESTS: Mapping[str, str] = {
 """Commands, as regular expressions, and the test that runs them or does what they do."""
 REASONS: Mapping[str, str] = {
     r"git clone <this repository> && cd rlrun": "the address is the reader's",
-    r"(ls|tail|head) .*runs/quickstart-\*/.*": "looks at what `make quickstart` has left",
     r"docker build .*": "needs a builder of images and a network; tests/unit/images looks at the files",
     r"kind .*": "needs Docker; the tests' clusters are made without",
     r"kubectl (-n team-a )?(create namespace|create secret|label namespace) .*": "Kubernetes' own: nothing of it is ours",

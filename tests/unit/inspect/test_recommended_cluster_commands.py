@@ -9,21 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.docs.documented_commands import ROOT
+from tests.unit.docs.documented_commands import ROOT, commands, pages
 from tests.unit.inspect.test_recommended_commands import texts
 
 KUBECTL = "-n --namespace --context --kubeconfig"
 """Options of every verb of kubectl."""
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "kubectl": {
+        "annotate": "--overwrite",
         "apply": "-f --filename --server-side --dry-run",
         "auth can-i": "-A --list",
         "config current-context": "",
         "config get-contexts": "-o",
+        "create namespace": "",
+        "create rolebinding": "--clusterrole --user",
         "create secret generic": "--from-literal --from-file --dry-run -o",
+        "delete crd": "",
         "delete pod": "--force --grace-period --wait",
         "delete pvc": "--wait",
+        "delete rlr": "--all",
         "describe": "-l --selector -A",
+        "diff": "-f",
         "explain": "--recursive --api-version",
         "get": "-A -o -w -l --selector --field-selector",
         "label": "--overwrite -l",
@@ -38,6 +44,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "install": "-n --namespace --create-namespace --wait --set --values",
         "template": "--set --values",
         "test": "-n --namespace --logs",
+        "uninstall": "-n --namespace",
         "upgrade": "-n --namespace --install --reuse-values --set --values",
     },
 }
@@ -79,6 +86,7 @@ COMMANDS = sorted(set(recommended()))
 
 def faults(program: str, words: str) -> list[str]:
     """Unknown verb or options of a command."""
+    words = re.sub(r"\$\([^)]*\)", "X", words)
     plain = [word for word in words.split() if not word.startswith("-")]
     text = " ".join(plain)
     options = [word.partition("=")[0].rstrip(").") for word in words.split() if re.match(r"--?[a-z]", word)]
@@ -89,6 +97,22 @@ def faults(program: str, words: str) -> list[str]:
         return [f"unknown verb: {program} {text}"]
     known = {*OPTIONS[program][verb].split(), *(KUBECTL.split() if program == "kubectl" else ())}
     return [f"{program} {verb} has no {one}" for one in options if one not in known]
+
+
+PRINTED = sorted(
+    {
+        command
+        for page in pages()
+        for command in commands(page.read_text())
+        if command.split()[0] in OPTIONS and not command.startswith("kubectl rlrun ")
+    }
+)
+
+
+@pytest.mark.parametrize("command", PRINTED)
+def test_each_command_of_the_pages_has_a_verb_and_options_that_exist(command: str) -> None:
+    program, _, words = command.partition(" | ")[0].partition(" > ")[0].partition(" ")
+    assert faults(program, words) == []
 
 
 def test_there_are_commands_to_look_at() -> None:

@@ -110,14 +110,14 @@ def _near(name: str, api: Api, error: ClusterError) -> str:
     """Hint at the run that a name may mean, where the cluster has none of that name or is not there."""
     if reader.is_run(here := Path("runs") / name):
         return f"; a run of this name is in {here}"
-    here = f"; the folder {name} holds no run (no run.json)" if Path(name).is_dir() else ""
+    empty = f"; the folder {name} holds no run (no run.json)" if Path(name).is_dir() else ""
     if error.code != exit_codes.USAGE:
-        return here
+        return empty
     try:
         listed = ask_json(api, ["get", RUNS]).get("items") or ()
     except ClusterError:
-        return here
-    return did_you_mean(name, [str(one["metadata"]["name"]) for one in listed]) + here
+        return empty
+    return did_you_mean(name, [str(one["metadata"]["name"]) for one in listed]) + empty
 
 
 class Parts(Protocol):
