@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
 from rlrun_operator.render.context import RunContext, metadata
+from rlrun_operator.render.egress import with_addresses
 from rlrun_operator.render.outside import outside_rules, proxy_rules
+from rlrun_operator.restrictions import ANY_ADDRESS
 from rlrun_operator.state import Json, Manifest
 
 HUB_PORT = 443
@@ -71,17 +73,18 @@ def orchestrator_policy(ctx: RunContext) -> Manifest:
     )
     doors.append(({"podSelector": _pods(serving, engines)}, endpoints.ENGINE_PORT))
     egress: list[Json] = [{"to": [peer], **_tcp(port)} for peer, port in doors]
-    egress += ctx.settings.network.api_server
     if _data_of_the_hub(ctx) or any(
         _reads_hub(environment.id, environment.args) for environment in ctx.spec.environments
     ):
         egress.append(_tcp(HUB_PORT))
     outside = [*outside_rules(ctx.spec), *proxy_rules(ctx.spec, ["orchestrator"])]
     egress += [rule for i, rule in enumerate(outside) if rule not in (*egress, *outside[:i])]
-    spec = {
-        "podSelector": _pods(ctx.name, "orchestrator"),
-        **_both_ways(ctx, _scraped(ctx, endpoints.ORCHESTRATOR_PORT), egress),
-    }
+    both = _both_ways(ctx, _scraped(ctx, endpoints.ORCHESTRATOR_PORT), egress)
+    # The policy for runs does not limit the way to the API server, whose address it need not know.
+    both["egress"] += [
+        rule for rule in with_addresses(ctx.settings.network.api_server, ANY_ADDRESS) if rule not in both["egress"]
+    ]
+    spec = {"podSelector": _pods(ctx.name, "orchestrator"), **both}
     return _policy(metadata(ctx, ctx.names.orchestrator_access, "orchestrator"), spec)
 
 
@@ -104,7 +107,8 @@ def _both_ways(ctx: RunContext, ingress: Sequence[Manifest], egress: Sequence[Ma
     hub = [_tcp(HUB_PORT)] if ctx.spec.model.name is not None else []
     common = [*ctx.settings.network.dns, *hub, *ctx.spec.network_policy.extra_egress]
     comes_in = {"ingress": ingress} if ingress else {}  # an empty list would be another object at each apply
-    return {"policyTypes": ["Ingress", "Egress"], **comes_in, "egress": [*egress, *common]}
+    allowed = ctx.settings.installation.policy.egress
+    return {"policyTypes": ["Ingress", "Egress"], **comes_in, "egress": with_addresses([*egress, *common], allowed)}
 
 
 def _scraped(ctx: RunContext, *ports: int) -> list[Json]:
@@ -121,7 +125,8 @@ def _reference_access(ctx: RunContext) -> list[Manifest]:
     fetched = reference is not None and reference.resolved(ctx.spec.model).name is not None
     if not fetched and (tiny is None or not _reads_hub(tiny.warmup_environment, tiny.warmup_args)):
         return []
-    spec = {"podSelector": _pods(ctx.name, "trainer"), "policyTypes": ["Egress"], "egress": [_tcp(HUB_PORT)]}
+    egress = with_addresses([_tcp(HUB_PORT)], ctx.settings.installation.policy.egress)
+    spec = {"podSelector": _pods(ctx.name, "trainer"), "policyTypes": ["Egress"], "egress": egress}
     return [_policy(metadata(ctx, ctx.names.reference_access, "trainer"), spec)]
 
 

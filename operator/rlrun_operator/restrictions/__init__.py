@@ -4,6 +4,6 @@
 """
 
 from rlrun_operator.restrictions.refusals import refusals, refused_claim
-from rlrun_operator.restrictions.run_policy import Installation, RunPolicy
+from rlrun_operator.restrictions.run_policy import ANY_ADDRESS, Installation, RunPolicy
 
-__all__ = ["Installation", "RunPolicy", "refusals", "refused_claim"]
+__all__ = ["ANY_ADDRESS", "Installation", "RunPolicy", "refusals", "refused_claim"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX
 from rlrun_operator.names import ROLES, Names
 from rlrun_operator.restrictions import allowed
+from rlrun_operator.restrictions.egress import refused_egress
 from rlrun_operator.restrictions.rules import (
     Anything,
     Containers,
@@ -49,7 +50,7 @@ def refusals(installation: Installation, namespace: str, name: str, spec: Mappin
         if isinstance(block, Mapping):
             found += _Place(policy, role, role).judge(allowed.ROLE, block)
     found += _Place(policy, "", "").judge(allowed.REST, spec)
-    return [*found, *_operators_own(installation, namespace, name, spec)]
+    return [*found, *refused_egress(policy, spec), *_operators_own(installation, namespace, name, spec)]
 
 
 def refused_claim(policy: RunPolicy, path: str, claim: str) -> list[str]:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.formats import Format
+
+
+def _block(text: str) -> str:
+    try:
+        network, _, length = text.partition("/")
+        return str(ipaddress.ip_network(f"{network}/{int(length)}"))
+    except ValueError as error:
+        raise ValueError(f"got {text}, expected a block of addresses such as 10.0.0.0/8: {error}") from None
+
 
 NamePattern = Annotated[
     str,
     Field(min_length=1, max_length=512),
     Format(r"[^*]*\*?", "a name, or the beginning of names followed by *"),
 ]
+AddressBlock = Annotated[
+    str,
+    Field(max_length=64),
+    AfterValidator(_block),
+    Format(r"[0-9A-Fa-f:.]+/[0-9]{1,3}", "a block of addresses such as 10.0.0.0/8"),
+]
 Patterns = Annotated[tuple[NamePattern, ...], Field(max_length=256)]
 ListName = Literal["serviceAccounts", "claims", "secrets", "images", "priorityClasses", "annotations"]
+ANY_ADDRESS = ("0.0.0.0/0", "::/0")
+"""Blocks of all addresses."""
 WHOLE_IMAGE_PART = re.compile(r"\*|.*[/:@]\*|[^*]*")
 """An image pattern ends between two parts of a name: `registry.example.com*` would match `registry.example.com.evil.io/x` too."""
 RUN_KEY = r".*-key-[0-9a-f]{8}(-[0-9]+)?"
@@ -45,6 +63,23 @@ class RunPolicy(Config):
         "karpenter.sh/do-not-disrupt",
     )
     """Annotations of pods that a `podTemplate` may set: container runtimes and networks take orders from some."""
+
+    egress: Annotated[tuple[AddressBlock, ...], Field(max_length=64)] = ANY_ADDRESS
+    """Addresses that rules without an address open (hubs, names of trackers), and that other rules of a run may name."""
+
+    @property
+    def limits_egress(self) -> bool:
+        """True if runs may not reach all addresses."""
+        return set(self.egress) != set(ANY_ADDRESS)
+
+    def allows_block(self, cidr: str) -> bool:
+        """True if a block of addresses is within an allowed one; False if it is not a block."""
+        try:
+            inner = ipaddress.ip_network(cidr, strict=False)
+        except ValueError:
+            return False
+        outer = [ipaddress.ip_network(block) for block in self.egress]
+        return any(one.version == inner.version and one.supernet_of(inner) for one in outer)  # type: ignore[arg-type]
 
     @model_validator(mode="after")
     def _image_parts(self) -> Self:

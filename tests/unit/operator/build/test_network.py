@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from rlrun_operator.render import RunContext
 from rlrun_operator.render.outside import outside_rules
+from rlrun_operator.restrictions import Installation, RunPolicy, refusals
 from rlrun_operator.settings import NetworkSettings
 from tests.cluster.native.policy_rules import selects
 from tests.unit.operator.build.examples import container, context, everything
@@ -57,7 +59,7 @@ def _peer(peers: list[dict[str, Any]] | None, other: Labels | Elsewhere | str | 
     if not peers:
         return True
     if isinstance(other, str):
-        return any(peer.get("ipBlock", {}).get("cidr") == f"{other}/32" for peer in peers)
+        return any(_has_address(peer["ipBlock"], other) for peer in peers if "ipBlock" in peer)
     if isinstance(other, Elsewhere):
         spaces = (
             peer["namespaceSelector"] for peer in peers if "namespaceSelector" in peer and "podSelector" not in peer
@@ -65,6 +67,12 @@ def _peer(peers: list[dict[str, Any]] | None, other: Labels | Elsewhere | str | 
         return any(selects(space, {"kubernetes.io/metadata.name": other.namespace}) for space in spaces)
     here = (peer["podSelector"] for peer in peers if "podSelector" in peer and "namespaceSelector" not in peer)
     return other is not None and any(selects(selector, other) for selector in here)
+
+
+def _has_address(block: dict[str, Any], text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    left_out = any(address in ipaddress.ip_network(cidr) for cidr in block.get("except", ()))
+    return address in ipaddress.ip_network(block["cidr"]) and not left_out
 
 
 def _port(ports: list[dict[str, Any]] | None, port: int) -> bool:
@@ -321,3 +329,80 @@ def test_a_run_without_policies_gets_none_for_its_scrapers() -> None:
     ctx = context({"networkPolicy": {"mode": "None"}})
     settings = replace(ctx.settings, network=NetworkSettings(metrics_from=({"podSelector": {}},)))
     assert policies(replace(ctx, settings=settings)) == []
+
+
+EVERYWHERE: dict[str, Any] = {
+    "model": {"name": "a/b"},
+    "tracking": {"mlflow": {"uri": "http://mlflow.example.org"}},
+    "networkPolicy": {"extraEgress": [{"ports": [{"protocol": "TCP", "port": 5000}]}, {}]},
+}
+"""A run with every rule that names no address."""
+
+
+@pytest.mark.parametrize(
+    "address", ["169.254.169.254", "169.254.170.2", "fe80::a9fe:a9fe", "fd00:ec2::254", "fd20:ce::254"]
+)
+def test_metadata_of_the_cloud_is_reached_by_no_rule_without_an_address(address: str) -> None:
+    found = policies(context(EVERYWHERE))
+    assert [port for port in (80, 443, 5000, 6443) if reached(found, port, address)] == []
+    assert reached(found, 80, OUTSIDE) == reached(found, 443, "2001:db8::1") == set(ROLES)
+
+
+def limited(ctx: RunContext, *blocks: str) -> RunContext:
+    policy = RunPolicy.model_validate({"egress": blocks})
+    return replace(ctx, settings=replace(ctx.settings, installation=Installation(policy)))
+
+
+def test_policy_limits_what_a_rule_without_an_address_opens() -> None:
+    found = policies(limited(known_address(context(EVERYWHERE)), "198.51.100.0/24", "169.254.0.0/16"))
+    assert reached(found, 443, "198.51.100.7") == reached(found, 443, "169.254.169.254") == set(ROLES)
+    assert reached(found, 443, OUTSIDE) == reached(found, 443, "2001:db8::1") == set()
+    assert not passes(found, pod("run", "trainer"), Elsewhere("other"), 443)
+    unknown = policies(limited(context(), "198.51.100.0/24"))
+    assert reached(unknown, 6443) == {"orchestrator"}, "the API server's address is not the policy's"
+    assert reached(policies(limited(context(EVERYWHERE))), 5000) == set()
+
+
+BLOCK = {"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}
+OUT_OF_BOUNDS: list[tuple[dict[str, Any], str]] = [
+    ({"networkPolicy": {"mode": "None"}}, "networkPolicy.mode (None)"),
+    (
+        {"networkPolicy": {"extraEgress": [{}, BLOCK]}},
+        "networkPolicy.extraEgress[1].to[0].ipBlock.cidr (203.0.113.0/24)",
+    ),
+    ({"networkPolicy": {"extraEgress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}]}}, "ipBlock.cidr (0.0.0.0/0)"),
+    ({"tracking": {"mlflow": {"uri": "http://203.0.113.7:80"}}}, "tracking.mlflow.uri (203.0.113.7)"),
+    (
+        {"orchestrator": {"env": [{"name": "HTTPS_PROXY", "value": "http://203.0.113.7:1"}]}},
+        "orchestrator.env[0].value (203.0.113.7)",
+    ),
+    (
+        {"environments": [{"id": "dataset", "args": {"x": [{"base_url": "http://[2001:db8::1]/v1"}]}}]},
+        "args.x[0].base_url (2001:db8::1)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "where"), OUT_OF_BOUNDS, ids=[where for _, where in OUT_OF_BOUNDS])
+def test_address_out_of_bounds_is_refused_with_its_field(spec: dict[str, Any], where: str) -> None:
+    limits = Installation(RunPolicy.model_validate({"egress": ["198.51.100.0/24"]}))
+    (found,) = refusals(limits, "team-a", "run", spec)
+    assert where in found
+    assert "198.51.100.0/24" in found
+    assert refusals(Installation(), "team-a", "run", spec) == []
+
+
+def test_address_within_bounds_is_allowed() -> None:
+    limits = Installation(RunPolicy.model_validate({"egress": ["198.51.100.0/24"]}))
+    inside = {"to": [{"ipBlock": {"cidr": "198.51.100.128/25"}}, {"podSelector": {}}]}
+    spec = {
+        "networkPolicy": {"extraEgress": [inside]},
+        "tracking": {"mlflow": {"uri": "http://198.51.100.7"}, "wandb": {"base_url": "http://127.0.0.1"}},
+    }
+    assert refusals(limits, "team-a", "run", spec) == []
+
+
+@pytest.mark.parametrize("block", ["10.0.0.1/8", "10.0.0.0", "example.org/8", "10.0.0.0/33"])
+def test_malformed_block_of_the_policy_is_refused(block: str) -> None:
+    with pytest.raises(ValueError, match="block of addresses"):
+        RunPolicy.model_validate({"egress": [block]})

@@ -1,0 +1,67 @@
+"""Judgment of the addresses outside of the cluster that a run names, where the policy limits them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+from rlrun_operator.restrictions.run_policy import RunPolicy
+
+_FIX = "name an address within one of them, or ask the administrator of the operator for it"
+
+
+def refused_egress(policy: RunPolicy, spec: Mapping[str, object]) -> Iterator[str]:
+    """Yield every address of a specification that the policy does not allow, with its field and a fix.
+
+    Names of hosts are not judged: their rules open the allowed addresses only.
+
+    Args:
+        policy: with its blocks of addresses.
+        spec: specification as the API server has it.
+    """
+    if not policy.limits_egress:
+        return
+    blocks = ", ".join(policy.egress) or "none"
+    network = spec.get("networkPolicy")
+    if isinstance(network, Mapping):
+        if network.get("mode") == "None":
+            yield f"networkPolicy.mode (None) opens all addresses, and policy.egress allows {blocks}; remove it"
+        for path, cidr in _blocks(network.get("extraEgress")):
+            if not policy.allows_block(cidr):
+                yield f"networkPolicy.{path} ({cidr}) is not within policy.egress ({blocks}); {_FIX}"
+    for path, text in _texts(spec, ""):
+        address = _address(text)
+        if address is not None and not policy.allows_block(address):
+            yield f"{path} ({address}) is not within policy.egress ({blocks}); {_FIX}"
+
+
+def _blocks(rules: object) -> Iterator[tuple[str, str]]:
+    for i, rule in enumerate(rules if isinstance(rules, list) else ()):
+        peers = rule.get("to") if isinstance(rule, Mapping) else None
+        for j, peer in enumerate(peers if isinstance(peers, list) else ()):
+            block = peer.get("ipBlock") if isinstance(peer, Mapping) else None
+            if isinstance(block, Mapping):
+                yield f"extraEgress[{i}].to[{j}].ipBlock.cidr", str(block.get("cidr"))
+
+
+def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _texts(one, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for i, one in enumerate(value):
+            yield from _texts(one, f"{path}[{i}]")
+
+
+def _address(text: str) -> str | None:
+    """Return the address in a URL; None: it has a name, is of this machine, or the text is not a URL."""
+    if "://" not in text:
+        return None
+    try:
+        found = ipaddress.ip_address(urlsplit(text.strip()).hostname or "")
+    except ValueError:
+        return None
+    return None if found.is_loopback or found.is_unspecified else str(found)
