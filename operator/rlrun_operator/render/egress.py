@@ -31,7 +31,7 @@ def with_addresses(rules: Iterable[Json], allowed: Sequence[str]) -> list[Json]:
 
 def _peers(allowed: Sequence[str]) -> list[Json]:
     blocks = [_block(ipaddress.ip_network(cidr)) for cidr in allowed]
-    pods = [{"namespaceSelector": {}}] if set(allowed) == set(ANY_ADDRESS) else []
+    pods: list[Json] = [{"namespaceSelector": {}}] if set(allowed) == set(ANY_ADDRESS) else []
     return [*blocks, *pods]
 
 

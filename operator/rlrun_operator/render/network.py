@@ -102,7 +102,7 @@ def _servers(ctx: RunContext) -> Manifest:
     return _policy(metadata(ctx, ctx.names.account), spec)
 
 
-def _both_ways(ctx: RunContext, ingress: Sequence[Manifest], egress: Sequence[Manifest]) -> Json:
+def _both_ways(ctx: RunContext, ingress: Sequence[Manifest], egress: Sequence[Json]) -> Json:
     """Types and rules of a policy, with what all pods of the run may reach."""
     hub = [_tcp(HUB_PORT)] if ctx.spec.model.name is not None else []
     common = [*ctx.settings.network.dns, *hub, *ctx.spec.network_policy.extra_egress]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.files.durable import create_json, new_folder, write_bytes, write_json
+from rlrun.protocol.files.durable import create_json, make_private_folder, new_folder, write_bytes, write_json
 
 
 def names(folder: Path) -> list[str]:
@@ -130,3 +130,23 @@ def test_a_folder_that_fails_leaves_the_one_before(tmp_path: Path, dies: Any) ->
     with pytest.raises(OSError, match="No space left"), new_folder(tmp_path / "v1") as folder:
         (folder / "a").write_text("new")
     assert (tmp_path / "v1" / "a").read_text() == "old"
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_private_folder_is_closed_to_others_under_any_mask(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        assert make_private_folder(tmp_path / "runs" / "demo")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "runs" / "demo").stat().st_mode) == 0o700
+    assert make_private_folder(tmp_path / "runs" / "demo")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701])
+def test_open_folder_of_before_is_reported_and_kept(mode: int, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert not make_private_folder(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == mode

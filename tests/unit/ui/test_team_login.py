@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Semaphore
 from typing import Any
 
 import pytest
@@ -161,7 +163,46 @@ def test_many_guessers_together_are_slowed_down(teams: TeamCluster, clock: Clock
         with pytest.raises(SignedOutError):
             callers.who(f"guess-{number}", f"peer-{number}")
     with pytest.raises(TooManyError):
-        callers.who("one more", "peer-x")
+        callers.who("one more", "peer-7")
+
+
+def test_guesses_from_many_addresses_do_not_lock_out_a_new_user(teams: TeamCluster, clock: Clock) -> None:
+    callers = Callers(teams, clock=clock)
+    for number in range(400):
+        with pytest.raises(SignedOutError):
+            callers.who(f"guess-{number}", f"peer-{number}")
+    assert callers.who(ANN, "a new address").name == "ann"
+    with pytest.raises(SignedOutError):
+        callers.who("mistyped", "another new address")
+    with pytest.raises(TooManyError):
+        callers.who("guess", "another new address")
+
+
+def test_reviews_of_new_addresses_are_few_at_once_while_many_guess(
+    teams: TeamCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers = Callers(teams, clock=clock)
+    for number in range(100):
+        with pytest.raises(SignedOutError):
+            callers.who(f"guess-{number}", f"peer-{number}")
+    monkeypatch.setattr("rlrun.ui.team.callers._NEW_WAIT_SECONDS", 0.01)
+    held, entered, release = [], Semaphore(0), Event()
+    review = callers._review
+
+    def slow(token: str) -> Caller | str:
+        entered.release()
+        release.wait(30)
+        return review(token)
+
+    monkeypatch.setattr(callers, "_review", slow)
+    with ThreadPoolExecutor(4) as pool:
+        held = [pool.submit(callers.who, token, f"new-{i}") for i, token in enumerate((ANN, BOB, ANN + "x", BOB + "x"))]
+        for _ in held:
+            assert entered.acquire(timeout=30)
+        with pytest.raises(TooManyError):
+            callers.who("another", "new-5")
+        release.set()
+        assert held[0].result(30).name == "ann"
 
 
 def test_an_expired_token_that_comes_again_and_again_uses_up_nobody_elses_tries(

@@ -45,7 +45,7 @@ from rlrun.local.shared.gpus import gpu_ids
 from rlrun.local.supervisor import Supervisor
 from rlrun.mirror.starter import mirror_beside
 from rlrun.protocol.files.attempts import RESUME_REQUIRED_VARIABLE, next_number
-from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.durable import make_private_folder, write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.protocol.files.paths import RunPaths
@@ -222,6 +222,10 @@ def _run(call: Call, held: ExitStack) -> int:
     check_recorded(call, config)
     is_own = not call.options.resume or call.options.trust_recorded_code or is_own_run(call.paths.root)
     configs = with_place(call, config, place)
+    if not make_private_folder(call.paths.root):
+        call.say(
+            f"other users of this machine can open {call.folder}; to close it: chmod 700 {shlex.quote(str(call.folder))}"
+        )
     call.begun.extend(files := write_configs(call.paths, configs))
     write_bytes(call.paths.manifest, manifest_text(call.spec, call.name).encode())
     attempt = next_number(call.paths)

@@ -147,7 +147,7 @@ def check_folder(root: Path, *, resume: bool, engines: bool = False, take_over: 
         raise PreflightError(
             f"{root} is not empty: add --resume to go on with the run in it, or choose another --output-dir"
         )
-    check_writable(root, remedy="choose another --output-dir")
+    check_writable(root, remedy="choose another --output-dir", private=True)
 
 
 def check_model(model: ModelConfig) -> None:

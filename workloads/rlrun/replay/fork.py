@@ -214,6 +214,7 @@ def _write(
     uid = str(uuid.uuid4())
     config = resolve(spec, name=name, uid=uid, output_dir=str(target))
     with new_folder(target) as made:
+        made.chmod(0o700)  # as folders of `rlrun local` are
         paths = RunPaths(made)
         paths.manifest.write_text(manifest_text(spec, name))
         paths.run_json.write_text(config.model_dump_json(indent=1, by_alias=False) + "\n")

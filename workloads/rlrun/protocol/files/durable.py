@@ -43,6 +43,21 @@ def make_folder(path: Path) -> None:
     fsync_path(path.parent)
 
 
+def make_private_folder(path: Path) -> bool:
+    """Create a folder, durable, that only its user can open; missing parents are as the user's mask makes them.
+
+    Returns:
+        False if the folder was there before and others can open it.
+    """
+    make_folder(path.parent)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return path.stat().st_mode & 0o077 == 0
+    fsync_path(path.parent)
+    return True
+
+
 def write_bytes(path: Path, content: bytes, *, before_rename: str | None = None) -> None:
     """Replace `path` with `content` in one step; a reader sees the old content or the new, never a part.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.protocol.files.durable import make_folder, write_bytes
+from rlrun.protocol.files.durable import make_folder, make_private_folder, write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import RefusedError, size, trouble_at, trouble_of
@@ -17,18 +17,19 @@ MIN_FREE_BYTES = 64 * 1024 * 1024
 """Below this much space on the run's volume nothing useful can be written."""
 
 
-def check_writable(root: Path, *, remedy: str) -> None:
+def check_writable(root: Path, *, remedy: str, private: bool = False) -> None:
     """Make the folder, and see that something can be written into it.
 
     Args:
         root: the run's folder.
         remedy: what else than making space helps, as the end of `make space or ...`.
+        private: whether a new folder is closed to other users.
 
     Raises:
         RoleError: it cannot be written, or its volume is full.
     """
     try:
-        make_folder(root)
+        (make_private_folder if private else make_folder)(root)
         probe = root / ".writable"
         probe.write_bytes(b"x")
         probe.unlink(missing_ok=True)

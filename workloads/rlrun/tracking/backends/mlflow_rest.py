@@ -159,12 +159,30 @@ class MlflowTracker:
             f"{self._uri}/api/2.0/{path}", data=content, headers=self._headers, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
+            with _OPENER.open(request, timeout=REQUEST_SECONDS) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
             raise _AnswerError(self._uri, error) from None
         except OSError as error:
             raise TrackerError(f"MLflow at {self._uri} does not answer: {getattr(error, 'reason', error)}") from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refusal of redirects: urllib would send the credentials to whatever address the server names, and turn a POST into a GET."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: object, code: int, msg: str, headers: object, newurl: str
+    ) -> urllib.request.Request | None:
+        place = urlsplit(newurl)
+        raise TrackerError(
+            f"MLflow at {urlsplit(req.full_url).hostname} redirects to {place.scheme}://{place.hostname}, "
+            "and credentials follow no redirect; "
+            "set tracking.mlflow.uri to the address of the server itself",
+            permanent=True,
+        )
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 class _AnswerError(TrackerError):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import BoundedSemaphore
 
 from rlrun.runtime.json_types import Json
 from rlrun.ui.team.api_server import Api, RefusedError
@@ -22,6 +23,8 @@ _REFUSED_SECONDS = 10.0
 _COUNTED_SECONDS = 600.0
 """Time for which a refused token that comes again is no new guess."""
 _TOKEN_MAX = 16 * 1024
+_NEW_AT_ONCE, _NEW_WAIT_SECONDS = 4, 2.0
+"""Reviews under way at once for peers without refused tokens while the limit of all peers is used up, and the longest wait for one."""
 _AT_ONCE = 16
 """Reviews that are under way at once for one list."""
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -87,9 +90,10 @@ class Callers:
         self._counted: Kept[bytes, bool] = Kept(4096, clock)
         """Refused tokens that were counted as guesses: a browser that repeats an expired one uses up nobody's tries but its own."""
         self._limits = (Limit(10, 6.0, clock), Limit(100, 0.6, clock))
-        """For one peer, and for all of them."""
+        """For one peer, and for all peers with refused tokens."""
         self._again = Limit(2, 30.0, clock)
         """For one token that was counted."""
+        self._new = BoundedSemaphore(_NEW_AT_ONCE)
 
     @property
     def meant(self) -> str:
@@ -119,9 +123,11 @@ class Callers:
     def _reviewed(self, token: str, key: bytes, peer: str) -> Caller | str:
         known, counted = self._good.get(key) is not None, self._counted.get(key) is not None
         limits = [(self._again, key.hex())] if counted else [(self._limits[0], peer), (self._limits[1], "")]
-        if not known and (left := max(limit.wait(name) for limit, name in limits)) > 0:
+        # The limit of all peers applies to peers with refused tokens only: guesses from many addresses must not lock out a new user.
+        new = not counted and not self._limits[0].has_failed(peer)
+        if not known and not new and (left := max(limit.wait(name) for limit, name in limits)) > 0:
             raise TooManyError(left)
-        found = self._review(token)
+        found = self._review(token) if known or not self._limits[1].wait("") else self._review_new(token)
         if isinstance(found, str):
             self._good.drop(key)
             if not known:
@@ -135,6 +141,15 @@ class Callers:
             self._good.put(key, True, 3600.0)
             self._kept.put(key, found, min(self._seconds, _left(token, self._epoch())))
         return found
+
+    def _review_new(self, token: str) -> Caller | str:
+        """Review the token of a new peer while many peers guess: a few at once, so that the API server is not flooded."""
+        if not self._new.acquire(timeout=_NEW_WAIT_SECONDS):
+            raise TooManyError(_NEW_WAIT_SECONDS)
+        try:
+            return self._review(token)
+        finally:
+            self._new.release()
 
     def _review(self, token: str) -> Caller | str:
         if not token or len(token) > _TOKEN_MAX or not (token.isascii() and token.isprintable()) or " " in token:

@@ -71,6 +71,11 @@ class Limit:
             left = self._full_at.get(peer, 0.0) - self._clock()
             return max(0.0, left - (self._burst - 1) * self._seconds)
 
+    def has_failed(self, peer: str) -> bool:
+        """True if failures of a peer still count."""
+        with self._lock:
+            return self._full_at.get(peer, 0.0) > self._clock()
+
     def failed(self, peer: str) -> None:
         """Count a failure."""
         with self._lock:
