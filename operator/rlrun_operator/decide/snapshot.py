@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.status import RLRunStatus
 from rlrun.defaults.words import bounded
 from rlrun_operator.decide import host_run
 from rlrun_operator.decide.reading.children import is_ending
@@ -15,6 +16,7 @@ from rlrun_operator.failures import node_exclusion
 from rlrun_operator.names import (
     HOST_ANNOTATION,
     RUN_LABEL,
+    USE_NODES_ANNOTATION,
     Ref,
     attempt_of,
     is_made_for,
@@ -49,6 +51,12 @@ class Case(JudgedRun):
         case = replace(self, beginning=True)
         case.__dict__.update({name: found for name, found in self.__dict__.items() if name in _OF_ANY_PASS})
         return case
+
+    @cached_property
+    def past(self) -> RLRunStatus:
+        """Status as it was written last, without the exclusions of nodes that an annotation ends."""
+        asked = (self.metadata.get("annotations") or {}).get(USE_NODES_ANNOTATION)
+        return node_exclusion.used_again(super().past, None if asked is None else str(asked), self.now)
 
     @cached_property
     def forbidden(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus
 from rlrun_operator.failures.detect import Cause
+from rlrun_operator.names import USE_NODES_ANNOTATION
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import failure_reasons, reasons
@@ -44,6 +45,32 @@ NAME_FIELD = "metadata.name"
 def active(past: RLRunStatus, now: float) -> list[ExcludedNode]:
     """Exclusions that hold."""
     return [node for node in past.excluded_nodes or () if (seconds_of(node.until) or 0.0) > now]
+
+
+def used_again(past: RLRunStatus, asked: str | None, now: float) -> RLRunStatus:
+    """Return a status without the exclusions that began before the time of an annotation.
+
+    The annotation needs no acknowledgment: a later exclusion holds although the annotation stays. A value that is not a time is reported
+    in the reason of each exclusion.
+
+    Args:
+        past: status as it was written last.
+        asked: value of the annotation; None: there is none.
+        now: seconds since the epoch; a later time of the annotation counts as now.
+    """
+    if not past.excluded_nodes or not asked:
+        return past
+    when = seconds_of(asked)
+    if when is None:
+        fault = f"; {USE_NODES_ANNOTATION} ({asked[:64]}) is not a time: write the time of now, as `date -u +%FT%TZ` prints it"
+        noted = [
+            node if fault in node.reason else node.model_copy(update={"reason": node.reason + fault})
+            for node in past.excluded_nodes
+        ]
+        return past.model_copy(update={"excluded_nodes": noted})
+    since = min(when, now)
+    kept = [node for node in past.excluded_nodes if (seconds_of(node.until) or 0.0) - EXCLUDED_SECONDS > since]
+    return past.model_copy(update={"excluded_nodes": kept or None})
 
 
 def after(

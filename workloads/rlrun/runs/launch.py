@@ -15,6 +15,7 @@ from rlrun.inspect.folder.small_files import tail_text
 from rlrun.inspect.kubectl import Api
 from rlrun.inspect.snapshot import Condition, Snapshot
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
+from rlrun.protocol.files.durable import make_private_folder
 from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, LauncherRecord, read_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runs.acts import is_running
@@ -103,7 +104,7 @@ def launch(manifest: Manifest, root: Path, *, resume: bool, options: Sequence[st
         raise NotFoundError(f"{root} runs already; Run.open({str(root)!r}) follows it")
     if not resume and is_run(root):
         raise NotFoundError(f"{root} holds a run already; resume=True goes on with it, or choose another folder")
-    root.mkdir(parents=True, exist_ok=True)
+    make_private_folder(root)
     file, log = _file(manifest, root), root / LAUNCH_LOG
     words = ["local", str(file), "--plain", "--output-dir", str(root), *(["--resume"] if resume else []), *options]
     with log.open("ab") as out:

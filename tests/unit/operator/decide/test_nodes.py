@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.failures.node_exclusion import NEEDED_AFTER_SECONDS, avoided
+from rlrun.api.status import ExcludedNode, RLRunStatus
+from rlrun_operator.failures.node_exclusion import EXCLUDED_SECONDS, NEEDED_AFTER_SECONDS, avoided, used_again
 from rlrun_operator.names import Ref
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import EPOCH, Kube
@@ -256,3 +257,33 @@ def test_what_a_drain_leaves_follows_an_edit() -> None:
     kube.tick()
     assert kube.objects[budget]["spec"]["maxUnavailable"] == 3
     assert kube.decide().apply == ()
+
+
+def status_with(until: float, reason: str = "failed here: Killed, Killed") -> RLRunStatus:
+    return RLRunStatus(excluded_nodes=[ExcludedNode(name="node-1", until=rfc3339(until), reason=reason)])
+
+
+def test_annotation_ends_earlier_exclusions_and_no_later_one() -> None:
+    earlier, later = status_with(EPOCH + EXCLUDED_SECONDS), status_with(EPOCH + 100 + EXCLUDED_SECONDS)
+    asked = rfc3339(EPOCH + 50)
+    assert used_again(earlier, asked, EPOCH + 60).excluded_nodes is None
+    assert used_again(later, asked, EPOCH + 160) == later
+    assert used_again(later, rfc3339(EPOCH + 1e6), EPOCH + 90) == later, "a time in the future counts as now"
+    assert used_again(earlier, None, EPOCH + 60) == earlier
+
+
+def test_annotation_that_is_not_a_time_is_reported_once() -> None:
+    noted = used_again(status_with(EPOCH + 1), "tomorrow", EPOCH)
+    assert "rlrun.io/use-nodes-again-at (tomorrow) is not a time" in (noted.excluded_nodes or [])[0].reason
+    assert used_again(noted, "tomorrow", EPOCH) == noted
+
+
+def test_running_run_uses_nodes_again_when_it_is_annotated() -> None:
+    kube = Kube(SPEC).start()
+    excluded = [{"name": "node-9", "until": rfc3339(kube.now + 3000), "reason": "failed here: Killed"}]
+    kube.run["status"]["excludedNodes"] = excluded
+    kube.tick()
+    assert kube.status["excludedNodes"] == excluded
+    kube.run["metadata"].setdefault("annotations", {})["rlrun.io/use-nodes-again-at"] = rfc3339(kube.now)
+    kube.tick()
+    assert not kube.status.get("excludedNodes")
