@@ -26,8 +26,13 @@ def shared_folder() -> Iterator[str]:
         yield folder
 
 
-def test_files_of_other_processes_are_refused(shared_folder: str) -> None:
-    found = attempt("nothing", "plants_files", RESTRICTED, cwd=shared_folder)
+CONTAINERS = pytest.mark.parametrize("entry", ["nothing", "shared container"])
+"""The orchestrator's container, and the one that environments share."""
+
+
+@CONTAINERS
+def test_files_of_other_processes_are_refused(shared_folder: str, entry: str) -> None:
+    found = attempt(entry, "plants_files", RESTRICTED, cwd=shared_folder)
     assert {outcome for place in found.values() for outcome in place.values()} == {"refused"}, found
     assert len(found["run's folder"]) == 8
 
@@ -42,8 +47,15 @@ def test_signals_to_helpers_of_the_orchestrator_are_refused() -> None:
     assert set(attempt("nothing", "signals_a_sibling").values()) == {"done"}
 
 
-def test_an_honest_environment_uses_its_own_files() -> None:
-    found = attempt("nothing", "uses_its_own_files", RESTRICTED)
+@pytest.mark.parametrize("more", [(), (RESTRICTED,)], ids=["user", "pod"])
+def test_an_environment_does_not_reach_the_host_of_its_container(more: tuple[str, ...]) -> None:
+    """Else it would start processes outside of its Landlock domain, with limits of its own choice."""
+    assert attempt("shared container", "connects_to_its_host", *more) == ""
+
+
+@CONTAINERS
+def test_an_honest_environment_uses_its_own_files(entry: str) -> None:
+    found = attempt(entry, "uses_its_own_files", RESTRICTED)
     assert found.pop("folder").endswith("/work")
     assert found == {"program": "helper", "moved": "1", "signal": -9}
 

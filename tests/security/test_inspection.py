@@ -35,6 +35,7 @@ def test_the_ways_are_ways_where_nobody_refuses() -> None:
         ("orchestrator", (RESTRICTED,)),
         ("pod", (RESTRICTED,)),
         ("container", (RESTRICTED,)),
+        ("shared container", (RESTRICTED,)),
         ("command line", ()),
     ],
 )

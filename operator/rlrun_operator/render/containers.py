@@ -5,9 +5,9 @@ from __future__ import annotations
 from rlrun.config.models.file_mark import VARIABLE as CONFIG_MARK
 from rlrun.protocol.messages import endpoints
 from rlrun.runtime import exit_codes
-from rlrun.runtime.bootstrap import SOCKETS_VARIABLE
+from rlrun.runtime.bootstrap import SHARED_SOCKET_VARIABLE, SOCKETS_VARIABLE
 from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, Role
-from rlrun_operator.render import environments, security, volume
+from rlrun_operator.render import environments, security, shared_environments, volume
 from rlrun_operator.render.context import RunContext
 from rlrun_operator.render.objects import API_KEY, CONFIG_FILE
 from rlrun_operator.render.outside import without_proxy
@@ -62,6 +62,8 @@ def role_container(ctx: RunContext, role: Role) -> dict[str, object]:
         **probes(role),
     }
     resources = _resources(ctx, role, with_gpus=True)
+    if role == "orchestrator" and shared_environments.has_shared(ctx):
+        resources, _ = shared_environments.split_resources(resources)
     return container | ({"resources": resources} if resources else {})
 
 
@@ -70,13 +72,43 @@ def folder_container(ctx: RunContext, role: Role) -> dict[str, object]:
     container: dict[str, object] = {
         "name": FOLDER_CONTAINER,
         **_image(ctx, role),
-        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "make-folders", *volume.folders(ctx)],
+        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "make-folders", *_folders(ctx, role)],
         "volumeMounts": [volume.whole(ctx)],
         "securityContext": security.CONTAINER,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     resources = _resources(ctx, role, with_gpus=False)
     return container | ({"resources": resources} if resources else {})
+
+
+def _folders(ctx: RunContext, role: Role) -> list[str]:
+    shared = shared_environments.shared_folders(ctx) if role == "orchestrator" else ()
+    return list(dict.fromkeys([*volume.folders(ctx), *shared]))
+
+
+def environments_container(ctx: RunContext) -> list[dict[str, object]]:
+    """The native sidecar of the orchestrator's pod for environments without an image; none if the run has no such environment."""
+    if not shared_environments.has_shared(ctx):
+        return []
+    _, resources = shared_environments.split_resources(_resources(ctx, "orchestrator", with_gpus=True))
+    values = {
+        "HOME": HOME,
+        "USER": "rlrun",
+        "HF_HOME": volume.hub_home(ctx),
+        "OMP_NUM_THREADS": "1",
+        **({} if any("/" in name for name in resources.get("limits", ())) else {"NVIDIA_VISIBLE_DEVICES": "void"}),
+    }
+    container: dict[str, object] = {
+        "name": shared_environments.NAME,
+        **_image(ctx, "orchestrator"),
+        "restartPolicy": "Always",
+        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "environments", shared_environments.SOCKET],
+        "env": [{"name": name, "value": value} for name, value in values.items()],
+        "volumeMounts": shared_environments.shared_mounts(ctx),
+        "securityContext": security.CONTAINER,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return [container | ({"resources": resources} if resources else {})]
 
 
 def model_container(ctx: RunContext, role: Role) -> dict[str, object]:
@@ -136,6 +168,8 @@ def _environment(ctx: RunContext, role: Role, *, with_trackers: bool) -> list[Js
         values["RLRUN_PROGRESS_LEASE"] = ctx.names.progress
         if environments.own_images(ctx):
             values[SOCKETS_VARIABLE] = environments.FOLDER
+        if shared_environments.has_shared(ctx):
+            values[SHARED_SOCKET_VARIABLE] = shared_environments.SOCKET
     if not gpus(ctx.spec, role):
         # CUDA images show all of a node's GPUs to a container that asked for none.
         values |= {"OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void"}
@@ -175,6 +209,7 @@ def _mounts(ctx: RunContext, role: Role) -> list[Json]:
     if role == "orchestrator":
         mounts.append({"name": CREDENTIALS, "mountPath": CREDENTIALS_FOLDER, "readOnly": True})
         mounts += environments.socket_mounts(ctx)
+        mounts += shared_environments.shared_socket_mounts(ctx)
     return mounts
 
 

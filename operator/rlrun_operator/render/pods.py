@@ -8,7 +8,7 @@ from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
 from rlrun.api.pods import SpotSpec
 from rlrun.config.models.file_mark import NOT_READ_BY_ENGINES
 from rlrun_operator.names import CONFIG_ANNOTATION, ROLES, RUN_UID_ANNOTATION, SPOT_LABEL, SPOT_SET, Role, labels
-from rlrun_operator.render import containers, environments, placement, security, volume
+from rlrun_operator.render import containers, environments, placement, security, shared_environments, volume
 from rlrun_operator.render.context import RunContext, config_format, mark
 from rlrun_operator.render.merge import merge
 from rlrun_operator.state import Json
@@ -102,6 +102,7 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json:
         first.append(containers.model_container(ctx, role))
     if role == "orchestrator":
         first += environments.environment_containers(ctx)
+        first += containers.environments_container(ctx)
     spec |= {"initContainers": first, "containers": [container], "volumes": _volumes(ctx, role)}
     optional = {
         "nodeSelector": placement.node_selector(ctx.spec, role),
@@ -145,6 +146,7 @@ def _volumes(ctx: RunContext, role: Role) -> list[Json]:
         ca = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
         volumes.append({"name": containers.CREDENTIALS, "projected": {"sources": [token, ca]}})
         volumes += environments.environment_volumes(ctx)
+        volumes += shared_environments.shared_volumes(ctx, scratch_limit=containers.SCRATCH_LIMIT)
     return volumes
 
 

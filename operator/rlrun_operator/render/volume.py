@@ -15,10 +15,23 @@ DATA = "data"
 HUB_FOLDER = ".huggingface"
 """Cache of models and data sets: in the run's folder, or on the volume for all runs. No run can have this name."""
 
+HUB_DATA = ("hub", "datasets", "assets", "xet")
+"""Folders of data of the hub's cache. Next to them may lie code (`modules`) and a token."""
+
 
 def hub_home(ctx: RunContext) -> str:
     """Folder of the hub's cache, as the pods see it."""
     return f"{ctx.storage.mount_path if ctx.storage.hub_cache == 'Volume' else ctx.folder}/{HUB_FOLDER}"
+
+
+def hub_data(ctx: RunContext) -> list[str]:
+    """Folders of data of the hub's cache, as paths below the mount.
+
+    Of a cache for all runs it is the whole folder: somebody else may own it, so that folders in it cannot be made.
+    """
+    if ctx.storage.hub_cache == "Volume":
+        return [HUB_FOLDER]
+    return [f"{ctx.name}/{HUB_FOLDER}/{name}" for name in HUB_DATA]
 
 
 def mounts(ctx: RunContext, role: Role) -> list[Json]:

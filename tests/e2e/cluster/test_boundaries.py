@@ -137,6 +137,79 @@ def test_a_container_of_an_environment_reaches_no_file_of_the_others(
     )
 
 
+_LOOK_FROM_SHARED = """
+import json, os, pathlib
+def tried(deed):
+    try:
+        deed()
+        return "done"
+    except OSError as error:
+        return os.strerror(error.errno)
+def read(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # closed, as keepers are
+        return b""
+processes = [p for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and p.name != str(os.getpid())]
+commands = [read(p / "cmdline") for p in processes]
+variables = {v for p in processes if b"process.worker" in read(p / "cmdline") for v in read(p / "environ").split(b"\\0")}
+print(json.dumps({
+    "uid": os.getuid(),
+    "key": [k for k in os.environ if "KEY" in k or "TOKEN" in k],
+    "passed": sorted(v.decode() for v in variables if v.startswith((b"TEAM_", b"RLRUN_API"))),
+    "secrets": os.path.isdir("/var/run/secrets"),
+    "config": os.path.exists("/etc/rlrun/run.json"),
+    "runs": sorted(os.listdir("/data")),
+    "workers": sum(b"process.worker" in c for c in commands),
+    "roles": sum(b"rlrun.orchestrator" in c or b"rlrun.tracking" in c for c in commands),
+    "run": tried(lambda: pathlib.Path("/data/shares/planted").write_text("x")),
+    "cache": tried(lambda: pathlib.Path("/data/shares/.huggingface/hub/x").write_text("x")),
+    "modules": tried(lambda: pathlib.Path("/data/shares/.huggingface/modules").mkdir()),
+}))
+"""
+
+
+def test_isolated_environments_share_a_container_without_secrets(new_run: NewRun, stub_manifest: StubManifest) -> None:
+    apart = {"groupSize": 8, "isolation": "Container"}
+    shared = [{"id": "reverse-text", "variables": ["TEAM_A"], **apart}, {"id": "arithmetic", **apart}]
+    inside = {"id": "calculator", "groupSize": 8}
+    env = [{"name": "TEAM_A", "value": "a"}, {"name": "TEAM_B", "value": "b"}]
+    run = new_run(stub_manifest("shares", steps=1000, environments=[*shared, inside], orchestrator={"env": env}))
+    run.apply()
+    run.wait_step(3)
+    name = run.pods("orchestrator")[0]["metadata"]["name"]
+
+    def look(container: str) -> Any:
+        return json.loads(run.kubectl("exec", name, "-c", container, "--", PYTHON, "-c", _LOOK_FROM_SHARED))
+
+    keepers_and_workers = 2
+    assert look("environments") == {
+        "uid": 1000,
+        "key": [],
+        "passed": ["TEAM_A=a"],
+        "secrets": False,
+        "config": False,
+        "runs": ["shares"],
+        "workers": len(shared) * keepers_and_workers,
+        "roles": 0,
+        "run": "Read-only file system",
+        "cache": "done",
+        "modules": "Read-only file system",
+    }
+    assert look("orchestrator")["workers"] == keepers_and_workers
+    run.kubectl("exec", name, "-c", "environments", "--", PYTHON, "-c", "import os; os.kill(1, 15)")
+
+    def restarts() -> int:
+        (pod,) = run.pods("orchestrator")
+        (found,) = (c for c in pod["status"]["initContainerStatuses"] if c["name"] == "environments")
+        return int(found["restartCount"])
+
+    run.wait("the container started again", restarts)
+    run.wait_step(run.step() + 5)
+    assert look("environments")["workers"] == len(shared) * keepers_and_workers
+    assert "was in a container that ended" in run.kubectl("logs", name, "-c", "orchestrator")
+
+
 _WRITE = """
 import json, os, sys
 found = {}

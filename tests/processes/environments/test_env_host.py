@@ -23,10 +23,10 @@ from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Played
-from rlrun.orchestrator.rollouts.environment_pool import host_of
+from rlrun.orchestrator.rollouts.environment_pool import host_of, isolated
 from rlrun.pod.main import main
 from rlrun.protocol.files.failures import RoleError
-from rlrun.runtime.bootstrap import HOST_MODULE, SOCKETS_VARIABLE, START
+from rlrun.runtime.bootstrap import HOST_MODULE, SHARED_SOCKET_VARIABLE, SOCKETS_VARIABLE, START, module_command
 from tests.support.programs import children_progress, wait_for_async, wait_for_exit
 from tests.support.python_path import before
 from tests.support.waiting import UNREACHED_SECONDS, result_of
@@ -250,11 +250,52 @@ async def test_the_orchestrator_may_connect_as_another_user_of_the_group(contain
         assert stat.S_IMODE(container.socket.stat().st_mode) == 0o660
 
 
+@pytest.fixture
+def shared_container(tmp_path: Path) -> Iterator[Path]:
+    """Socket of the container that environments share."""
+    socket = tmp_path / "sockets" / "shared.sock"
+    process = subprocess.Popen(
+        module_command("rlrun.pod", ["environments", str(socket)]),
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": before(FOLDER), "HOME": str(tmp_path / "home")},
+        stdin=subprocess.DEVNULL,
+    )
+    yield socket
+    process.terminate()
+    assert wait_for_exit(process) == 0
+
+
+async def test_environments_of_a_shared_container_get_their_own_variables_and_log_to_the_orchestrator(
+    shared_container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEAM_TOKEN", "secret-of-the-first")
+    found = {}
+    for name, variables in (("first", ["TEAM_TOKEN"]), ("second", [])):
+        config = EnvironmentConfig(id="telling:telling", name=name, variables=variables, isolation="Container")
+        environment = isolated(config, tmp_path / "logs", shared_container)
+        try:
+            await environment.start()
+            seconds = {"timeout_seconds": UNREACHED_SECONDS, "reward_seconds": UNREACHED_SECONDS}
+            found[name] = (await environment.play(environment.tasks("train")[0], Echo(), **seconds)).episode.info
+            assert environment.digest
+        finally:
+            environment.close()
+    assert found["first"]["TEAM_TOKEN"] == "secret-of-the-first"
+    assert "TEAM_TOKEN" not in found["second"]
+    log = tmp_path / "logs" / "environment-first.log"
+    await wait_for_async(
+        lambda: log.exists() and "printed by an environment: \N{GREEK SMALL LETTER ALPHA}" in log.read_text()
+    )
+
+
 def test_who_has_a_container_is_asked_there_and_only_in_a_pod() -> None:
     both = [EnvironmentConfig(id="a"), EnvironmentConfig(id="b", image="b:1")]
     in_pod = {SOCKETS_VARIABLE: "/run/e"}
     assert [host_of(both, i, in_pod) for i in (0, 1)] == [None, Path("/run/e/1/socket")]
     assert [host_of(both, i, {}) for i in (0, 1)] == [None, None]
+    shared = {SHARED_SOCKET_VARIABLE: "/run/s"} | in_pod
+    three = [EnvironmentConfig(id="a", isolation="Container"), *both]
+    assert [host_of(three, i, shared) for i in (0, 1, 2)] == [Path("/run/s"), None, Path("/run/e/2/socket")]
+    assert host_of(three, 0, in_pod) is None
 
 
 def test_code_that_cannot_be_shared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,9 +23,13 @@ from rlrun.environments.process import host
 from rlrun.environments.process.containment.private_folder import make_private_folder
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
+from rlrun.environments.process.remote import Remote
+from rlrun.environments.process.talk import Talk
 from rlrun.environments.stage import TaskRef
 from rlrun.orchestrator import main as orchestrator
+from rlrun.orchestrator.rollouts.environment_pool import _with_variables
 from rlrun.pod import main as pod
+from rlrun.runtime.bootstrap import module_command
 
 sys.path.insert(0, str(Path(__file__).parent))
 from intruder import DEEDS
@@ -63,7 +67,10 @@ async def _attempt(deed: str) -> int:
 
 
 async def _play(deed: str, args: dict[str, Any]) -> int:
-    life = Life(Command("intruder:intruder", args), Limits(start_seconds=60), Log(None))
+    return await _play_in(Life(Command("intruder:intruder", args), Limits(start_seconds=60), Log(None)), deed)
+
+
+async def _play_in(life: Talk, deed: str) -> int:
     await life.start()
     task = TaskRef("train", list(DEEDS).index(deed))
     played = await life.play(task, _Echo(), timeout_seconds=60, reward_seconds=60)
@@ -92,7 +99,27 @@ def _as_container(deed: str) -> int:
     return 0
 
 
+async def _attempt_in_shared_container(deed: str) -> int:
+    """The container is a process here: it has the variables that the operator renders, and neither key nor token."""
+    folder = Path(tempfile.mkdtemp(prefix="shared-"))
+    rendered = ("PATH", "PYTHONPATH", "HOME", "TMPDIR", "HF_HOME")
+    variables = {name: os.environ[name] for name in rendered}
+    command = module_command("rlrun.pod", ["environments", str(folder / "socket")])
+    container = await asyncio.create_subprocess_exec(*command, env=variables)
+    sibling = await asyncio.create_subprocess_exec("sleep", "60")
+    args = {"places": _places(), "sibling": sibling.pid, "socket": str(folder / "socket")}
+    wanted = _with_variables(Command("intruder:intruder", args), os.environ)
+    try:
+        return await _play_in(Remote(folder / "socket", wanted, Limits(start_seconds=60), Log(None)), deed)
+    finally:
+        for process in (sibling, container):
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+
 ENTRIES = {
+    "shared container": lambda deed: asyncio.run(_attempt_in_shared_container(deed)),
     "container": _as_container,
     "orchestrator": _as_orchestrator,
     "pod": _as_pod,

@@ -142,6 +142,23 @@ def signals_a_sibling() -> Any:
     return {"check": _outcome(lambda: os.kill(pid, 0)), "kill": _outcome(lambda: os.kill(pid, signal.SIGKILL))}
 
 
+def connects_to_its_host() -> Any:
+    """The host starts what a connection asks for, with the memory that it asks for."""
+    import json
+    import socket
+
+    load = {"op": "load", "id": "reverse-text", "args": {}, "python": None, "variables": {}, "withheld": []}
+    limits = {"start_seconds": 60.0, "memory_bytes": 1 << 40, "hang_seconds": 60.0, "look_seconds": 1.0}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(ARGUMENTS["socket"])
+        connection.settimeout(60)
+        try:
+            connection.sendall(json.dumps({**load, "limits": limits}).encode() + b"\n")
+            return connection.recv(100).decode()
+        except ConnectionError:
+            return ""
+
+
 def uses_its_own_files() -> Any:
     """What honest environments do."""
     import multiprocessing
@@ -183,6 +200,7 @@ DEEDS: dict[str, Callable[[], Any]] = {
         plants_files,
         signals_a_sibling,
         uses_its_own_files,
+        connects_to_its_host,
         inspects_its_keeper,
         inspects_the_orchestrator,
         inspects_the_first_process,

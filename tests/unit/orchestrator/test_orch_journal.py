@@ -285,7 +285,7 @@ NO_PART_IN_A_ROLLOUT = {
 }
 NO_PART_OF_AN_ENVIRONMENT = {
     *("ratio", "curriculum", "algorithm", "timeout_seconds", "reward_timeout_seconds", "start_timeout_seconds"),
-    *("memory_gib", "workers", "solved_reward", "variables", "volume_paths"),
+    *("memory_gib", "workers", "solved_reward", "variables", "volume_paths", "isolation"),
 }
 
 

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 UMASK = 0o027
 """Mask of new files: what a run writes on its volume is for its own user and group."""
 COMMANDS = ("trainer", "inference", "orchestrator", "model")
-SHARE_CODE, MAKE_FOLDERS = "share-code", "make-folders"
+SHARE_CODE, MAKE_FOLDERS, ENVIRONMENTS = "share-code", "make-folders", "environments"
 _USAGE = (
     f"usage: rlrun-pod {{{','.join(COMMANDS)}}}: the first process of a container, started by the operator\n"
     f"       rlrun-pod {SHARE_CODE} FOLDER: copy this package there, for containers of other images\n"
-    f"       rlrun-pod {MAKE_FOLDERS} FOLDER...: make them on the run's volume, before the pod's other containers mount them"
+    f"       rlrun-pod {MAKE_FOLDERS} FOLDER...: make them on the run's volume, before the pod's other containers mount them\n"
+    f"       rlrun-pod {ENVIRONMENTS} SOCKET: start environments for the orchestrator, in a container without its secrets"
 )
 
 
@@ -49,6 +50,8 @@ def main(
         return _share_code(words[1])
     if len(words) > 1 and words[0] == MAKE_FOLDERS:
         return _make_folders(words[1:], signals)
+    if len(words) == 2 and words[0] == ENVIRONMENTS:
+        return _serve_environments(words[1], signals)
     if len(words) != 1 or words[0] not in COMMANDS:
         print(_USAGE, file=sys.stderr)
         return exit_codes.USAGE
@@ -104,6 +107,15 @@ def _make_folders(folders: Sequence[str], signals: Signals) -> int:
     except RoleError as error:
         _say(str(error))
         return error.code
+    return exit_codes.OK
+
+
+def _serve_environments(socket: str, signals: Signals) -> int:
+    from pathlib import Path
+
+    from rlrun.environments.process.host import serve_shared
+
+    serve_shared(Path(socket), signals.fileno())
     return exit_codes.OK
 
 

@@ -30,6 +30,10 @@ SOCKETS_VARIABLE = "RLRUN_ENVIRONMENT_SOCKETS"
 """Environment variable of the orchestrator's container: the folder above those of environments that have containers of their own."""
 
 
+SHARED_SOCKET_VARIABLE = "RLRUN_SHARED_ENVIRONMENTS_SOCKET"
+"""Environment variable of the orchestrator's container: the socket of the container that environments without an image share."""
+
+
 def folder_of(folder: str, index: int) -> str:
     """Folder of `environments[index]`, which its container alone writes."""
     return f"{folder}/{index}"

@@ -141,7 +141,8 @@ def test_key_is_in_the_secret_alone(name: str) -> None:
 def test_every_mount_has_its_volume_and_every_volume_is_mounted(name: str) -> None:
     for pod in pods(example(name)).values():
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
-        mounted = {mount["name"] for one in pod["spec"]["containers"] for mount in one.get("volumeMounts", [])}
+        containers = [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]
+        mounted = {mount["name"] for one in containers for mount in one.get("volumeMounts", [])}
         assert mounted == volumes
 
 

@@ -29,6 +29,7 @@ PROCESS_VARIABLES: Mapping[str, str] = {
     "RLRUN_PROGRESS_LEASE": "Lease of the run's progress",
     "RLRUN_RESUME_REQUIRED": "set by a launcher that resumes a run: damaged checkpoints are an error",
     "RLRUN_REVISIONS": "folder of the commits of models and data that a run keeps to",
+    "RLRUN_SHARED_ENVIRONMENTS_SOCKET": "socket of the container that environments without an image share",
     "RLRUN_STACKS_FILE": "file of stacks of a role that hangs",
     "RLRUN_TERMINATION_LOG": "file of a container's last message",
     "RLRUN_ASSIGNED_USERS": _OPERATOR,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -275,6 +275,9 @@ class EnvironmentConfig(Config):
     """Environment variables of the orchestrator that its code gets besides the usual ones; `AWS_*`: all that begin so."""
     image: ImageReference | None = None
     """Image of the environment's own container beside the orchestrator, with Python and pydantic; left out on one machine."""
+    isolation: Literal["Container", "Process"] | None = None
+    """Place of its code in a cluster, without `image`. `Container`: a container of the orchestrator's pod that holds no secret, shared by
+    the run's environments. `Process` (default): the orchestrator's container."""
     volume_paths: Annotated[list[VolumePath], Field(max_length=16)] = Field(default_factory=list)
     """Folders and files of the run's volume that the container of `image` may read, as paths below its mount; default: none."""
 
@@ -284,13 +287,25 @@ class EnvironmentConfig(Config):
             "volumePaths is for the container of image; set image or remove volumePaths",
             ".volumePaths",
         ),
+        Rule(
+            "!has(self.isolation) || self.isolation == 'Container' || !has(self.image)",
+            "isolation ({self.isolation}) is for an environment without image; remove isolation or image",
+            ".isolation",
+        ),
     )
 
     @model_validator(mode="after")
-    def _paths_of_a_container(self) -> Self:
+    def _container_matches_image(self) -> Self:
         if self.volume_paths and self.image is None:
             raise ValueError("volumePaths is for the container of image; set image or remove volumePaths")
+        if self.isolation == "Process" and self.image is not None:
+            raise ValueError("isolation (Process) is for an environment without image; remove isolation or image")
         return self
+
+    @property
+    def shares_container(self) -> bool:
+        """True if a cluster runs it in the container that environments without an image share."""
+        return self.image is None and self.isolation == "Container"
 
     @property
     def label(self) -> str:

@@ -1,18 +1,29 @@
-"""First process of an environment's own container: starts the environment for each client as the orchestrator would itself.
+"""First process of a container of environments: starts an environment for each client as the orchestrator would itself.
 
-Its image needs a Python with pydantic and the environment's packages. The code of this package comes from the orchestrator's image,
-through a volume of the pod (`bootstrap`). Each connection is one life of one environment: the first document loads it, the end of the
-connection ends it.
+Each connection is one life of one environment: the first document loads it, the end of the connection ends it. There are two kinds of
+containers:
+
+- An environment with an image has a container of its own. The image needs a Python with pydantic and the environment's packages. The code
+  of this package comes from the orchestrator's image, through a volume of the pod (`bootstrap`).
+- All others share one with the orchestrator's image. There each environment is closed to the others as in the orchestrator's container
+  (`containment`), gets its variables from the orchestrator, and cannot connect here to start something that is not closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket as sockets
+import struct
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from rlrun.environments.episode import EpisodeError
+from rlrun.environments.process.containment.signal_guard import ancestors
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import Ready, StartError
@@ -25,6 +36,69 @@ from rlrun.runtime.processes import refuse_inspection
 
 SOCKET_MODE = 0o660
 """Mode of the socket: the orchestrator is another user of the same group, and to connect it needs the right to write."""
+LOG_BYTES = 1024 * 1024
+"""Output of an environment that waits to be sent; more of it at once is dropped, so that a print in a loop takes no memory here."""
+
+
+class _SentLog(Log):
+    """Output of an environment, sent to the orchestrator, which keeps the log."""
+
+    def __init__(self, wire: Lines) -> None:
+        super().__init__(None)
+        self._wire, self._loop = wire, asyncio.get_running_loop()
+        self._pending = self._dropped = 0
+        """Bytes that wait for the event loop, and bytes that were not sent."""
+        self._counting = threading.Lock()
+
+    def _take(self, chunk: bytes) -> None:
+        super()._take(chunk)
+        with self._counting:
+            if self._pending + self._wire.unsent_bytes > LOG_BYTES:
+                self._dropped += len(chunk)
+                return
+            self._pending += len(chunk)
+        with suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self._send, chunk)
+
+    def _send(self, chunk: bytes) -> None:
+        with self._counting:
+            self._pending -= len(chunk)
+            dropped, self._dropped = self._dropped, 0
+        note = f"[{dropped} bytes of output were dropped]\n" if dropped else ""
+        # One character a byte: a chunk may end within a character.
+        self._wire.send({"op": "log", "text": note + chunk.decode("latin-1")})
+
+
+class _OutsideOnly(asyncio.Protocol):
+    """Accepts a connection only from another container.
+
+    An environment in the shared container could else have this process start a second one, with limits of its own choice.
+
+    Args:
+        accepted: takes the connection over.
+    """
+
+    def __init__(self, accepted: asyncio.Protocol) -> None:
+        self._accepted = accepted
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("socket")
+        pid, _, _ = struct.unpack("3i", peer.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i")))
+        if _started_here(pid):
+            transport.abort()
+            return
+        transport.set_protocol(self._accepted)
+        self._accepted.connection_made(transport)
+
+
+def _started_here(pid: int) -> bool:
+    """Return whether a process descends from this one, or has ended.
+
+    Args:
+        pid: of the process that has connected; 0 if it is in another container, whose processes have no pid here.
+    """
+    return pid != 0 and (os.getpid() in ancestors(pid) or not Path("/proc", str(pid)).exists())
 
 
 class _LifeStage:
@@ -70,10 +144,15 @@ class _LifeStage:
 
 
 class _Guest(Worker):
-    """One connection."""
+    """One connection.
 
-    def __init__(self) -> None:
+    Args:
+        is_shared: whether other environments run in this container.
+    """
+
+    def __init__(self, *, is_shared: bool) -> None:
         super().__init__()
+        self._is_shared = is_shared
         self._life: Life | None = None
         self._loading: asyncio.Task[None] | None = None
 
@@ -104,34 +183,47 @@ class _Guest(Worker):
         metrics = self._life.metrics() if self._life is not None else {}
         return {"op": "pong", "number": document["number"], "metrics": metrics}
 
+    def _command(self, document: Document) -> Command:
+        what = document["id"], document["args"], document["python"]
+        if not self._is_shared:
+            # All variables and all files are those of the environment's own image.
+            return Command(*what, variables=(EVERYTHING,), is_alone=True)
+        # The orchestrator has chosen the variables; this container has none that is a secret.
+        given, withheld = dict(document["variables"]), frozenset(document["withheld"])
+        return Command(*what, variables=(EVERYTHING,), given=given, withheld=withheld)
+
     async def _load_apart(self, document: Document) -> None:
-        # All variables and all files are those of the environment's own image.
-        command = Command(document["id"], document["args"], document["python"], variables=(EVERYTHING,), is_alone=True)
-        self._life = life = Life(command, Limits(**document["limits"]), Log(None))
+        self._life = life = Life(self._command(document), Limits(**document["limits"]), _SentLog(self.wire))
         try:
             ready = await life.start()
         except StartError as error:
             if error.permanent:
-                self.wire.send({"op": "unusable", "message": str(error)})
+                self.wire.send({"op": "unusable", "message": str(error), "missing": error.missing})
             else:
                 self.wire.send({"op": "died", "kind": "crash", "message": f"did not load: {error}"})
             return
         stage = _LifeStage(life, ready)
         self._stage = stage
-        self.wire.send({"op": "ready", **vars(ready)})
+        self.wire.send({"op": "ready", **vars(ready), "digests": {"train": ready.digest}})
         death = await life.ended
         self.wire.send({"op": "died", "kind": death.kind, "message": death.message, "rollout": death.rollout})
         stage.told.set()
 
 
-async def serve(socket: Path, stopped: asyncio.Event) -> None:
-    """Serve connections at `socket`, which does not exist, until `stopped`; then end all that they began."""
+async def serve(socket: Path, stopped: asyncio.Event, *, is_shared: bool = False) -> None:
+    """Serve connections at `socket`, which does not exist, until `stopped`; then end all that they began.
+
+    Args:
+        socket: path of the socket.
+        stopped: ends this when it is set.
+        is_shared: whether several environments run in this container, closed to each other.
+    """
     guests: set[_Guest] = set()
 
-    def connected() -> Lines:
-        guest = _Guest()
+    def connected() -> asyncio.Protocol:
+        guest = _Guest(is_shared=is_shared)
         guests.add(guest)
-        return guest.wire
+        return _OutsideOnly(guest.wire) if is_shared else guest.wire
 
     server = await asyncio.get_running_loop().create_unix_server(connected, str(socket))
     await asyncio.to_thread(socket.chmod, SOCKET_MODE)
@@ -142,22 +234,43 @@ async def serve(socket: Path, stopped: asyncio.Event) -> None:
         guest.end()
 
 
+def _prepare(socket: Path) -> None:
+    refuse_inspection()
+    Path.home().mkdir(parents=True, exist_ok=True)  # of its own, on the pod's volume: the root file system is read-only
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    socket.unlink(missing_ok=True)  # of the container's life before
+
+
 def main(argv: Sequence[str]) -> None:
-    """Serve until SIGTERM.
+    """Serve one environment that has a container of its own until SIGTERM.
 
     Args:
         argv: path of the socket.
     """
-    refuse_inspection()
     socket = Path(argv[0])
-    Path.home().mkdir(parents=True, exist_ok=True)  # of its own, on the pod's volume: the root file system is read-only
-    socket.parent.mkdir(parents=True, exist_ok=True)
-    socket.unlink(missing_ok=True)  # of the container's life before
+    _prepare(socket)
 
     async def run() -> None:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         await serve(socket, stopped)
+
+    asyncio.run(run())
+
+
+def serve_shared(socket: Path, ending: int) -> None:
+    """Serve the environments that share a container until it ends.
+
+    Args:
+        socket: path of the socket.
+        ending: descriptor that is readable once a signal came; signals are handled already.
+    """
+    _prepare(socket)
+
+    async def run() -> None:
+        stopped = asyncio.Event()
+        asyncio.get_running_loop().add_reader(ending, stopped.set)
+        await serve(socket, stopped, is_shared=True)
 
     asyncio.run(run())

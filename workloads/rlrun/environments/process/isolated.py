@@ -166,7 +166,7 @@ class IsolatedEnvironment:
     def _new_life(self, log: Log, number: int) -> Talk:
         if self._host is None:
             return Life(self._command, self._limits, log, number)
-        return Remote(self._host, self._command, self._limits, number)
+        return Remote(self._host, self._command, self._limits, log, number)
 
     def _check_same(self, ready: Ready) -> None:
         if ready != self._ready:

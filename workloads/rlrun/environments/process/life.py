@@ -75,6 +75,8 @@ class Command:
             with `args` and raises what it refuses.
         variables: names of environment variables that it gets besides the usual ones, see `variables`.
         is_alone: no other process of the container holds a secret, so that it may write all files of the container.
+        given: variables that replace those of this process, from the orchestrator's container; None: this is its container.
+        withheld: names of variables that the orchestrator has and did not give.
     """
 
     id: str
@@ -83,6 +85,8 @@ class Command:
     kind: Literal["environment", "loss", "advantage", "check"] = "environment"
     variables: tuple[str, ...] = ()
     is_alone: bool = False
+    given: Mapping[str, str] | None = None
+    withheld: frozenset[str] = frozenset()
 
     def passed(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Environment variables of this process that it gets."""
@@ -185,8 +189,8 @@ class Life(Talk):
 
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
         numbers = (descriptor, self._page.descriptor, os.getpid(), self.limits.memory_bytes)
-        environment = self.command.passed(os.environ)
-        self._withheld = os.environ.keys() - environment.keys()
+        environment = self.command.passed({**os.environ, **(self.command.given or {})})
+        self._withheld = (os.environ.keys() | self.command.withheld) - environment.keys()
         environment, writable = self._make_folder(environment)
         reading, writing = os.pipe()
         try:

@@ -11,10 +11,13 @@ import errno
 import itertools
 import os
 import stat
+from contextlib import suppress
 from dataclasses import asdict
+from fcntl import F_SETPIPE_SZ, fcntl
 from pathlib import Path
 
 from rlrun.environments.process.life import PING_LOOKS, Command, Limits
+from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import Death, Ready, StartError, Talk
 from rlrun.environments.process.wire import Document, WireError
 
@@ -22,6 +25,8 @@ KNOCK_SECONDS = 0.5
 """Time between two looks whether the host is there."""
 LOAD_MARGIN_SECONDS = 5.0
 """Time after the host gives up an environment that does not load until it is given up from here."""
+LOG_BYTES = 1024 * 1024
+"""Output that waits to be written to the log; more of it at once is dropped, because the event loop never waits for a disk."""
 
 
 class Remote(Talk):
@@ -31,12 +36,15 @@ class Remote(Talk):
         socket: of the host.
         command: what it starts.
         limits: what that may take.
+        log: gets what it prints.
         number: see `Talk`.
     """
 
-    def __init__(self, socket: Path, command: Command, limits: Limits, number: int = 1) -> None:
+    def __init__(self, socket: Path, command: Command, limits: Limits, log: Log, number: int = 1) -> None:
         super().__init__(command.id, number)
-        self._socket, self._command, self._limits = socket, command, limits
+        self._socket, self._command, self._limits, self._log = socket, command, limits, log
+        self._log_pipe = -1
+        """Leads to the thread that writes the log; -1: closed."""
         self._told = {"memory_gib": 0.0, "stall_seconds": 0.0}
         self._pings = itertools.count(1)
         self._asking: asyncio.Task[None] | None = None
@@ -56,7 +64,10 @@ class Remote(Talk):
                     reason = f"no container answered at {self._socket} within {self._limits.start_seconds:g} seconds"
                     raise StartError(f"{reason} ({error.strerror})") from error
             await asyncio.sleep(KNOCK_SECONDS)
+        self._open_log()
         asked = {"id": self._command.id, "args": dict(self._command.args), "limits": asdict(self._limits)}
+        if self._command.given is not None:
+            asked |= {"variables": dict(self._command.given), "withheld": sorted(self._command.withheld)}
         self._wire.send({"op": "load", "python": self._command.python, **asked})
         waiting: set[asyncio.Future[Ready] | asyncio.Future[Death]] = {self._ready, self.ended}
         limit = self._limits.start_seconds + LOAD_MARGIN_SECONDS
@@ -73,6 +84,7 @@ class Remote(Talk):
         if self._asking is not None:
             self._asking.cancel()
         self._wire.close()  # the host ends everything when it sees this
+        self._close_log()
 
     def metrics(self) -> dict[str, float]:
         return dict(self._told)
@@ -96,7 +108,28 @@ class Remote(Talk):
         self._heard = asyncio.get_running_loop().time()
         self._told = {name: float(document["metrics"][name]) for name in self._told}
 
+    def _open_log(self) -> None:
+        reading, self._log_pipe = os.pipe()
+        with suppress(OSError):  # beyond the user's limit: the pipe keeps its usual size
+            fcntl(self._log_pipe, F_SETPIPE_SZ, LOG_BYTES)
+        os.set_blocking(self._log_pipe, False)
+        self._log.follow(reading)
+
+    def _close_log(self) -> None:
+        if self._log_pipe >= 0:
+            os.close(self._log_pipe)
+            self._log_pipe = -1
+
+    def _print(self, text: str) -> None:
+        """Write output of the environment, one character a byte, to its log."""
+        if self._log_pipe >= 0:
+            with suppress(BlockingIOError):
+                os.write(self._log_pipe, text.encode("latin-1"))
+
     def _handle(self, document: Document) -> None:
+        if document["op"] == "log":
+            self._print(str(document["text"]))
+            return
         if document["op"] == "died":
             self._bury(Death(document["kind"], str(document["message"]), int(document.get("rollout", 0))))
             self.end()
@@ -110,6 +143,7 @@ class Remote(Talk):
         if not self._ready.done():
             why += ", or refused the connection"
         self._bury(Death("crash", why))
+        self._close_log()
 
 
 def _check_socket(path: Path) -> None:

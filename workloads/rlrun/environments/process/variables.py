@@ -50,6 +50,19 @@ BASICS = (
 """Variables that programs need to find their files, their libraries, the network and the machine; none of them is a secret by itself."""
 
 
+_OF_THIS_CONTAINER = ("HOME", "TMPDIR", "TMP", "TEMP", "HOSTNAME", "SHELL", "XDG_*")
+"""Variables whose values name folders of this process's own container."""
+
+
+def for_another_container(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that mean the same in another container of the same image."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if not any(_matches(name, pattern) for pattern in _OF_THIS_CONTAINER)
+    }
+
+
 def passed(variables: Mapping[str, str], named: Iterable[str]) -> dict[str, str]:
     """The variables that a process gets.
 

@@ -151,6 +151,12 @@ class Lines(asyncio.Protocol):
             self._lost(self._broken)
 
     @property
+    def unsent_bytes(self) -> int:
+        """Bytes that were sent here and that the other end has not taken yet."""
+        transport = self._transport  # another thread may ask while the connection is lost
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    @property
     def busy(self) -> bool:
         """True while documents that came are not decoded yet."""
         return not self._settled.is_set()

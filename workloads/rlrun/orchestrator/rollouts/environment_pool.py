@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loguru import logger
@@ -17,11 +17,12 @@ from rlrun.environments.process.containment import enclosure
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
+from rlrun.environments.process.variables import for_another_container
 from rlrun.environments.stage import Stage, TaskRef
 from rlrun.orchestrator.aio.background import Background
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.runtime.bootstrap import SOCKETS_VARIABLE, socket_of
+from rlrun.runtime.bootstrap import SHARED_SOCKET_VARIABLE, SOCKETS_VARIABLE, socket_of
 
 MAX_HANG_SECONDS = 60.0
 """Longest time for which an environment's event loop may stand still; never longer than an episode may take."""
@@ -53,21 +54,34 @@ def isolated(config: EnvironmentConfig, logs: Path, host: Path | None = None) ->
     )
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", config.label)
     command = Command(config.id, config.args, config.python, variables=tuple(config.variables))
+    if host is not None and config.image is None:
+        command = _with_variables(command, os.environ)
     names = [name, *(f"{name}-{number}" for number in range(2, config.workers + 1))]
     return IsolatedEnvironment(config.label, command, limits, [Log(logs / f"environment-{n}.log") for n in names], host)
 
 
+def _with_variables(command: Command, env: Mapping[str, str]) -> Command:
+    """Return the command with the variables that its process gets in the container that environments share.
+
+    The container itself has none of them: an environment gets no secret that only another one names.
+    """
+    passed = command.passed(env)
+    return replace(command, given=for_another_container(passed), withheld=frozenset(env.keys() - passed.keys()))
+
+
 def host_of(environments: Sequence[EnvironmentConfig], index: int, env: Mapping[str, str]) -> Path | None:
-    """Socket of the container of `environments[index]`; None: it has none, or there are no containers here.
+    """Socket of the container of `environments[index]`; None: it runs in a process of this one's container.
 
     Args:
         environments: of the run.
         index: which.
         env: this process's environment variables.
     """
-    image, folder = environments[index].image, env.get(SOCKETS_VARIABLE)
-    if image is None or folder is not None:
-        return None if image is None or folder is None else Path(socket_of(folder, index))
+    image, folder, shared = environments[index].image, env.get(SOCKETS_VARIABLE), env.get(SHARED_SOCKET_VARIABLE)
+    if image is None:
+        return Path(shared) if shared is not None and environments[index].shares_container else None
+    if folder is not None:
+        return Path(socket_of(folder, index))
     logger.warning(
         f"environments[{index}].image ({image}) needs a pod; here its environment runs in a process of its own"
     )

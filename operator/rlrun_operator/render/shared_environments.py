@@ -1,0 +1,138 @@
+"""Container that environments with `isolation: Container` share, next to the orchestrator's in its pod.
+
+It keeps code of users away from the run's key, the token of the Lease and the keys of trackers. All of them share it, because each
+container costs a Python process: 20 environments would take 20 of these. Within it, environments are closed to each other by Landlock,
+as processes of the orchestrator's container would be. It reads what the orchestrator's container reads of the run's volume, and writes
+only the hub's caches of data. Its variables come from the orchestrator, for each environment those that it may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rlrun.api.kubernetes import amount
+from rlrun_operator.render import volume
+from rlrun_operator.render.context import RunContext
+from rlrun_operator.render.environments import FOLDER
+from rlrun_operator.state import Json, Manifest
+
+NAME = "environments"
+"""Name of the container, and of the volume with its socket."""
+SOCKET_FOLDER = f"{FOLDER}/shared"
+SOCKET = f"{SOCKET_FOLDER}/socket"
+_SCRATCH = {"environments-tmp": "/tmp", "environments-home": "/home/rlrun"}
+_SHARED_MEMORY = "environments-shm"
+_SPLIT = ("cpu", "memory", "ephemeral-storage")
+"""Resources of which the orchestrator and its environments each request half."""
+_NOT_COPIED = ("secret", "projected", "csi")
+"""Sources of volumes that hold secrets or tokens."""
+
+
+def has_shared(ctx: RunContext) -> bool:
+    """Return whether an environment of the run is in the shared container."""
+    return any(environment.shares_container for environment in ctx.spec.environments)
+
+
+def shared_volumes(ctx: RunContext, *, scratch_limit: str) -> list[Json]:
+    """Return the volumes of the container: its socket and its scratch folders.
+
+    Args:
+        ctx: the run.
+        scratch_limit: size limit of each scratch folder.
+    """
+    if not has_shared(ctx):
+        return []
+    memory = {"medium": "Memory"}
+    if (limit := ctx.spec.orchestrator.shared_memory) is not None:
+        memory["sizeLimit"] = limit
+    return [
+        {"name": NAME, "emptyDir": {"sizeLimit": "1Gi"}},
+        *({"name": name, "emptyDir": {"sizeLimit": scratch_limit}} for name in _SCRATCH),
+        {"name": _SHARED_MEMORY, "emptyDir": memory},
+    ]
+
+
+def shared_socket_mounts(ctx: RunContext) -> list[Json]:
+    """Return the mount of the orchestrator's container: the folder of the socket, which it does not write."""
+    return [{"name": NAME, "mountPath": SOCKET_FOLDER, "readOnly": True}] if has_shared(ctx) else []
+
+
+def shared_folders(ctx: RunContext) -> list[str]:
+    """Return the folders of the run's volume that the container writes, as the pods see them."""
+    return [f"{ctx.storage.mount_path}/{path}" for path in volume.hub_data(ctx)] if has_shared(ctx) else []
+
+
+def shared_mounts(ctx: RunContext) -> list[Json]:
+    """Return the mounts of the container."""
+    return [
+        volume.whole(ctx) | {"readOnly": True},
+        *(volume.part(ctx, path) for path in volume.hub_data(ctx)),
+        {"name": NAME, "mountPath": SOCKET_FOLDER},
+        {"name": _SHARED_MEMORY, "mountPath": "/dev/shm"},
+        *({"name": name, "mountPath": path} for name, path in _SCRATCH.items()),
+        *_mounts_of_the_user(ctx),
+    ]
+
+
+def _mounts_of_the_user(ctx: RunContext) -> Iterator[Json]:
+    """Yield the mounts that `podTemplate` adds to the orchestrator's container, for reading: modules and data of environments.
+
+    Volumes with Secrets stay with the orchestrator: they may be a tracker's.
+    """
+    spec = ctx.spec.orchestrator.pod_template.get("spec")
+    spec = spec if isinstance(spec, Mapping) else {}
+    copied = {
+        volume.get("name")
+        for volume in _mappings(spec.get("volumes"))
+        if not any(volume.get(source) is not None for source in _NOT_COPIED)
+    }
+    taken = {*_SCRATCH.values(), "/dev/shm", ctx.storage.mount_path}
+    for container in _mappings(spec.get("containers")):
+        if container.get("name") == "orchestrator":
+            for mount in _mappings(container.get("volumeMounts")):
+                if mount.get("name") in copied and mount.get("mountPath") not in taken:
+                    yield {**mount, "readOnly": True}
+
+
+def _mappings(found: object) -> list[Manifest]:
+    """Return the mappings of a list; a value of another kind is for the API server to refuse."""
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        return []
+    return [element for element in found if isinstance(element, Mapping)]
+
+
+def split_resources(resources: Manifest) -> tuple[Json, Json]:
+    """Split the resources of the orchestrator's block between its container and that of its environments.
+
+    Each requests half of CPU, memory and ephemeral storage, so that the pod requests as much as without the second container. Each may use
+    what the limit allows: how much an environment takes is not known before. Devices are for environments.
+
+    Args:
+        resources: `requests` and `limits`, by name.
+    """
+    limits, requests = dict(resources.get("limits") or {}), dict(resources.get("requests") or {})
+    own: Json = {"limits": {}, "requests": {}}
+    theirs: Json = {"limits": {}, "requests": {}}
+    for name in {**limits, **requests}:
+        if name in _SPLIT:
+            asked = _half(name, requests[name] if name in requests else limits[name])
+            for part in (own, theirs):
+                part["requests"][name] = asked
+                part["limits"] |= {name: limits[name]} if name in limits else {}
+            continue
+        part = theirs if "/" in name else own
+        for kind, amounts in (("limits", limits), ("requests", requests)):
+            part[kind] |= {name: amounts[name]} if name in amounts else {}
+    return _without_empty(own), _without_empty(theirs)
+
+
+def _half(name: str, value: str | int) -> str:
+    """Return half of a quantity, rounded up to a thousandth of a core or to a byte."""
+    if name == "cpu":
+        return f"{-(-int(amount(value) * 1000) // 2)}m"
+    size = -(-int(amount(value)) // 2)
+    return f"{size // 1024**2}Mi" if size and size % 1024**2 == 0 else str(size)
+
+
+def _without_empty(resources: Json) -> Json:
+    return {kind: amounts for kind, amounts in resources.items() if amounts}
