@@ -27,6 +27,7 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.ending import on_sigterm
 from rlrun.runtime.processes import refuse_inspection
+from rlrun.runtime.sealed_file import descriptors_in
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.source import SYSTEM_FILE
 from rlrun.tracking.system import INTERVAL_SECONDS, Machine
@@ -77,7 +78,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                pass_fds=(write,),
+                pass_fds=(write, *(number for word in self.command for number in descriptors_in(Path(word)))),
                 start_new_session=True,
                 text=True,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from rlrun.config.models.run import RunConfig
 from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.bounded_log import cut_back
+from rlrun.runtime.sealed_file import descriptor_path, seal_file
 from rlrun.tracking.backends.missing import problems
 from rlrun.tracking.enabled import enabled_trackers
 
@@ -40,8 +42,11 @@ def before_exec() -> None:
 class SinkProcess:
     """The sink of a run, or another program that lives beside it in the same way. Nothing here raises, and nothing but `stop` waits.
 
+    The program reads a sealed copy of the configuration, each time that it is started: an environment that could change the file and end
+    the program would else choose where its keys are sent.
+
     Args:
-        config: the run's configuration file.
+        config: the run's configuration file; it is read here, before an environment runs.
         root: the run's folder.
         environ: the sink's environment.
         module: the program; takes `--config` and `--once`.
@@ -57,6 +62,10 @@ class SinkProcess:
         module: str = "rlrun.tracking",
         log: Path | None = None,
     ) -> None:
+        self._sealed = -1
+        with suppress(OSError):  # the program reports a file that is not there
+            self._sealed = seal_file(config.read_bytes())
+            config = descriptor_path(self._sealed)
         self._command = module_command(module, ["--config", str(config)])
         self._log, self._environ = log or log_file(root), dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,6 +99,7 @@ class SinkProcess:
                     env=self._environ,
                     start_new_session=True,
                     preexec_fn=before_exec,
+                    pass_fds=() if self._sealed < 0 else (self._sealed,),
                 )
 
     def stop(self, *, seconds: float = DRAIN_SECONDS, hurry: Callable[[], bool] = lambda: False) -> bool:
@@ -118,6 +128,9 @@ class SinkProcess:
             process.kill()  # its workers end with it: they see it by the next byte that they write
         with suppress(OSError):
             process.wait()
+        if self._sealed >= 0:
+            os.close(self._sealed)
+            self._sealed = -1
         return complete
 
 

@@ -14,6 +14,7 @@ from rlrun.config.loading.toml_lines import toml_lines
 from rlrun.config.loading.yaml_text import Document, parse_yaml
 from rlrun.config.suggest import close_name
 from rlrun.runtime import redact
+from rlrun.runtime.sealed_file import DESCRIPTORS
 
 FORMATS = (".toml", ".yaml", ".yml", ".json")
 """Suffixes of configuration files."""
@@ -71,7 +72,8 @@ def read_document(path: Path) -> Document:
     Raises:
         ConfigError: the file is missing, of an unknown format, broken (with the line), or not a mapping.
     """
-    suffix = path.suffix.lower()
+    # A launcher passes a file in memory, which is always JSON, by its descriptor.
+    suffix = ".json" if path.parent == DESCRIPTORS else path.suffix.lower()
     if suffix not in FORMATS:
         what = f"unknown format {suffix!r}" if suffix else "has no suffix that says its format"
         _refuse(path, f"{what}; known: {', '.join(FORMATS)}")
