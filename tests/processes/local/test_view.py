@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from rlrun.local import view as view_module
+from rlrun.local.metrics_tail import MetricsTail
 from rlrun.local.summary import print_summary
-from rlrun.local.view import MetricsTail, View, duration, sparkline, step_line
+from rlrun.local.view import View, duration, sparkline, step_line
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(None, "–"), (5.9, "5s"), (187, "3m07s"), (3725, "1h02m")])
@@ -28,14 +30,14 @@ def test_a_sparkline_rises_with_the_values_and_fits() -> None:
 def test_the_tail_waits_for_whole_lines_and_follows_a_rewrite(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
-    assert tail.poll() == []
+    assert list(tail.poll()) == []
     path.write_text('{"step": 1}\n{"st')
     assert [line["step"] for line in tail.poll()] == [1]
     path.write_text('{"step": 1}\n{"step": 2}\n')
     assert [line["step"] for line in tail.poll()] == [2]
     path.write_text('{"step": 1}\n')  # a resume dropped a lost step
-    assert tail.poll() == []
-    assert [line["step"] for line in tail.lines] == [1]
+    assert list(tail.poll()) == []
+    assert tail.history.last == {"step": 1}
 
 
 def test_the_tail_sees_that_the_file_is_another_one_though_it_is_as_long_already(tmp_path: Path) -> None:
@@ -43,11 +45,11 @@ def test_the_tail_sees_that_the_file_is_another_one_though_it_is_as_long_already
     path, again = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.tmp"
     tail = MetricsTail(path)
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
-    tail.poll()
+    assert len(list(tail.poll())) == 3
     again.write_text('{"step": 1}\n{"step": 2, "attempt": 2}\n{"step": 3, "attempt": 2}\n')
     again.replace(path)
     assert [(line["step"], line["attempt"]) for line in tail.poll()] == [(2, 2), (3, 2)]
-    assert [line["step"] for line in tail.lines] == [1, 2, 3]
+    assert tail.history.last == {"step": 3, "attempt": 2}
     with path.open("a") as file:
         file.write('{"step": 4}\n')
     assert [line["step"] for line in tail.poll()] == [4]
@@ -152,3 +154,21 @@ def test_the_panel_has_a_dash_for_a_version_that_no_engine_has(tmp_path: Path) -
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "None" not in text
     assert ["held-out", "–", "version", "–", "in", "flight", "–"] in [line.split() for line in text.splitlines()]
+
+
+def test_the_tail_holds_a_few_numbers_per_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    values = {f"metric/{number}": float(number) for number in range(100)}
+    with path.open("w") as file:
+        for step in range(3000):
+            file.write(
+                json.dumps({"step": step, "reward/mean": step / 3000, "eval/a/reward/mean": 0.5} | values) + "\n"
+            )
+    tail = MetricsTail(path)
+    tracemalloc.start()
+    assert sum(1 for _ in tail.poll()) == 3000
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 3000 * 100, "whole lines are held"
+    assert tail.history.held_out == ["v0 0.500", "v2999 0.500"]
+    assert tail.history.curve("reward/mean")[-1] == 2999 / 3000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
@@ -21,7 +22,7 @@ from rlrun.orchestrator.batches.assemble import assemble, choose, choose_first, 
 from rlrun.orchestrator.batches.filters import Rules
 from rlrun.orchestrator.evaluation.evaluator import Answer, due, evaluation_metrics
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerError
-from rlrun.orchestrator.progress.metrics_file import MetricsFile, spans
+from rlrun.orchestrator.progress.metrics_file import MetricsFile, delete_old_traces, is_trace_old, spans
 from rlrun.orchestrator.progress.step_metrics import OwnMetrics, batch_metrics, counter_metrics, group_metrics
 from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
@@ -31,6 +32,7 @@ from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.metrics_line import FURTHEST, read_metrics
+from rlrun.protocol.files.paths import RunPaths
 from tests.support.damage import damages
 
 
@@ -522,3 +524,33 @@ def test_versions_are_told_as_spans_over_token_positions() -> None:
         {"version": 4, "start": 4, "end": 5},
         {"version": 5, "start": 6, "end": 7},
     ]
+
+
+def test_starting_with_many_lines_needs_the_memory_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = {f"metric/{number}": float(number) for number in range(100)}
+    with path.open("w") as file:
+        for step in range(1, 1001):
+            file.write(json.dumps({"step": step, "attempt": 1, "batch/tokens": 2} | line) + "\n")
+    writer = BestEffortWriter()
+    tracemalloc.start()
+    metrics = MetricsFile(path, attempt=2, base_step=999, unwritten=[], evaluated=lambda version: False, writer=writer)
+    while writer._thread.is_alive():  # a close gives a busy machine five seconds
+        writer.close()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < path.stat().st_size / 3, "all lines were held"
+    assert (metrics.tokens, metrics.last["step"]) == (2 * 999, 999)
+    assert [line["step"] for line in read_metrics(path)[0]] == list(range(1, 1000))
+
+
+def test_old_traces_are_deleted_but_for_each_hundredth(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.traces.mkdir()
+    for step in range(1, 351):
+        paths.trace(step).touch()
+    paths.evaluation_trace(10).touch()
+    delete_old_traces(paths, newest=350, keep=30)
+    assert paths.traced_steps() == [100, 200, 300, *range(321, 351)]
+    assert paths.evaluation_trace(10).exists()
+    assert [step for step in range(352) if is_trace_old(step, newest=351, keep=30)][-1] == 321

@@ -108,7 +108,10 @@ def _parts_of_training(spec: RunFields) -> unread.Parts:
         (
             "orchestrator",
             spec.orchestrator,
-            ("batch_size", "oversampling_factor", "trajectory_strategy", "record_rollouts", "max_error_ratio"),
+            (
+                *("batch_size", "oversampling_factor", "trajectory_strategy"),
+                *("record_rollouts", "keep_traces", "max_error_ratio"),
+            ),
         ),
         (
             "checkpoint",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlrun.protocol.files.checkpoint_manifest import ManifestError, complete_checkpoints, read_manifest
 from rlrun.protocol.files.failures import volume_is_full
-from rlrun.protocol.files.metrics_line import read_metrics
+from rlrun.protocol.files.metrics_line import metrics_lines
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.protocol.files.volume_faults import size
 
@@ -88,6 +88,6 @@ def _steps(first: int, last: int) -> str:
 def _last_step(metrics: Path) -> int:
     """Last trained step that the metrics have; 0: none. A damaged file says nothing."""
     try:
-        return max((int(line["step"]) for line in read_metrics(metrics)[0]), default=0)
+        return max((int(line["step"]) for _, line in metrics_lines(metrics) if line is not None), default=0)
     except (OSError, ValueError, KeyError, TypeError):
         return 0

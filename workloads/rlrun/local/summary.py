@@ -10,10 +10,12 @@ import plotext
 from rich.console import Console
 from rich.table import Table
 
-from rlrun.protocol.files.metrics_line import MetricsLine, missing_answers, read_metrics
+from rlrun.protocol.files.metrics_line import MetricsLine, metrics_lines, missing_answers
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, RunPaths
 
 _ROWS = 10
+_SHOWN = {"step", "reward/mean", "loss", "validation/loss", "mismatch_kl", "off_policy/mean", "time/step"}
+"""Metrics of the summary; those of evaluations too."""
 
 
 def evaluations(lines: list[MetricsLine]) -> list[tuple[int, float]]:
@@ -33,7 +35,7 @@ def mean(values: list[float]) -> float:
 
 def print_summary(console: Console, root: Path, *, elapsed_seconds: float, command: str) -> None:
     """Print table, plot and places of a run that is complete."""
-    lines, _ = read_metrics(RunPaths(root).metrics)
+    lines = [_shown_part(line) for _, line in metrics_lines(RunPaths(root).metrics) if line is not None]
     steps = [line for line in lines if line["step"] > 0]
     if steps and "reward/mean" not in steps[0]:
         _print_losses(console, lines)
@@ -42,6 +44,11 @@ def print_summary(console: Console, root: Path, *, elapsed_seconds: float, comma
     else:
         return
     _print_places(console, root, elapsed_seconds=elapsed_seconds, command=command, traces="reward/mean" in steps[0])
+
+
+def _shown_part(line: MetricsLine) -> MetricsLine:
+    """Values that the summary shows: a whole line needs 11 KB of memory, and a long run has many."""
+    return {name: value for name, value in line.items() if name in _SHOWN or name.startswith("eval/")}
 
 
 def _print_losses(console: Console, lines: list[MetricsLine]) -> None:

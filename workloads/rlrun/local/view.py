@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlrun.local.metrics_tail import MetricsTail
 from rlrun.protocol.files.metrics_line import MetricsLine, missing_answers
 from rlrun.protocol.messages.endpoints import ORCHESTRATOR_PROGRESS
 from rlrun.runtime.json_types import Json
@@ -59,75 +58,6 @@ def read_progress(url: str, api_key: str) -> Json | None:
     except (OSError, ValueError, urllib.error.URLError):
         return None
     return document if isinstance(document, dict) else None
-
-
-class MetricsTail:
-    """Follows `metrics.jsonl`, which each attempt replaces by those of its lines that it keeps. A line counts once it ends in a newline.
-
-    Args:
-        path: the file; it may come later.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lines: list[MetricsLine] = []
-        self._file: BinaryIO | None = None
-        """Kept open: no other file can have its inode, however soon one takes its name and grows beyond what was read of it."""
-        self._offset = 0
-
-    def poll(self) -> list[MetricsLine]:
-        """The lines that are new since the last call; of another file, those after what it has in common with the one before."""
-        known = self.lines
-        try:
-            file = self._opened()
-            file.seek(self._offset)
-            content = file.read()
-        except OSError:
-            return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        new = [line for text in whole.splitlines() if (line := _line(text)) is not None]
-        if self.lines is known:
-            self.lines.extend(new)
-            return new
-        self.lines.extend(new)
-        common = next(
-            (n for n, (a, b) in enumerate(zip(known, new, strict=False)) if a != b), min(len(known), len(new))
-        )
-        return new[common:]
-
-    def _opened(self) -> BinaryIO:
-        """The file that has the name now, and `_offset` in it.
-
-        Raises:
-            OSError: there is none.
-        """
-        there = self.path.stat()
-        if (
-            self._file is not None
-            and os.path.samestat(there, os.fstat(self._file.fileno()))
-            and there.st_size >= self._offset
-        ):
-            return self._file
-        self.close()
-        self._offset, self.lines = 0, []
-        self._file = self.path.open("rb")
-        return self._file
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _line(text: bytes) -> MetricsLine | None:
-    """One line; what is none, in a file that something else has damaged, is not shown."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def step_line(line: MetricsLine, max_steps: int) -> str:
@@ -192,7 +122,8 @@ class View:
         self._live: Live | None = None
         self.progress: Json | None = None
         """The orchestrator's answer at the last `update`; None: there was none."""
-        self._tail.poll()
+        for _ in self._tail.poll():  # lines of earlier attempts are not printed
+            pass
 
     def __enter__(self) -> View:
         if not self._plain:
@@ -211,7 +142,7 @@ class View:
         Args:
             roles: one line on the processes, for as long as the orchestrator does not answer.
         """
-        new = self._tail.poll()
+        new = list(self._tail.poll())
         progress = self.progress = read_progress(self._url, self._api_key)
         self._answered = self._answered or progress is not None
         waiting = printable(
@@ -236,7 +167,7 @@ class View:
             self._trouble = trouble
             text = trouble or "the volume can be written again"
             self._console.print(text, highlight=False, soft_wrap=True, markup=False)
-        if not self._tail.lines and waiting.split(" since")[0] != self._waiting:
+        if self._tail.is_empty and waiting.split(" since")[0] != self._waiting:
             self._waiting = waiting.split(" since")[0]
             text = f"[{duration(time.monotonic() - self._began)}] {_SINCE.sub('', waiting)}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -254,8 +185,8 @@ class View:
         return Group(Text(self._name, style="bold"), bar, table, *lines, Text(f"waiting for: {waiting}", style="dim"))
 
     def _panel(self, progress: Json, waiting: str) -> Group:
-        lines = [line for line in self._tail.lines if line["step"] > 0]
-        last = lines[-1] if lines else {}
+        history = self._tail.history
+        last = history.last
         step, total = int(last.get("step", 0)), self._max_steps or 0
         table = Table.grid(padding=(0, 2))
         eta = progress.get("eta_seconds")
@@ -276,15 +207,9 @@ class View:
             "staleness",
             _number(last.get("off_policy/mean"), ".2f"),
         )
-        evaluations = [
-            f"v{line['step']} {value:.3f}{missing_answers(line, key.removesuffix('reward/mean'))}"
-            for line in self._tail.lines
-            for key, value in line.items()
-            if (key.startswith("eval/") and key.endswith("reward/mean")) or key == "validation/loss"
-        ]
         table.add_row(
             "held-out",
-            " → ".join([*evaluations[:1], *evaluations[1:][-1:]]) or "–",
+            " → ".join(history.held_out) or "–",
             "version",
             _shown(progress.get("policy_version")),
             "in flight",
@@ -292,13 +217,12 @@ class View:
         )
         bar = Table.grid()  # a bar of its own would not end its line
         bar.add_row(ProgressBar(total=total, completed=step, width=72))
-        shown = "loss" if supervised else "reward/mean"
-        rewards = [float(line[shown]) for line in lines if line.get(shown) is not None]
+        curve = history.curve("loss" if supervised else "reward/mean")
         return Group(
             Text(self._name, style="bold"),
             bar,
             table,
-            Text(sparkline(rewards), style="green"),
+            Text(sparkline(curve), style="green"),
             Text(f"waiting for: {waiting}", style="dim"),
         )
 

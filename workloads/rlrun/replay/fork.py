@@ -22,7 +22,7 @@ from rlrun.protocol.files.attempts import Attempt, next_attempt, read_attempt
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, ManifestError, read_manifest, verify
 from rlrun.protocol.files.durable import new_folder
 from rlrun.protocol.files.forked import ForkedFrom, fork_document
-from rlrun.protocol.files.metrics_line import read_metrics
+from rlrun.protocol.files.metrics_line import metrics_lines
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.protocol.files.recorded_code import check_recorded_code, is_own_run, note_started_run
 from rlrun.replay.find import Recorded, ReplayError, read_run
@@ -228,7 +228,8 @@ def _write(
         for source in (run.paths.model, run.paths.revisions):
             if source.is_dir():
                 shutil.copytree(source, made / source.name)
-        paths.metrics.write_text("".join(_lines(run.paths.metrics, checkpoint.step)))
+        with paths.metrics.open("wb") as metrics:
+            metrics.writelines(_lines(run.paths.metrics, checkpoint.step))
         try:
             verify(copied, read_manifest(copied))
         except ManifestError as error:
@@ -249,6 +250,6 @@ def _lineage(run: Recorded, checkpoint: Artifact, uid: str) -> Attempt:
     return replace(wrote, lineage=cut.lineage[:-1], uid=uid)
 
 
-def _lines(path: Path, through: int) -> Iterator[str]:
+def _lines(path: Path, through: int) -> Iterator[bytes]:
     """Whole lines of `metrics.jsonl` up to a step."""
-    yield from (json.dumps(line) + "\n" for line in read_metrics(path)[0] if line["step"] <= through)
+    return (line for line, found in metrics_lines(path) if found is not None and found["step"] <= through)

@@ -16,6 +16,7 @@ from rlrun.tracking.record import Mark, Record, SampleRow
 _NOT_METRICS = ("step", "attempt", "time")
 _TEXT_CHARACTERS = 4000
 """Most characters of a prompt or a completion that are sent."""
+_CHUNK_BYTES = 1024 * 1024
 SYSTEM_FILE = "system.jsonl"
 
 
@@ -51,11 +52,8 @@ class Source:
         Attempts ascend from line to line: a line of a later attempt than the newest one sent was written after it, and a line of the
         same attempt is new if its step is later.
         """
-        replaced, lines = self._lines.new()
-        if replaced:
-            self._translator, self._before = self._new_translator(), 0.0
         self._measures += [_numbers(line) for line in self._system.new()[1]]
-        for line in lines:
+        for line in self._new_lines():
             mark = Mark(_whole(line.get("step")), _whole(line.get("attempt")))
             numbers = _numbers(line)
             values = {name: value for name, value in numbers.items() if name not in _NOT_METRICS}
@@ -68,6 +66,17 @@ class Source:
             self._last = mark
             scalars |= system | {"progress/attempt": float(mark.attempt)}
             yield Record(mark, time, scalars, *self._of_traces(mark, evaluated=_is_evaluated(line)))
+
+    def _new_lines(self) -> Iterator[Mapping[str, object]]:
+        """New lines of the metrics, read in chunks: all of them after a restart."""
+        while True:
+            before = self._lines.offset
+            replaced, lines = self._lines.new(_CHUNK_BYTES)
+            if replaced:
+                self._translator, self._before = self._new_translator(), 0.0
+            yield from lines
+            if self._lines.offset == before:
+                return
 
     def _measured(self, after: float, until: float) -> dict[str, float]:
         """Means of the machine's measures between two lines; those that are used up are dropped."""

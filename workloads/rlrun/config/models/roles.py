@@ -276,6 +276,8 @@ class OrchestratorSpec(Config):
     """Samples of a multi-turn episode: `branching` starts one where the chat template rewrites earlier turns."""
     record_rollouts: bool = False
     """Keep every packed batch for `--replay`; else a kept checkpoint's batches are deleted."""
+    keep_traces: Annotated[int, Field(ge=1, le=1_000_000_000)] = 10_000
+    """Newest steps whose traces are kept. Of older steps each 100th keeps its trace; those of evaluations are all kept."""
     max_error_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of errors among the last 100 (or batchSize, if larger) rollouts above which the run fails."""
 

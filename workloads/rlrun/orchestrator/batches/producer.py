@@ -22,7 +22,7 @@ from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.groups import Batched, Groups
 from rlrun.orchestrator.journal.recovery import read_journal, readmit
 from rlrun.orchestrator.journal.writer import rollout_fingerprint
-from rlrun.orchestrator.progress.metrics_file import MetricsFile, write_trace
+from rlrun.orchestrator.progress.metrics_file import MetricsFile, is_trace_old, write_trace
 from rlrun.orchestrator.progress.step_metrics import (
     OwnMetrics,
     batch_metrics,
@@ -78,6 +78,12 @@ class BatchProducer:
             assert groups is not None
             await self._make(groups)
 
+    def _write_trace(self, batch: Batch, groups: Sequence[FinishedGroup]) -> None:
+        write_trace(self._paths.trace(batch.step), batch, groups)
+        old, keep = batch.step - self.config.keep_traces, self.config.keep_traces
+        if is_trace_old(old, newest=batch.step, keep=keep):
+            self._paths.trace(old).unlink(missing_ok=True)
+
     def _next_groups(self) -> list[FinishedGroup] | None:
         step, limit = self._groups.made + 1, self.config.algorithm.max_off_policy_steps
         if self._groups.waits_for(step) or not self._may_make():
@@ -96,7 +102,7 @@ class BatchProducer:
         batch = await in_thread(partial(self._assemble, groups, batched))
         await self._write(batch)
         trace = self._paths.trace(batch.step)
-        self._writer.write(f"traces/{trace.name}", partial(write_trace, trace, batch, groups))
+        self._writer.write(f"traces/{trace.name}", partial(self._write_trace, batch, groups))
         counters = dict(self._groups.ledger.counters)
         metrics = await in_thread(lambda: self._measured(batch, groups))
         metrics |= counter_metrics(counters, self._counted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import deque
@@ -20,12 +21,14 @@ from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.progress.step_metrics import step_line
 from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, Sample
-from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.durable import write_bytes, write_chunks
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.forked import read_fork
-from rlrun.protocol.files.metrics_line import FURTHEST, MetricsLine, read_metrics
+from rlrun.protocol.files.metrics_line import FURTHEST, MetricsLine, keep_metrics, metrics_lines
 from rlrun.protocol.files.paths import RunPaths
 
+KEPT_TRACE_INTERVAL = 100
+"""Of the steps before the newest `orchestrator.keepTraces`, each of these keeps its trace."""
 _TAIL_BYTES = 1024 * 1024
 """Upper bound on the length of a line."""
 
@@ -53,22 +56,40 @@ class MetricsFile:
         writer: BestEffortWriter,
     ) -> None:
         self._path, self._attempt, self._evaluated, self._writer = path, attempt, evaluated, writer
-        found, damaged = read_metrics(path)
+        unwritten = [dict(line) for line in unwritten]
+        written: set[int] = set()
+        """Steps with a line, of those for which it matters here."""
+        matters = {base_step, *(int(line["step"]) for line in unwritten)}
+        self._furthest = 0
+        """Highest step that the run has trained before this attempt, as far as the file says."""
+        self.last: MetricsLine = {}
+        """The newest line."""
+        self.tokens, self.samples = 0, 0
+        """Tokens and samples of all steps that have lines, this attempt's and those before it; a fork's own alone."""
+        forked, damaged = read_fork(RunPaths(path.parent).fork), 0
+        prefix, size, kept_bytes = 0, 0, 0
+        """Bytes of kept lines before the first other line, of all lines, and of kept lines."""
+        for text, line in metrics_lines(path):
+            if prefix == size and line is not None and line["step"] <= base_step:
+                prefix += len(text)
+            size += len(text)
+            if line is None:
+                damaged += 1
+                continue
+            self._furthest = max(self._furthest, _whole(line.get(FURTHEST, line["step"])))
+            if line["step"] > base_step:
+                continue
+            kept_bytes += len(text)
+            self.last = line
+            if line["step"] in matters:
+                written.add(int(line["step"]))
+            if forked is None or line.get("attempt", 0) > forked.attempt:
+                self._count(line)
         if damaged:
             self._keep_damaged(damaged)
-        self._furthest = max((line.get(FURTHEST, line["step"]) for line in found), default=0)
-        """Highest step that the run has trained before this attempt, as far as the file says."""
-        lines = [line for line in found if line["step"] <= base_step]
-        written = {int(line["step"]) for line in lines}
-        kept = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        writer.write(path.name, lambda: write_bytes(path, kept), keep=True)
-        self.last: MetricsLine = lines[-1] if lines else {}
-        """The newest line."""
-        forked = read_fork(RunPaths(path.parent).fork)
-        own = [line for line in lines if forked is None or line.get("attempt", 0) > forked.attempt]
-        self.tokens = sum(int(line.get("batch/tokens", 0)) for line in own)
-        self.samples = sum(int(line.get("batch/samples", 0)) for line in own)
-        """Tokens and samples of all steps that have lines, this attempt's and those before it; a fork's own alone."""
+        # Blank lines and the end of a torn one are among no lines: then the file is parsed again.
+        whole = prefix if prefix == kept_bytes and path.is_file() and path.stat().st_size == size else None
+        writer.write(path.name, lambda: keep_metrics(path, through=base_step, prefix=whole), keep=True)
         self._lines: dict[int, MetricsLine] = {}
         self._parts: dict[int, set[str]] = {}
         self._leaving: deque[tuple[int, MetricsLine]] = deque()
@@ -88,11 +109,19 @@ class MetricsFile:
             self._parts.setdefault(base_step, {"batch", "trained"})
         self._flush()
 
-    def _keep_damaged(self, lines: Sequence[bytes]) -> None:
+    def _count(self, line: MetricsLine) -> None:
+        self.tokens += _whole(line.get("batch/tokens", 0))
+        self.samples += _whole(line.get("batch/samples", 0))
+
+    def _keep_damaged(self, count: int) -> None:
+        """Keep damaged lines in a file of their own; written before the lines that count replace all."""
         kept = self._path.with_name(f"metrics.damaged.a{self._attempt:04d}.jsonl")
-        content = b"".join(line + b"\n" for line in lines)
-        self._writer.write(kept.name, lambda: write_bytes(kept, content), keep=True)
-        logger.warning(f"{self._path}: {len(lines)} damaged line(s) left out; {kept.name} keeps them")
+
+        def write() -> None:
+            write_chunks(kept, (line for line, found in metrics_lines(self._path) if found is None))
+
+        self._writer.write(kept.name, write, keep=True)
+        logger.warning(f"{self._path}: {count} damaged line(s) left out; {kept.name} keeps them")
 
     def add(self, step: int, part: Literal["batch", "trained", "evaluation"], values: Mapping[str, float]) -> None:
         """Add one part of a step's line; an evaluation that was given up adds an empty one."""
@@ -124,8 +153,7 @@ class MetricsFile:
             line = {"step": step, "attempt": self._attempt, "time": time.time()} | self._lines.pop(step)
             if step <= self._furthest:
                 line[FURTHEST] = self._furthest
-            self.tokens += int(line.get("batch/tokens", 0))
-            self.samples += int(line.get("batch/samples", 0))
+            self._count(line)
             self._leaving.append((step, line))
             self._writer.write(self._path.name, self._append, keep=True)
             self.last = line
@@ -151,8 +179,13 @@ class MetricsFile:
         self._leaving.popleft()
 
 
+def _whole(value: float) -> int:
+    """A count of a line; 0 for an infinite one of a damaged line."""
+    return int(value) if math.isfinite(value) else 0
+
+
 def append_line(path: Path, line: str) -> None:
-    """Add a line, durable and whole: what a refused write leaves of it is cut off again.
+    """Add a line, durable, whole and once: what a refused write leaves of it is cut off again, at the latest by the next try.
 
     Raises:
         OSError: the volume refuses.
@@ -161,11 +194,15 @@ def append_line(path: Path, line: str) -> None:
         before = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         tail = file.read()
         before += len(tail)
+        content = (line + "\n").encode()
         if tail and not tail.endswith(b"\n"):  # it could not be cut off then
             before += tail.rfind(b"\n") + 1 - len(tail)
             file.truncate(before)
+        elif (b"\n" + tail).endswith(b"\n" + content):  # whole, but its flush failed: a later flush does not write it
+            before -= len(content)
+            file.truncate(before)
         try:
-            rest = memoryview((line + "\n").encode())
+            rest = memoryview(content)
             while rest:
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
@@ -219,6 +256,18 @@ def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> No
                 }
             )
     write_jsonl(path, lines)
+
+
+def is_trace_old(step: int, *, newest: int, keep: int) -> bool:
+    """True if the trace of `step` is no longer kept once that of the step `newest` is there; `keep`: `orchestrator.keepTraces`."""
+    return 0 < step <= newest - keep and step % KEPT_TRACE_INTERVAL != 0
+
+
+def delete_old_traces(paths: RunPaths, *, newest: int, keep: int) -> None:
+    """Delete traces of steps that are no longer kept: those of attempts that kept more, or that the volume did not delete."""
+    for number in paths.traced_steps():
+        if is_trace_old(number, newest=newest, keep=keep):
+            paths.trace(number).unlink(missing_ok=True)
 
 
 def write_jsonl(path: Path, lines: Iterable[Mapping[str, object]]) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -66,11 +66,16 @@ def write_bytes(path: Path, content: bytes, *, before_rename: str | None = None)
         content: all of it.
         before_rename: the fault point (`fault_points`) at which all is durable but the name.
     """
+    write_chunks(path, (content,), before_rename=before_rename)
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes], *, before_rename: str | None = None) -> None:
+    """Replace `path` with the concatenated `chunks`, which may come from the old file; see `write_bytes`."""
     make_folder(path.parent)
     temporary = path.with_name(path.name + TMP_SUFFIX)
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
         if before_rename is not None:
@@ -160,7 +165,12 @@ def put_in_place(temporary: Path, path: Path) -> None:
     remove_folder(older)
     if path.exists():
         path.rename(older)
-    temporary.rename(path)
+    try:
+        temporary.rename(path)
+    except OSError:
+        with suppress(OSError):  # readers keep the older one, if the volume allows that
+            older.rename(path)
+        raise
     fsync_path(path.parent)
     shutil.rmtree(older, ignore_errors=True)
 

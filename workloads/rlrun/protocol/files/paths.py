@@ -19,6 +19,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _STEP = re.compile(r"^step_(\d{8})\.a(\d{4,})$")
 _WEIGHTS = re.compile(r"^v(\d{8})\.a(\d{4,})$")
 _DELTA = re.compile(r"^d(\d{8})\.a(\d{4,})$")
+_TRACE = re.compile(r"^step_(\d{8})\.jsonl$")
 _ATTEMPT = re.compile(r"^(\d{4,})\.json$")
 _SEGMENT = re.compile(r"^segment_(\d{8})\.a(\d{4,})$")
 
@@ -210,6 +211,12 @@ class RunPaths:
     def checkpoints_on_disk(self) -> list[Artifact]:
         """All checkpoint folders, complete or not, of any attempt, in order of step and attempt."""
         return _artifacts(self.checkpoints, _STEP)
+
+    def traced_steps(self) -> list[int]:
+        """Steps with a trace, ascending."""
+        if not self.traces.is_dir():
+            return []
+        return sorted(int(m[1]) for m in (_TRACE.match(path.name) for path in self.traces.iterdir()) if m is not None)
 
     def attempts_on_disk(self) -> list[int]:
         """Numbers of the attempts that began, ascending."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import time
 from pathlib import Path
 from typing import Protocol
 
 from rlrun.protocol.files.batch import Batch, BatchError, read_batch
-from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.metrics_line import read_metrics
+from rlrun.protocol.files.metrics_line import keep_metrics
 from rlrun.protocol.files.paths import RunPaths, artifacts_in_steps
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
@@ -96,8 +94,7 @@ class ReplayFeed:
 def cut_metrics(paths: RunPaths, base_step: int) -> None:
     """In a replay the trainer owns `metrics.jsonl`: drop the steps that are trained again, and lines that cannot be read."""
     if paths.metrics.is_file():
-        kept = [line for line in read_metrics(paths.metrics)[0] if line["step"] <= base_step]
-        write_bytes(paths.metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        keep_metrics(paths.metrics, through=base_step)
 
 
 def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> Batch:

@@ -1,0 +1,133 @@
+"""Tail of a run's `metrics.jsonl` for the live view, with the memory of a few numbers per step: a whole line needs 11 KB."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from rlrun.protocol.files.metrics_line import MetricsLine, missing_answers
+
+_CHUNK_BYTES = 1024 * 1024
+_CURVES = ("reward/mean", "loss")
+
+
+class History:
+    """Summary of the lines of one file: what the panel shows of them."""
+
+    def __init__(self) -> None:
+        self.last: MetricsLine = {}
+        """The newest line of a step; empty: there is none."""
+        self.held_out: list[str] = []
+        """First and newest held-out result, such as `v30 0.512`."""
+        self._curves = {name: array("d") for name in _CURVES}
+
+    def add(self, line: MetricsLine) -> None:
+        """Take one line in."""
+        for key, value in line.items():
+            if (key.startswith("eval/") and key.endswith("reward/mean")) or key == "validation/loss":
+                missing = missing_answers(line, key.removesuffix("reward/mean"))
+                self.held_out = [*self.held_out[:1], f"v{line['step']} {value:.3f}{missing}"]
+        if line["step"] > 0:
+            self.last = line
+            for name, curve in self._curves.items():
+                if (point := line.get(name)) is not None and math.isfinite(point):
+                    curve.append(point)
+
+    def curve(self, name: str) -> list[float]:
+        """Values of `reward/mean` or `loss` of all steps that have one."""
+        return list(self._curves[name])
+
+
+class MetricsTail:
+    """Follows `metrics.jsonl`, which each attempt replaces by those of its lines that it keeps. A line counts once it ends in a newline.
+
+    Args:
+        path: the file; it may come later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.history = History()
+        self._seen = array("q")
+        """Hash of each line of the file, to find those that another file has in common with it."""
+        self._file: BinaryIO | None = None
+        """Kept open: no other file can have its inode, however soon one takes its name and grows beyond what was read of it."""
+        self._offset = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the file has no line yet."""
+        return not self._seen
+
+    def poll(self) -> Iterator[MetricsLine]:
+        """Yield lines that are new since the last call; of another file, those after what it has in common with the one before."""
+        try:
+            file, known = self._opened()
+        except OSError:
+            return
+        for text in self._whole_lines(file):
+            if (line := _parse(text)) is None:
+                continue
+            self._seen.append(hash(text))
+            self.history.add(line)
+            number = len(self._seen)
+            if known is not None and known[number - 1 : number] == self._seen[number - 1 :]:
+                continue
+            known = None
+            yield line
+
+    def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield lines after the offset, which moves behind each chunk of them."""
+        most = _CHUNK_BYTES
+        while True:
+            try:
+                file.seek(self._offset)
+                content = file.read(most)
+            except OSError:
+                return
+            whole = content[: content.rfind(b"\n") + 1]
+            if not whole and len(content) < most:
+                return
+            most = _CHUNK_BYTES if whole else 2 * most
+            self._offset += len(whole)
+            yield from whole.splitlines()
+
+    def _opened(self) -> tuple[BinaryIO, array[int] | None]:
+        """The file that has the name now; if it is another one, also the lines of the one before.
+
+        Raises:
+            OSError: there is none.
+        """
+        there = self.path.stat()
+        if (
+            self._file is not None
+            and os.path.samestat(there, os.fstat(self._file.fileno()))
+            and there.st_size >= self._offset
+        ):
+            return self._file, None
+        self.close()
+        self._offset, self.history = 0, History()
+        known, self._seen = self._seen, array("q")
+        self._file = self.path.open("rb")
+        return self._file, known
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _parse(text: bytes) -> MetricsLine | None:
+    """One line; None if something else has damaged it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(found, dict) and isinstance(found.get("step"), int)
+    return found if whole and all(isinstance(value, int | float) for value in found.values()) else None
