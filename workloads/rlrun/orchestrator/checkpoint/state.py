@@ -137,9 +137,15 @@ def is_lost(version: int, writer: Attempt, attempt: Attempt) -> bool:
 
 
 def earlier_attempts(paths: RunPaths, attempt: Attempt) -> dict[int, Attempt]:
-    """All attempts before this one, by number."""
-    before = [number for number in paths.attempts_on_disk() if number < attempt.attempt]
-    return {number: read_attempt(paths.attempt_file(number)) for number in before}
+    """All attempts before this one whose files are undamaged, by number: batches and rollouts of others are made again."""
+    found = {}
+    for number in paths.attempts_on_disk():
+        if number < attempt.attempt:
+            try:
+                found[number] = read_attempt(paths.attempt_file(number))
+            except RoleError as error:
+                logger.warning(f"nothing of attempt {number} is taken over: {error}")
+    return found
 
 
 def _refusal(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_steps: int) -> str | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.checksum import KEY, check_document, document_crc32
 from rlrun.protocol.files.durable import create_json
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import Artifact, RunPaths
@@ -127,7 +128,9 @@ def write_attempt(paths: RunPaths, attempt: Attempt) -> None:
         FileExistsError: this attempt number was begun before; two groups with one number never both run.
     """
     reach("attempt.before_write")
-    create_json(paths.attempt_file(attempt.attempt), asdict(attempt), before_link="attempt.before_link")
+    document = json.loads(json.dumps(asdict(attempt)))  # as it is read back: tuples are lists
+    document[KEY] = document_crc32(document)
+    create_json(paths.attempt_file(attempt.attempt), document, before_link="attempt.before_link")
     reach("attempt.written")
 
 
@@ -138,10 +141,13 @@ def read_attempt(path: Path) -> Attempt:
         RoleError: it is not what was written.
     """
     try:
-        return attempt_of(json.loads(path.read_text()))
+        document = json.loads(path.read_text())
+        check_document(document)  # earlier releases wrote none
+        return attempt_of(document)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = str(error).splitlines() or [type(error).__name__]
-        raise RoleError(printable(f"{path} is damaged: {reason[0]}"), exit_codes.DATA) from None
+        fix = "restore it from a copy, or start a new run with checkpoint.resume.fromRun"
+        raise RoleError(printable(f"{path} is damaged: {reason[0]}; {fix}"), exit_codes.DATA) from None
 
 
 def attempt_of(document: dict[str, object]) -> Attempt:

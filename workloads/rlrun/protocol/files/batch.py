@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
 from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.checksum import check_document, document_crc32
 from rlrun.protocol.files.durable import new_folder
 from rlrun.runtime.printable import printable
 
@@ -229,8 +231,10 @@ def write_batch(path: Path, batch: Batch) -> None:
     if batch.outcomes:
         document["outcomes"] = [asdict(outcome) for outcome in batch.outcomes]
     with new_folder(path, before_rename="batch.before_rename") as folder:
-        (folder / "samples.safetensors").write_bytes(save(columns))
-        (folder / "batch.json").write_text(json.dumps(document))
+        content = save(columns)
+        (folder / "samples.safetensors").write_bytes(content)
+        document["samples_crc32"] = zlib.crc32(content)
+        (folder / "batch.json").write_text(json.dumps(document | {"crc32": document_crc32(document)}))
     reach("batch.written")
 
 
@@ -255,9 +259,12 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
 
 def _read(path: Path, indices: Sequence[int] | None) -> Batch:
     document = json.loads((path / "batch.json").read_text())
-    columns = load_file(path / "samples.safetensors")
     if document["format_version"] != FORMAT_VERSION:
         raise BatchError(f"it has format {document['format_version']!s:.40}, this version reads {FORMAT_VERSION}")
+    content = (path / "samples.safetensors").read_bytes()
+    if check_document(document) and zlib.crc32(content) != document["samples_crc32"]:  # earlier releases wrote none
+        raise BatchError("samples.safetensors has another checksum than when it was written")
+    columns = load(content)
     entries = document["samples"]
     validation = Validation(**document["validation"]) if "validation" in document else None
     dropped = tuple(Dropped(**entry) for entry in document.get("dropped", []))

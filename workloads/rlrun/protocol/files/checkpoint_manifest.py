@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import TypeAdapter
 
 from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.checksum import document_crc32
 from rlrun.protocol.files.durable import fsync_path, fsync_tree, write_json
 from rlrun.protocol.files.paths import TMP_SUFFIX, Artifact, RunPaths
 from rlrun.runtime.printable import printable
@@ -98,15 +99,10 @@ def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     reach("checkpoint.manifest.before_write")
     write_json(
         checkpoint / MANIFEST,
-        document | {"crc32": _crc32(document)},
+        document | {"crc32": document_crc32(document)},
         before_rename="checkpoint.manifest.before_rename",
     )
     reach("checkpoint.manifest.written")
-
-
-def _crc32(document: object) -> int:
-    """CRC-32 of the content, whatever its layout as text."""
-    return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -122,7 +118,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
             raise ManifestError(
                 f"{checkpoint / MANIFEST} has format {written!s:.40}, this version reads {FORMAT_VERSION}"
             )
-        if document.pop("crc32") != _crc32(document):
+        if document.pop("crc32") != document_crc32(document):
             raise ManifestError(f"{checkpoint / MANIFEST} is damaged: it has another checksum than when it was written")
         manifest = _ADAPTER.validate_python(document)
         if outside := next((entry.path for entry in manifest.files if not _is_inside(entry.path)), None):
