@@ -1,13 +1,15 @@
 """Programs forked from a process that has imported their modules: `python -m tests.support.forks MODULE...`.
 
 The import of vLLM takes 7 s of CPU time, more than everything else in the start of an engine with a tiny model.
-Each line on stdin is a request as JSON, `{"module": ..., "arguments": [...], "environment": {...}, "log": path}`: the program runs as
-`python -m module` does. Answers on stdout: `{"pid": p}`, and `{"pid": p, "code": c}` at its end (negative: the signal that ended it).
+Each line on stdin is a request as JSON, `{"module": ..., "arguments": [...], "environment": {...}, "exact": false, "log": path}`. The
+program runs as `python -m module` does; its environment is that of this process with the given variables, or exactly these. Answers on
+stdout: `{"pid": p}`, and `{"pid": p, "code": c}` at its end (negative: the signal that ended it).
 The process ends with its stdin, and kills the programs that still run.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -19,7 +21,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +85,26 @@ class Forks:
                     self._started.append(answer["pid"])
                 self._ended.notify_all()
 
-    def start(self, module: str, *arguments: str, log: Path, environment: dict[str, str] | None = None) -> Forked:
-        """Run `python -m module arguments`; its output goes to `log`."""
+    def start(
+        self,
+        module: str,
+        *arguments: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        exact: bool = False,
+    ) -> Forked:
+        """Run `python -m module arguments`; its output goes to `log`.
+
+        Args:
+            module: name of the module.
+            arguments: of the command line.
+            log: file to append to.
+            environment: variables that the program has in addition to those of the process that forks it.
+            exact: whether it has these variables only.
+        """
         assert self._process.stdin is not None
-        request = {"module": module, "arguments": arguments, "environment": environment or {}, "log": str(log)}
+        request = {"module": module, "arguments": arguments, "environment": dict(environment or {}), "log": str(log)}
+        request |= {"exact": exact}
         with self._ended:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -108,6 +127,8 @@ def run(request: dict[str, Any]) -> int:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
         os.dup2(descriptor, target)
+    if request.get("exact"):
+        os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = [request["module"], *request["arguments"]]
     code = 1
@@ -115,16 +136,33 @@ def run(request: dict[str, Any]) -> int:
         if torch := sys.modules.get("torch"):
             # Here, where there is one thread: torch's pool does not survive the fork, and two threads at once fail to replace it.
             torch.set_num_threads(1)
+        if not hasattr(sys.modules.get(request["module"]), "__path__"):
+            sys.modules.pop(
+                request["module"], None
+            )  # another program needs it: runpy warns of a module that runs twice
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
+        if request.get("exact"):
+            _end_as_interpreter()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _end_as_interpreter() -> None:
+    """Wait for threads and call exit functions, as at the end of a program that was started."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    with suppress(Exception):
+        atexit._run_exitfuncs()
 
 
 def serve(start: Callable[[dict[str, Any]], int], answer: Callable[[dict[str, int]], None]) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
-from stub_run import API_KEY, StubRun, stub_run
+from stub_run import API_KEY, Program, StubRun, stub_run
 
 from rlrun.inference.client import engine_client as clients
 from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError, EngineUnavailableError
@@ -39,7 +38,7 @@ class Served:
     def __init__(self, run: StubRun) -> None:
         self.run = run
         self.vocabulary: Vocabulary | None = None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Program | None = None
         self.client = EngineClient(f"http://127.0.0.1:{run.engine_port}", API_KEY)
 
     async def connect(self) -> None:

@@ -7,12 +7,11 @@ import re
 import resource
 import signal
 import statistics
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from stub_run import StubRun, stub_run
+from stub_run import Program, StubRun, stub_run
 
 from rlrun.config.models.run import fingerprint
 from rlrun.local.preflight import free_port
@@ -40,7 +39,7 @@ def completed(run: StubRun) -> list[int]:
 HANG = {"attempt": 1, "step": 7, "action": "hang"}
 
 
-def kill_where_it_hangs(run: StubRun, trainer: subprocess.Popen[bytes]) -> None:
+def kill_where_it_hangs(run: StubRun, trainer: Program) -> None:
     """In step 7, once the checkpoint of step 5 is complete: how long that takes says the disk."""
     run.until(lambda: len(complete_checkpoints(run.paths)) == 1, "the checkpoint of step 5 is complete")
     run.until(lambda: "script: hang in attempt 1, step 7" in run.log("trainer").read_text(), "the trainer hangs")
@@ -56,6 +55,7 @@ def cpu_of_ended_children() -> float:
 
 def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Path) -> None:
     with stub_run(tmp_path) as run:
+        run.is_forked = False  # the CPU time of forked programs is counted at the end of the session only
         last = tmp_path / "last"
         waits = {"step": 30, "action": "wait", "file": str(last)}
         run.script(trainer={"stepSeconds": 0.02, "faults": [waits]}, policy={"halfLifeSteps": 5})
@@ -162,7 +162,7 @@ def held(run: StubRun, name: str = "inference") -> list[int]:
     return [int(step) for step in re.findall(r"holds version (\d+)", run.log(name).read_text())]
 
 
-def kill(run: StubRun, *processes: subprocess.Popen[bytes]) -> None:
+def kill(run: StubRun, *processes: Program) -> None:
     for process in processes:
         process.kill()
     for process in processes:

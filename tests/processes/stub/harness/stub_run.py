@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -19,23 +21,47 @@ from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
+from tests.support.forks import Forked, Forks
 from tests.support.programs import wait_for
 
 ROOT = Path(__file__).parents[4]
 WITHOUT_TORCH, FAULTS = Path(__file__).parent / "without_torch", ROOT / "tests/support/faults"
 IMPORT_PATH = ":".join(map(str, (WITHOUT_TORCH, FAULTS, ROOT, Path(rlrun.__file__).parents[1])))
 API_KEY = "a-key-of-this-run"
+FAULT_POINTS = "FAULT_POINTS"
+"""Environment variable that a program reads at its start, before all imports."""
+Program = subprocess.Popen[bytes] | Forked
+IMPORTED = (
+    "rlrun.orchestrator.main",
+    "rlrun.orchestrator.rl_pipeline",
+    "tests.support.stub.inference",
+    "tests.support.stub.loop",
+    "tests.support.stub.model",
+    "tests.support.stub.trainer",
+)
+"""Modules of stub runs. A program uses about a second of CPU time for its imports, more than for a run of thirty steps."""
+
+
+@functools.cache
+def stub_forks() -> Forks:
+    """Return the process that has imported these modules; it starts at the first call and ends with the session."""
+    forks = Forks(IMPORTED, {"PYTHONPATH": IMPORT_PATH})
+    atexit.register(forks.close)
+    return forks
 
 
 class StubRun:
     """One run's folder, configuration and processes."""
+
+    is_forked = False
+    """Whether programs are forked from a process that has imported their modules, unless their start is different (`prefix`, faults)."""
 
     def __init__(self, root: Path, **changes: Any) -> None:
         self.root = root
         self.paths = RunPaths(root / "run")
         self.paths.root.mkdir(parents=True)
         self.trainer_port, self.engine_port = free_port(), free_port()
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Program] = []
         self.prefix: list[str] = []
         """Before each command: what starts it elsewhere."""
         self.max_steps = int(changes.pop("max_steps", 30))
@@ -91,7 +117,7 @@ class StubRun:
 
     def start(
         self, role: str, attempt: int = 1, *, name: str | None = None, file: Path | None = None, **environment: str
-    ) -> subprocess.Popen[bytes]:
+    ) -> Program:
         """Start one process; its log is `<name>.<attempt>.log`, its configuration the run's or `file`."""
         variables = os.environ | {
             "RLRUN_ATTEMPT": str(attempt),
@@ -100,16 +126,22 @@ class StubRun:
             "PYTHONUNBUFFERED": "1",
         }
         package = "rlrun" if role == "orchestrator" else "tests.support.stub"
-        command = [*self.prefix, sys.executable, "-m", f"{package}.{role}", "--config", str(file or self.file)]
-        with self.log(name or role, attempt).open("ab") as log:
-            process = subprocess.Popen(command, env=variables | environment, stderr=log, stdout=log)
+        variables |= environment
+        words, path = [f"{package}.{role}", "--config", str(file or self.file)], self.log(name or role, attempt)
+        process: Program
+        if self.is_forked and not self.prefix and FAULT_POINTS not in variables:
+            process = stub_forks().start(*words, log=path, environment=variables, exact=True)
+        else:
+            with path.open("ab") as log:
+                command = [*self.prefix, sys.executable, "-m", *words]
+                process = subprocess.Popen(command, env=variables, stderr=log, stdout=log)
         self.processes.append(process)
         return process
 
     def log(self, name: str, attempt: int = 1) -> Path:
         return self.root / f"{name}.{attempt}.log"
 
-    def wait(self, process: subprocess.Popen[bytes]) -> int:
+    def wait(self, process: Program) -> int:
         """Wait for the end of a process, while any of the run makes progress; return its exit code."""
         wait_for(
             lambda: process.poll() is not None, f"the end of {process.args}", progress=self.steps, state=self.state
