@@ -356,6 +356,14 @@ def test_a_tracker_is_the_runs_whichever_role_names_it(toml: Any) -> None:
     assert empty.trackers == ["wandb"], "the table alone is the switch"
 
 
+def test_supervised_run_has_their_weight_decay(toml: Any) -> None:
+    text = "max_steps = 5\n[model]\nname = 'a/b'\n[data]\nname = 'a/d'\n[optim]\nlr = 1e-5\n"
+    for more, decay in (("", 0.01), ("weight_decay = 0.2\n", 0.2)):
+        layer = read_layer(["@", toml(text + more)], {}, SftConfig).layer
+        assert validate(SftConfig, layer).trainer.optimizer.weight_decay == decay
+        assert any("weight_decay 0.01" in str(notice) for notice in layer.notices) == (not more)
+
+
 def test_settings_of_a_renderer_are_arguments_of_the_template_or_reported(toml: Any) -> None:
     kept = "[orchestrator.renderer]\nname = 'glm-5'\nenable_thinking = false\nclear_thinking = false\n"
     found = spec("@", toml(BASE + kept))

@@ -382,3 +382,25 @@ def test_proximal_policy_of_each_update_is_refused() -> None:
 def test_part_of_the_newest_state_is_refused_with_its_counterpart(key: str, value: object, reason: str) -> None:
     (refused,) = result({key: value}).refused
     assert reason in refused.note
+
+
+SHARED = {"rollout.backend": "sglang:d2t4p1", "actor.backend": "megatron:d2p1t4"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "colocated"),
+    [
+        ({"cluster.n_nodes": 2}, False),
+        ({"cluster.n_nodes": 1}, True),
+        ({"rollout.scheduling_strategy.type": "colocation", "rollout.scheduling_strategy.target": "actor"}, True),
+        ({"rollout.scheduling_strategy.type": "separation"}, False),
+    ],
+)
+def test_engines_share_the_trainers_gpus_by_strategy_or_size(changes: dict[str, Any], colocated: bool) -> None:
+    keys = {key: value for key, value in BASE.items() if key != "allocation_mode"} | SHARED | changes
+    text = convert(
+        [Setting(*item, "test") for item in (keys | {"cluster.n_gpus_per_node": 8}).items()], Context("run"), ["t"]
+    )
+    found = parse_manifest(text.text, "test")[0].spec
+    assert found.placement.colocate == colocated
+    assert (found.inference.replicas, found.inference.tensor_parallel) == (1 if colocated else 2, 4)

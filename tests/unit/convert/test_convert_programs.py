@@ -168,3 +168,20 @@ def test_array_of_a_branch_that_arguments_choose_is_not_lost() -> None:
     with pytest.raises(ConfigError, match="M is set only in branches"):
         converted(branches + 'python3 -m verl.trainer.main_ppo "${M[@]}"')
     assert converted('M=()\npython3 -m verl.trainer.main_ppo "${M[@]}" "${N[@]}"').missing == []
+
+
+def test_empty_argument_of_a_script_is_no_key() -> None:
+    assert not any("not a key" in notice for notice in converted('python3 -m verl.trainer.main_ppo "${@:2}"').notices)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor_rollout_ref.model.use_prefix_tree",
+        "actor_rollout_ref.actor.megatron.override_transformer_config.multi_latent_attention",
+        "trainer.balance_keep_minibatch",
+        "actor_rollout_ref.actor.optim.use_layer_wise_param_layout",
+    ],
+)
+def test_option_of_the_newest_state_is_dropped(key: str) -> None:
+    assert fate({key: True}) == "dropped"

@@ -182,6 +182,8 @@ def _arguments(words: Sequence[Word], source: str) -> list[Setting]:
     """The settings of a command's words; an option `--name value` is one too, and what is neither is a key without value."""
     settings: list[Setting] = []
     for word in words:
+        if not word.text and not word.unset:  # "${@:2}" of a script without arguments
+            continue
         name, equals, value = word.text.partition("=")
         if word.text.startswith("-"):
             settings.append(Setting(name, scalar(value) if equals else None, source, word.line, word.unset))

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from rlrun.api.manifest import is_manifest
 from rlrun.api.resource import RLRun
 from rlrun.cli.sources.fake_data import is_fake
-from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig
+from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig, SftConfig
 from rlrun.config.dialects.complete import (
     complete,
     complete_environments,
@@ -98,8 +98,10 @@ def read_layer(
     if model is RlConfig:
         if is_fake(layer):  # rows of a measurement, which no run of RL has
             layer.values.pop("data", None)
-        complete_learning(layer)
+        complete_learning(layer, layer.values.get("task", "RL"))
         complete_gpus(layer, gpus)
+    elif model is SftConfig and not is_fake(layer):
+        complete_learning(layer, "SFT")
     return Given(layer, [path for _, path in files], given.dry_run)
 
 

@@ -360,12 +360,17 @@ def _in_flight(run: RunView) -> None:
         run.put("orchestrator.batch_size", size * max(1, 64 // size), "group_size")
 
 
-def complete_learning(layer: Layer) -> None:
+def complete_learning(layer: Layer, task: object) -> None:
     """Set the objective and the weight decay that the other project has where nothing sets them, and report it in one note.
 
-    Of a whole RL run alone; its preset, loss or advantage in our names leaves the objective as it is.
+    Of a whole run alone, and of a supervised one its weight decay; a preset, loss or advantage in our names leaves the objective
+    as it is.
+
+    Args:
+        layer: all sources as one.
+        task: the run's task; of others than RL and SFT nothing is set.
     """
-    if DIALECT not in layer.hints or layer.hints[DIALECT].value != "PRIME-RL" or layer.values.get("task", "RL") != "RL":
+    if DIALECT not in layer.hints or layer.hints[DIALECT].value != "PRIME-RL" or task not in ("RL", "SFT"):
         return
     run = RunView(layer, ())
     if run.get("max_steps") is None:
@@ -373,16 +378,18 @@ def complete_learning(layer: Layer) -> None:
             f"not set: PRIME-RL goes on until it is stopped; this run ends after the default here, {MAX_STEPS} steps"
         )
         layer.notices.append(Problem(layer.hints[DIALECT].origin.source, "max_steps", steps))
-    given = {path: run.get(path) for path in (*_LEARNING, "algorithm.preset")}
-    for path, value in _LEARNING.items():
+    learning = {path: value for path, value in _LEARNING.items() if task == "RL" or path.startswith("trainer.")}
+    given = {path: run.get(path) for path in (*learning, "algorithm.preset")}
+    for path, value in learning.items():
         if given[path] is None and (given["algorithm.preset"] is None or not path.startswith("algorithm.")):
             run.put(path, value, DIALECT)
             layer.origins[key_of(path)] = replace(layer.hints[DIALECT].origin, path="", line=None)
-    added = [f"{path} {run.get(path)}" for path in _LEARNING if given[path] is None and run.get(path) is not None]
+    added = [f"{path} {run.get(path)}" for path in learning if given[path] is None and run.get(path) is not None]
     if added:
         origin = layer.hints[DIALECT].origin
         shown = ", ".join(added).replace("algorithm.loss.name", "loss").replace("True", "true")
-        layer.notices.append(Problem(origin.source, "algorithm", f"not set: PRIME-RL's own defaults, {shown}"))
+        place = "algorithm" if task == "RL" else "optim"
+        layer.notices.append(Problem(origin.source, place, f"not set: PRIME-RL's own defaults, {shown}"))
 
 
 def complete_gpus(layer: Layer, gpus: int) -> None:

@@ -110,7 +110,31 @@ def _allocation(draft: Draft) -> tuple[Allocation, list[str]]:
     parts = {key: str(draft.get(key)) for key in ("rollout.backend", "actor.backend") if draft.has(key)}
     if not all(":" in part for part in parts.values()) or not parts:
         return Allocation(None, None, colocated=False), [_MODE]
-    return parse("+".join(parts.values())), list(parts)
+    apart = parse("+".join(parts.values()))
+    if len(parts) < len(("rollout", "actor")):
+        return apart, list(parts)
+    strategy = ("rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target")
+    if [draft.get(key) for key in strategy] == ["colocation", "actor"]:
+        return parse("|".join(parts.values())), [*parts, *strategy]
+    if _must_share(draft, apart):
+        return parse("|".join(parts.values())), [*parts, "cluster.n_nodes"]
+    return apart, list(parts)
+
+
+def _must_share(draft: Draft, apart: Allocation) -> bool:
+    """Return true, with a note, if trainer and engines fit into the cluster only by turns."""
+    nodes = draft.whole("cluster.n_nodes")
+    if nodes is None or apart.engines is None or apart.trainer is None:
+        return False
+    gpus = nodes * (draft.whole(_GPUS) or 8)
+    sizes = (apart.engines.gpus, apart.trainer.gpus)
+    shares = sum(sizes) > gpus >= max(sizes)
+    if shares:
+        draft.notices.append(
+            f"cluster.n_nodes={nodes}: {sizes[0]} GPUs of engines and {sizes[1]} of the trainer exceed the {gpus} of the cluster: "
+            "they have the same GPUs by turns (placement.colocate)"
+        )
+    return shares
 
 
 def _engines(draft: Draft, engines: Part, causes: list[str], pods: int | None) -> None:

@@ -161,7 +161,6 @@ ROLLOUT: tuple[Row, ...] = (
 
 UTILITIES: tuple[Row, ...] = (
     *_EVERYWHERE,
-    drop("cluster.n_nodes", "pods are as many as the allocation needs"),
     *drops("cluster.", _DISCOVERY, "cluster_name", "name_resolve"),
     *drops("cluster.name_resolve.", _DISCOVERY, "type", "nfs_record_root", "etcd3_addr", "ray_actor_name"),
     *drops("scheduler.", "Kubernetes, or rlrun local, starts the roles", "type", "endpoint", "deploy_mode"),
