@@ -9,6 +9,7 @@ from typing import Literal
 from rlrun.defaults.team import TeamDefaults as TeamDefaults
 from rlrun.runtime.json_types import Json as Json
 from rlrun.runtime.json_types import Manifest as Manifest
+from rlrun.runtime.printable import printable
 from rlrun_operator.names import Ref
 
 
@@ -208,6 +209,9 @@ class EventRecord:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable(self.message, lines=True))
 
 
 Fact = Literal["events", "nodes"]

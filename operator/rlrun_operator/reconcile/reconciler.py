@@ -14,6 +14,7 @@ from typing import Protocol
 from rlrun.api.status import UNSERVED
 from rlrun.backoff import backoff
 from rlrun.defaults.words import bounded
+from rlrun.runtime.printable import printable_document
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
@@ -325,6 +326,9 @@ class Reconciler:
 
     async def _report(self, key: Key, run: Manifest, decision: Decision, memory: Memory) -> None:
         old: Mapping[str, object] = run.get("status") or {}
+        shown = printable_document(decision.status)  # messages quote pods, events and environments
+        assert isinstance(shown, dict)
+        decision = replace(decision, status=shown)
         if old == decision.status or memory.sent == (decision.status, old):
             await self._post(run, decision.events)
             return

@@ -12,6 +12,7 @@ from rlrun.cli.general_options import call_with_own_options
 from rlrun.config.suggest import did_you_mean
 from rlrun.diagnostics import heap
 from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import without_direction_controls
 
 
 class _Later:
@@ -104,7 +105,8 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rlrun`; returns the exit code."""
-    return piped(lambda: _run(arguments(argv)))
+    with without_direction_controls():
+        return piped(lambda: _run(arguments(argv)))
 
 
 def _run(words: Sequence[str]) -> int:

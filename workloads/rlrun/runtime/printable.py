@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO, cast
 
 _HIDDEN = (
     r"\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
@@ -13,6 +17,7 @@ _HIDDEN = (
 
 Of Unicode's formats the two joiners stay, without which emoji and some scripts are other text.
 """
+_DIRECTION = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _IN_A_LINE, _IN_LINES = re.compile(rf"[\x00-\x1f{_HIDDEN}]"), re.compile(rf"[\x00-\x08\x0b-\x1f{_HIDDEN}]")
 
 
@@ -26,6 +31,45 @@ def printable(text: str, *, lines: bool = False) -> str:
         lines: line feeds and tabs stay.
     """
     return (_IN_LINES if lines else _IN_A_LINE).sub(_escaped, text)
+
+
+def printable_document(value: object) -> object:
+    """Return a JSON document whose texts are printable; line feeds and tabs stay."""
+    if isinstance(value, str):
+        return printable(value, lines=True)
+    if isinstance(value, Mapping):
+        return {printable(str(key)): printable_document(one) for key, one in value.items()}
+    return [printable_document(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+class _Stream:
+    """A text stream that shows controls of direction as escapes; everything else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text; returns its length."""
+        self._stream.write(_DIRECTION.sub(_escaped, text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def without_direction_controls() -> Iterator[None]:
+    r"""Show the controls that turn the direction of text (`\u202e`) as escapes in everything that is printed.
+
+    Other escapes stay: the colors of a view are the program's own.
+    """
+    with redirect_stdout(cast("TextIO", _Stream(sys.stdout))), redirect_stderr(cast("TextIO", _Stream(sys.stderr))):
+        yield
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -244,6 +244,18 @@ async def test_an_unchanged_status_is_not_written_and_removed_fields_go() -> Non
     assert bench.status == statuses[0]
 
 
+async def test_status_shows_direction_controls_as_escapes_and_is_written_once() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(
+            api, client, lambda observed: Decision(status={"phase": "Failed", "message": "pod said \u202eolleh"})
+        )
+        await bench.go()
+        await bench.go()
+    assert bench.status["message"] == "pod said \\u202eolleh"
+    assert len(api.writes()) == 1
+
+
 async def test_a_crd_that_drops_a_field_does_not_make_the_operator_write_for_ever() -> None:
     api, status = FakeApi(), {"phase": "Starting", "future": 1}
     original = api._patch
