@@ -54,7 +54,15 @@ def test_ci_runs_what_every_submission_runs_and_a_release_runs_it_first() -> Non
     assert any("bash .ci/run" in step.get("run", "") for step in steps(ci))
     assert published["jobs"]["ci"]["uses"] == "./.github/workflows/ci.yaml"
     assert published["jobs"]["images-and-charts"]["needs"] == "ci"
-    assert published["jobs"]["wheel"]["needs"] == "images-and-charts"
+    assert published["jobs"]["sign"]["needs"] == "images-and-charts"
+    assert published["jobs"]["wheel"]["needs"] == published["jobs"]["site"]["needs"] == "sign"
+    builder = published["jobs"]["images-and-charts"]
+    assert "id-token" not in builder["permissions"], "images are built where the workflow's identity cannot be used"
+    signer = [step.get("run", "") for step in published["jobs"]["sign"]["steps"]]
+    assert not any(
+        "make" in run or "checkout" in step.get("uses", "")
+        for run, step in zip(signer, published["jobs"]["sign"]["steps"], strict=True)
+    )
 
 
 def test_images_are_built_for_gpus_unless_told() -> None:
