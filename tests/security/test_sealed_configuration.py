@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runtime.sealed_file import descriptor_path, seal_file
+from rlrun.runtime.processes import descriptor_path, seal_file
 from rlrun.tracking.starter import SinkProcess
 from tests.support.programs import wait_for
 from tests.support.python_path import before

@@ -100,10 +100,9 @@ def _as_container(deed: str) -> int:
 
 
 async def _attempt_in_shared_container(deed: str) -> int:
-    """The container is a process here: it has the variables that the operator renders, and neither key nor token."""
+    """The container is a process here: it has no variable of RLRun."""
     folder = Path(tempfile.mkdtemp(prefix="shared-"))
-    rendered = ("PATH", "PYTHONPATH", "HOME", "TMPDIR", "HF_HOME")
-    variables = {name: os.environ[name] for name in rendered}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RLRUN_")}
     command = module_command("rlrun.pod", ["environments", str(folder / "socket")])
     container = await asyncio.create_subprocess_exec(*command, env=variables)
     sibling = await asyncio.create_subprocess_exec("sleep", "60")

@@ -26,8 +26,7 @@ from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.ending import on_sigterm
-from rlrun.runtime.processes import refuse_inspection
-from rlrun.runtime.sealed_file import descriptors_in
+from rlrun.runtime.processes import descriptors_in, refuse_inspection
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.source import SYSTEM_FILE
 from rlrun.tracking.system import INTERVAL_SECONDS, Machine

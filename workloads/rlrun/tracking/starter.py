@@ -15,7 +15,7 @@ from pathlib import Path
 from rlrun.config.models.run import RunConfig
 from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.bounded_log import cut_back
-from rlrun.runtime.sealed_file import descriptor_path, seal_file
+from rlrun.runtime.processes import descriptor_path, seal_file
 from rlrun.tracking.backends.missing import problems
 from rlrun.tracking.enabled import enabled_trackers
 

@@ -14,7 +14,7 @@ from rlrun.config.loading.toml_lines import toml_lines
 from rlrun.config.loading.yaml_text import Document, parse_yaml
 from rlrun.config.suggest import close_name
 from rlrun.runtime import redact
-from rlrun.runtime.sealed_file import DESCRIPTORS
+from rlrun.runtime.processes import DESCRIPTORS
 
 FORMATS = (".toml", ".yaml", ".yml", ".json")
 """Suffixes of configuration files."""
