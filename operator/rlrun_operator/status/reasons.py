@@ -88,6 +88,7 @@ CLAIM_LOST = "ClaimLost"
 CLAIM_DELETED = "ClaimDeleted"
 STORAGE_FULL = "StorageFull"
 STORAGE_READ_ONLY = "StorageReadOnly"
+STORAGE_FAILING = "StorageFailing"
 STORAGE_SLOW = "StorageSlow"
 ALL_SCHEDULED = "AllScheduled"
 SCHEDULING = "Scheduling"
@@ -179,6 +180,8 @@ CONDITION_REASONS = {
     CLAIM_DELETED: "Somebody deletes the run's own claim; the next attempt begins on a new one.",
     STORAGE_FULL: "The volume has no space, no inodes or no quota left. What needs it waits; the run goes on by itself when there is some.",
     STORAGE_READ_ONLY: "The volume takes no writes. What needs it waits; the run goes on by itself when it does again.",
+    STORAGE_FAILING: "The volume answers with errors (Input/output error, Stale file handle, Connection timed out). What needs it "
+    "waits. After 10 minutes the role that waits ends, and the run restarts with the volume mounted anew, which does not count.",
     STORAGE_SLOW: "The volume has not answered for half a minute. The run goes on by itself when it does.",
     ALL_SCHEDULED: "Every pod has a node.",
     SCHEDULING: "The pods are being created and given nodes.",
@@ -254,7 +257,7 @@ NEVER_STARTS = frozenset(
     {REFERENCE_NOT_FOUND, IMAGE_PULL_FAILED, CONTAINER_CONFIG_INVALID, CONTAINER_FAILING, MOUNT_FAILED}
 )
 """Reasons why a role that has not started never will without a person: after `progress.startupDeadlineSeconds` the run fails with them."""
-VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_SLOW})
+VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_FAILING, STORAGE_SLOW})
 """Reasons that the roles report of a bound volume; no restart helps."""
 ENDING = frozenset({COMPLETING, GUESTS_JOINED})
 """Reasons of Complete while it is False: the phase is Completing."""
@@ -279,6 +282,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         CLAIM_RESIZE_REFUSED,
         STORAGE_FULL,
         STORAGE_READ_ONLY,
+        STORAGE_FAILING,
         STORAGE_SLOW,
         UNSCHEDULABLE,
         QUOTA_EXCEEDED,

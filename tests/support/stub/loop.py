@@ -39,6 +39,7 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
         port=config.port,
         batch_path=lambda step: paths.batch(step, number),
     )
+    beginning = resume.Beginning()
     attempt = Volume(paths.root, say=logger.warning).insist(
         "begin the attempt",
         lambda: resume.begin(
@@ -49,6 +50,7 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
             config_hash=fingerprint(config),
             with_orchestrator=True,
             log=logger.warning,
+            beginning=beginning,
         ),
     )
     start = f"the checkpoint of step {attempt.base_step}" if attempt.base_step else "the model"

@@ -15,7 +15,9 @@ import pytest
 
 from rlrun.protocol.files.batch import Batch, Sample, read_batch, write_batch
 from rlrun.protocol.files.durable import create_json, new_folder, write_bytes, write_json
-from rlrun.protocol.files.volume_faults import RefusedError, Volume
+from rlrun.protocol.files.failures import RoleError, exit_code_of
+from rlrun.protocol.files.volume_faults import FAILING_SECONDS, RefusedError, Volume, trouble_of
+from rlrun.runtime import exit_codes
 
 CALLS = ("open", "fsync", "replace", "rename", "link", "mkdir", "unlink", "rmdir", "scandir")
 """What Python's files, folders and paths are made of."""
@@ -141,7 +143,7 @@ def test_after_any_failing_call_a_reader_sees_something_whole_and_the_next_try_s
     assert failures >= 4, "the faults hit nothing"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_volume_that_refuses_several_tries_from_any_call_on_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, number: int
@@ -262,3 +264,77 @@ def test_a_mistake_is_no_trouble_of_the_volume(tmp_path: Path) -> None:
     with pytest.raises(PermissionError):
         volume.attempt("write", lambda: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
     assert volume.trouble() is None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "number", "ends"), [(True, errno.EIO, True), (False, errno.EIO, False), (True, errno.ENOSPC, False)]
+)
+def test_volume_that_fails_for_long_ends_only_a_role_that_waits_for_it(
+    tmp_path: Path, blocks: bool, number: int, ends: bool
+) -> None:
+    now = [0.0]
+    volume = Volume(tmp_path, clock=lambda: now[0])
+
+    def fail() -> None:
+        raise OSError(number, os.strerror(number))
+
+    for now[0] in (0.0, FAILING_SECONDS - 1):
+        with pytest.raises(RefusedError):
+            volume.attempt("write", fail, blocks=blocks)
+    now[0] = FAILING_SECONDS
+    with pytest.raises(RoleError) as caught:
+        volume.attempt("write", fail, blocks=blocks)
+    assert (not isinstance(caught.value, RefusedError), caught.value.code) == (ends, exit_codes.STORAGE)
+    volume.attempt("write", lambda: None, blocks=blocks)
+    with pytest.raises(RefusedError):
+        volume.attempt("write", fail, blocks=blocks)
+
+
+def test_storage_trouble_names_reason_and_fix(tmp_path: Path) -> None:
+    for number, reason, fix in (
+        (errno.EIO, "StorageFailing", "look at the storage and the way to it"),
+        (errno.ESTALE, "StorageFailing", "look at the storage and the way to it"),
+        (errno.EROFS, "StorageReadOnly", "make it writable"),
+        (errno.EDQUOT, "StorageFull", "make space"),
+    ):
+        trouble = trouble_of(OSError(number, os.strerror(number)), tmp_path)
+        assert trouble is not None
+        assert (trouble.reason, trouble.remedy) == (reason, fix)
+
+
+def test_role_that_the_volume_ends_has_the_exit_code_of_storage(tmp_path: Path) -> None:
+    """A restart that the volume causes does not count, and an unreadable file is no error of the data."""
+
+    def behind(cause: OSError, code: int) -> RoleError:
+        try:
+            raise cause
+        except OSError as error:
+            try:
+                raise RoleError("cannot resume", code) from error
+            except RoleError as role:
+                return role
+
+    stale = OSError(errno.ESTALE, "Stale file handle", "state.json")
+    assert exit_code_of(behind(stale, exit_codes.DATA)) == exit_codes.STORAGE
+    assert exit_code_of(stale) == exit_codes.STORAGE
+    assert exit_code_of(OSError(errno.ETIMEDOUT, "Connection timed out", "weights")) == exit_codes.STORAGE
+    assert exit_code_of(OSError(errno.ETIMEDOUT, "Connection timed out")) == exit_codes.FAILURE, "a socket"
+    assert exit_code_of(behind(FileNotFoundError(errno.ENOENT, "no"), exit_codes.DATA)) == exit_codes.DATA
+    assert exit_code_of(ValueError("a bug")) == exit_codes.FAILURE
+
+
+def test_folder_that_cannot_take_its_name_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "thing"
+    write_folder(path, OLD)
+    real, calls = os.rename, []
+
+    def second_fails(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*arguments)
+
+    monkeypatch.setattr(os, "rename", second_fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_folder(path, NEW)
+    assert read_folder(path) == OLD

@@ -28,7 +28,12 @@ _TELLING: tuple[tuple[str | None, re.Pattern[str]], ...] = (
             r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED"
         ),
     ),
-    (STORAGE_ERROR, re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")),
+    (
+        STORAGE_ERROR,
+        re.compile(
+            r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Stale (?:NFS )?file handle"
+        ),
+    ),
     (
         CUDA_ERROR,
         re.compile(

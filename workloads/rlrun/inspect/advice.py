@@ -97,6 +97,11 @@ _OF_CONDITIONS: Mapping[str, Advice] = {
     "StorageReadOnly": Advice(
         "problem", "Make the volume writable: `dmesg` of the node says why it is not. The run goes on by itself."
     ),
+    "StorageFailing": Advice(
+        "problem",
+        "Look at the storage server, at the network to it and at `dmesg` of the node. The run goes on by itself, at the latest with the "
+        "volume mounted anew.",
+    ),
     "StorageSlow": Advice("problem", "Look at the storage server and at the network to it. The run goes on by itself."),
     "Scheduling": Advice("waits", "Nothing: a reason follows within seconds if there is one."),
     "Unschedulable": Advice(

@@ -41,7 +41,7 @@ from rlrun.orchestrator.rollouts.template_check import check_turns, load_tokens
 from rlrun.orchestrator.rollouts.tokenizer import preload
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.shared_trainer import Connection
-from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.files.failures import RoleError, exit_code_of, write_error
 from rlrun.protocol.files.identity import claim, complete
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import model_folder
@@ -256,9 +256,9 @@ def process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
         return asyncio.run(_until_signalled(config, attempt, api_key, begin))
     except Exception as failure:
         cause = first_cause(failure)
-        code = cause.code if isinstance(cause, RoleError) else exit_codes.FAILURE
+        code = exit_code_of(cause)
         message = str(cause) if isinstance(cause, RoleError) else f"{type(cause).__name__}: {cause}"
-        if isinstance(cause, RoleError):
+        if isinstance(cause, RoleError) or code == exit_codes.STORAGE:
             logger.error(message)
         else:
             logger.opt(exception=failure).error(f"this is a bug in the orchestrator: {message}")

@@ -27,7 +27,7 @@ from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
-from rlrun.orchestrator.aio.volume import in_thread
+from rlrun.orchestrator.aio.volume import clean_up, in_thread
 from rlrun.orchestrator.batches.producer import BatchProducer, readmit_rollouts
 from rlrun.orchestrator.batches.replay import Recording
 from rlrun.orchestrator.checkpoint import state
@@ -42,7 +42,7 @@ from rlrun.orchestrator.evaluation.schedule import Evaluations
 from rlrun.orchestrator.groups import Groups
 from rlrun.orchestrator.journal.writer import Journal, SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.progress.exposition import Measures
-from rlrun.orchestrator.progress.metrics_file import MetricsFile
+from rlrun.orchestrator.progress.metrics_file import MetricsFile, delete_old_traces
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.orchestrator.progress.snapshot import EngineReports, Standing
 from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
@@ -84,6 +84,8 @@ class Pipeline:
             evaluated=self._due,
             writer=self._writer,
         )
+        old = partial(delete_old_traces, self._paths, newest=attempt.base_step, keep=config.keep_traces)
+        self._writer.write("the deletion of old traces", old)
         self._sync = WeightSync(
             pool,
             self._signal,
@@ -222,7 +224,8 @@ class Pipeline:
             case "checkpoint_complete":
                 self._standing.saved(event.step)
                 if not self.config.record_rollouts:
-                    await in_thread(partial(state.remove_covered_batches, self._paths, self.attempt))
+                    covered = partial(state.remove_covered_batches, self._paths, self.attempt)
+                    await clean_up("delete covered batches", covered)
                 await self._collect()
                 # Not before: from then on the run may be over, and what is under way here is cancelled.
                 self._complete = self._complete or event.step >= self.config.max_steps
@@ -255,7 +258,8 @@ class Pipeline:
         """Delete of the journal what the newest complete checkpoint covers."""
         if self._journal is None:
             return
-        covering = await in_thread(partial(state.newest_complete, self._paths, self.attempt))
+        newest = partial(state.newest_complete, self._paths, self.attempt)
+        covering = await clean_up("delete covered files of the journal", newest)
         if covering is not None:
             await self._journal.collect(covering.ledger.settled())
 
@@ -267,7 +271,7 @@ class Pipeline:
         for old in [number for number in snapshots if number <= step]:
             del snapshots[old]
         if not self.config.record_rollouts:
-            await in_thread(partial(state.remove_batches, self._paths, through=step))
+            await clean_up("delete trained batches", partial(state.remove_batches, self._paths, through=step))
 
 
 def _recording(config: OrchestratorConfig, attempt: Attempt) -> Recording | None:

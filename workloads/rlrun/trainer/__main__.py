@@ -16,7 +16,7 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.config.models.run import fingerprint
 from rlrun.diagnostics import crash, heap, stacks
 from rlrun.diagnostics.symptoms import lost_peer
-from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.files.failures import RoleError, exit_code_of, write_error
 from rlrun.protocol.files.identity import claim, complete
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes, role_log
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error(str(error))
         if folder is not None:
             write_error(folder, "trainer", _by_cause(error))
-        return error.code
+        return exit_code_of(error)
     except Exception as error:
         if stop.asked:
             logger.warning(f"stopped, without a checkpoint of the last step: {type(error).__name__}: {error}")
@@ -140,13 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.opt(exception=error).error("the trainer failed")
         if folder is not None:
             write_error(folder, "trainer", _by_cause(error))
-        return exit_codes.FAILURE
+        return exit_code_of(error)
 
 
 def _by_cause(error: Exception) -> RoleError:
     """The error for the launcher, marked where it only follows from the end of another rank."""
     told = error if isinstance(error, RoleError) else RoleError(f"{type(error).__name__}: {error}")
-    return RoleError(str(told), told.code, follows=lost_peer(error))
+    return RoleError(str(told), exit_code_of(error), follows=lost_peer(error))
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def _link(
 
 def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_hash: str, replay: Path | None) -> Attempt:
     """Rank 0 decides and writes; the others check their shares of a checkpoint's files for it, and read what it wrote."""
-    paths, check = RunPaths(Path(config.output_dir)), SharedCheck(group)
+    paths, check, beginning = RunPaths(Path(config.output_dir)), SharedCheck(group), resume.Beginning()
     if group.leads:
         begun = Volume(paths.root, say=logger.warning).insist(
             "begin the attempt",
@@ -136,6 +136,7 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
                 required=RESUME_REQUIRED_VARIABLE in os.environ,
                 log=logger.warning,
                 check=check.verify,
+                beginning=beginning,
             ),
         )
         logger.info(

@@ -11,6 +11,7 @@ from rlrun_operator.status.progress import Report
 _FIXES = {
     reasons.STORAGE_FULL: "make space on it, or enlarge the claim",
     reasons.STORAGE_READ_ONLY: "look at the node's kernel log and at the storage, and make it writable again",
+    reasons.STORAGE_FAILING: "look at the storage and the way to it",
     reasons.STORAGE_SLOW: "look at the storage and the way to it",
 }
 

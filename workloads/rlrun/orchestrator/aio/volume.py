@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from loguru import logger
+
 from rlrun.protocol.files.volume_faults import RefusedError, Trouble, Volume, pauses
 
 _T = TypeVar("_T")
@@ -50,6 +52,15 @@ async def insist(volume: Volume, doing: str, act: Callable[[], _T]) -> _T:
             return await in_thread(lambda: volume.attempt(doing, act))
         await asyncio.sleep(pause)
     raise AssertionError
+
+
+async def clean_up(doing: str, act: Callable[[], _T]) -> _T | None:
+    """Result of `act`, which deletes what is no longer needed; None if the volume fails: the next call deletes it as well."""
+    try:
+        return await in_thread(act)
+    except OSError as error:
+        logger.warning(f"cannot {doing} now: {error}")
+        return None
 
 
 def worst(*told: Trouble | None) -> Trouble | None:

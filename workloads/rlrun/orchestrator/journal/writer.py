@@ -17,7 +17,7 @@ from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.diagnostics.fault_points import reach
-from rlrun.orchestrator.aio.volume import in_thread
+from rlrun.orchestrator.aio.volume import clean_up, in_thread
 from rlrun.orchestrator.journal.format import Entry, Head, encode, encode_head, groups_of
 from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.protocol.files.durable import fsync_path, make_folder
@@ -166,5 +166,5 @@ class Journal(GroupCommit[Entry]):
     async def collect(self, settled: Callable[[int], bool]) -> None:
         """Delete what a complete checkpoint covers, see `remove_settled`; rollouts that finish meanwhile do not wait for it."""
         async with self.pausing():
-            segments = await in_thread(self._writer.rotate)
-        await in_thread(lambda: remove_settled(segments, settled))
+            segments = await clean_up("end a file of the journal", self._writer.rotate)
+        await in_thread(lambda: remove_settled(segments or [], settled))

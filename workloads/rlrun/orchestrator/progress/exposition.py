@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from rlrun.orchestrator.engines.replica import Replica
+from rlrun.protocol.files.volume_faults import STORAGE_REASONS
 from rlrun.runtime.metric_table import MetricSpec, MetricTable, Unit
 
 Series = tuple[str, tuple[str, ...], float]
@@ -251,7 +252,7 @@ def _of_volume(measures: Measures, trouble: str | None) -> Iterator[Series]:
     if measures.volume is not None:
         yield "rlrun_volume_free_bytes", (), measures.volume[0]
         yield "rlrun_volume_size_bytes", (), measures.volume[1]
-    for reason in ("StorageFull", "StorageReadOnly", "StorageSlow"):
+    for reason in STORAGE_REASONS:
         yield "rlrun_volume_trouble", (reason,), float(reason == trouble)
 
 

@@ -18,7 +18,7 @@ from loguru import logger
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.aio.volume import in_thread, insist, worst
+from rlrun.orchestrator.aio.volume import clean_up, in_thread, insist, worst
 from rlrun.orchestrator.checkpoint.state import remove_batches
 from rlrun.orchestrator.checkpoint.writer import PartWriter
 from rlrun.orchestrator.progress.activity import Activity
@@ -164,7 +164,7 @@ class DataPipeline:
                 metrics = {name: value for name, value in event.metrics.items() if name not in _OF_SAMPLING}
                 self._metrics.add(event.step, "trained", metrics)
                 if not self.config.record_rollouts:
-                    await in_thread(partial(remove_batches, self._paths, through=event.step))
+                    await clean_up("delete trained batches", partial(remove_batches, self._paths, through=event.step))
                 if not self.config.checkpoint.enabled:
                     self._snapshots.pop(event.step, None)
             case "checkpoint_saved":

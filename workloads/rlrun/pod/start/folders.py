@@ -39,7 +39,7 @@ def make_folders(paths: Sequence[Path], *, say: Callable[[str], None], signals: 
                     raise RoleError(
                         f"cannot make {path} as user {os.getuid()}: {error.strerror}", exit_codes.STORAGE
                     ) from error
-                raise RefusedError(f"cannot make {path}: {trouble.text}; make space on it", trouble) from error
+                raise RefusedError(f"cannot make {path}: {trouble.text}; {trouble.remedy}", trouble) from error
 
     until_it_passes(make, say=say, signals=signals)
 

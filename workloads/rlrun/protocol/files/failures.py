@@ -28,7 +28,12 @@ _REFUSALS = {
     errno.ENOSPC: "the volume is full (No space left on device)",
     errno.EDQUOT: "the quota is used up",
     errno.EROFS: "the volume is read-only",
+    errno.EIO: "the volume fails (Input/output error)",
+    errno.ESTALE: "the volume fails (Stale file handle)",
+    errno.ETIMEDOUT: "the volume does not answer (Connection timed out)",
 }
+FAILING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
+"""Numbers of a volume that cannot do what it is asked, for a read or a write; the others are of one that takes no more."""
 _IN_TEXT = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 """Error numbers in the text of libraries that are not Python's own: torch's writers, safetensors."""
 
@@ -52,7 +57,7 @@ class RoleError(Exception):
 
 @contextmanager
 def storage_errors(folder: Path, doing: str = "write") -> Iterator[None]:
-    """Turn a volume's refusal to write into a `RoleError` that names `folder`; other errors pass.
+    """Turn a volume's refusal or failure into a `RoleError` that names `folder`; other errors pass.
 
     Libraries wrap errors of their writers, so the chain of causes is searched too.
     """
@@ -64,12 +69,38 @@ def storage_errors(folder: Path, doing: str = "write") -> Iterator[None]:
         number = refusal_number(error)
         if number is None:
             raise
-        message = f"cannot {doing} in {folder}: {_REFUSALS[number]}; make space and start again"
+        message = f"cannot {doing} in {folder}: {_REFUSALS[number]}; {remedy(number)} and start again"
         raise RoleError(message, exit_codes.STORAGE) from error
 
 
+def remedy(number: int | None) -> str:
+    """Fix for a volume that refused with this number."""
+    if number in FAILING:
+        return "repair the storage, or the way to it,"
+    return "make it writable" if number == errno.EROFS else "make space"
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Exit code of a role that the error ends: that of storage if the volume is behind it, so that it does not count against the run.
+
+    A connection that timed out is the volume's only if the error names a file: sockets time out with the same number.
+    """
+    number = refusal_number(error)
+    if number is not None and (number != errno.ETIMEDOUT or _names_file(error)):
+        return exit_codes.STORAGE
+    return error.code if isinstance(error, RoleError) else exit_codes.FAILURE
+
+
+def _names_file(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT and error.filename is not None:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def refusal_number(error: BaseException) -> int | None:
-    """`ENOSPC`, `EDQUOT` or `EROFS`, where one of them is behind the error; None: something else is wrong."""
+    """The number of a volume's refusal or failure (a key of `_REFUSALS`) behind the error; None: something else is wrong."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:

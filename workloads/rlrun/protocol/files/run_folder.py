@@ -36,7 +36,9 @@ def check_writable(root: Path, *, remedy: str, private: bool = False) -> None:
     except OSError as error:
         trouble = trouble_of(error, root)
         if trouble is not None:
-            raise RefusedError(f"cannot write to {root}: {trouble.text}; make space or {remedy}", trouble) from None
+            raise RefusedError(
+                f"cannot write to {root}: {trouble.text}; {trouble.remedy} or {remedy}", trouble
+            ) from None
         raise RoleError(f"cannot write to {root}: {error.strerror}; {remedy}", exit_codes.STORAGE) from None
     if (trouble := trouble_at(root, least=MIN_FREE_BYTES)) is not None:
         raise RefusedError(

@@ -1,4 +1,4 @@
-"""The run's volume as a role finds it: full, read-only or silent; who waits for it, and how a write is tried again.
+"""The run's volume as a role finds it: full, read-only, failing or silent; who waits for it, and how a write is tried again.
 
 What a run cannot go on without is written with `insist`: it waits until there is space again. A write that hangs is in a thread of its own:
 a caller that asks for the `trouble` waits for no file.
@@ -15,19 +15,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from rlrun.backoff import backoff
-from rlrun.protocol.files.failures import FULL_BYTES, RoleError, refusal_number
+from rlrun.protocol.files.failures import FAILING, FULL_BYTES, RoleError, refusal_number
 from rlrun.runtime import exit_codes
 
-StorageReason = Literal["StorageFull", "StorageReadOnly", "StorageSlow"]
+StorageReason = Literal["StorageFull", "StorageReadOnly", "StorageFailing", "StorageSlow"]
+STORAGE_REASONS: tuple[StorageReason, ...] = get_args(StorageReason)
 SLOW_SECONDS = 30.0
 """A single request to the volume that takes longer is reported: a healthy one answers in milliseconds, a busy one in seconds."""
 LOOK_SECONDS = 5.0
 """Time between two looks at the volume."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 3.0
 """Before a refused write is tried again: doubled each time, up to the longest. A run stands still that long after its volume is of use."""
+FAILING_SECONDS = 600.0
+"""Longest wait for a volume that fails, where the run waits. Then the role ends: a new pod mounts it anew, which repairs stale handles."""
 _LOOKING = "look at it"
 _T = TypeVar("_T")
 
@@ -41,6 +44,13 @@ class Trouble:
     """Text on one line; it does not change while the trouble stays the same."""
     blocks: bool = True
     """True if the run waits for it; otherwise a checkpoint alone does, and training goes on."""
+
+    @property
+    def remedy(self) -> str:
+        """Fix, as the end of a message."""
+        if self.reason == "StorageFull":
+            return "make space"
+        return "make it writable" if self.reason == "StorageReadOnly" else "look at the storage and the way to it"
 
 
 class RefusedError(RoleError):
@@ -71,6 +81,8 @@ def trouble_of(error: BaseException, folder: Path) -> Trouble | None:
     number = refusal_number(error)
     if number is None:
         return trouble_at(folder, least=FULL_BYTES)
+    if number in FAILING:
+        return Trouble("StorageFailing", f"the volume fails ({os.strerror(number)})")
     if number == errno.EROFS:
         return Trouble("StorageReadOnly", "the volume is read-only")
     if number == errno.EDQUOT:
@@ -121,6 +133,8 @@ class Volume:
         self._lock = threading.Lock()
         self._uses: dict[object, tuple[str, float]] = {}
         self._refused: dict[str, tuple[Trouble, str]] = {}
+        self._failing: dict[str, float] = {}
+        """Since when a volume fails that the run waits for, by what it fails to do."""
         self._closed = threading.Event()
 
     # ---- writing
@@ -135,6 +149,7 @@ class Volume:
 
         Raises:
             RefusedError: the volume refused.
+            RoleError: the volume has failed for `FAILING_SECONDS`, and the run waits for it.
         """
         with self.using(doing):
             try:
@@ -144,19 +159,29 @@ class Volume:
                 if trouble is None:
                     raise
                 self.refuse(doing, replace(trouble, blocks=blocks))
-                raise RefusedError(f"cannot {doing} in {self.root}: {trouble.text}; make space", trouble) from error
+                message = f"cannot {doing} in {self.root}: {trouble.text}; {trouble.remedy}"
+                if self._has_failed_for_long(doing, replace(trouble, blocks=blocks)):
+                    raise RoleError(f"{message} (after {FAILING_SECONDS:.0f} s)", exit_codes.STORAGE) from error
+                raise RefusedError(message, trouble) from error
         self.accept(doing)
         return result
 
     def insist(
         self, doing: str, act: Callable[[], _T], *, blocks: bool = True, wait: Callable[[float], object] = time.sleep
     ) -> _T:
-        """Repeat `attempt` until the volume takes it; what `wait` raises ends that."""
+        """Repeat `attempt` until the volume takes it; what `wait` raises ends that, and so does a `RoleError` of `attempt`."""
         for pause in pauses():
             with suppress(RefusedError):
                 return self.attempt(doing, act, blocks=blocks)
             wait(pause)
         raise AssertionError
+
+    def _has_failed_for_long(self, doing: str, trouble: Trouble) -> bool:
+        with self._lock:
+            if trouble.reason != "StorageFailing" or not trouble.blocks:
+                self._failing.pop(doing, None)
+                return False
+            return self._clock() - self._failing.setdefault(doing, self._clock()) >= FAILING_SECONDS
 
     @contextmanager
     def using(self, doing: str) -> Iterator[None]:
@@ -182,6 +207,7 @@ class Volume:
         """Record that the volume has taken this, or that it is no longer wanted."""
         with self._lock:
             known = self._refused.pop(doing, None)
+            self._failing.pop(doing, None)
         if known is not None and doing != _LOOKING:
             self._say(f"the volume is of use again (could not {doing} since {known[1]})")
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from rlrun.protocol.files.volume_faults import RefusedError, StorageReason, Trouble, trouble_of
+from rlrun.protocol.files.volume_faults import STORAGE_REASONS, RefusedError, StorageReason, Trouble, trouble_of
 from rlrun.trainer.ranks.group import Group
-
-_REASONS: tuple[StorageReason, ...] = ("StorageFull", "StorageReadOnly", "StorageSlow")
 
 
 class Together:
@@ -45,10 +43,12 @@ class Together:
         Raises:
             RefusedError: on all of them, when one of them was refused.
         """
-        mine = 0 if self.refused is None else 1 + _REASONS.index(self.refused.reason)
+        mine = 0 if self.refused is None else 1 + STORAGE_REASONS.index(self.refused.reason)
         worst = int(self._group.maxima({"refused": float(mine)})["refused"])
-        if worst:
-            raise refusal(self.refused or _elsewhere(_REASONS[worst - 1]), self._folder, self._doing)
+        if worst:  # the same reason on all ranks: they count how long the volume fails
+            reason, own = STORAGE_REASONS[worst - 1], self.refused
+            told = own if own is not None and own.reason == reason else _elsewhere(reason)
+            raise refusal(told, self._folder, self._doing)
 
 
 def agree_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path, doing: str) -> None:
@@ -75,7 +75,7 @@ def agree_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path,
 
 def refusal(trouble: Trouble, folder: Path, doing: str) -> RefusedError:
     """The error of a write that the volume refused."""
-    return RefusedError(f"cannot {doing} in {folder}: {trouble.text}; make space", trouble)
+    return RefusedError(f"cannot {doing} in {folder}: {trouble.text}; {trouble.remedy}", trouble)
 
 
 def caught(act: Callable[[], object]) -> Exception | None:
@@ -88,4 +88,5 @@ def caught(act: Callable[[], object]) -> Exception | None:
 
 
 def _elsewhere(reason: StorageReason) -> Trouble:
-    return Trouble(reason, f"the volume is {'read-only' if reason == 'StorageReadOnly' else 'full'} for another rank")
+    state = {"StorageFull": "is full", "StorageReadOnly": "is read-only", "StorageFailing": "fails"}
+    return Trouble(reason, f"the volume {state.get(reason, 'does not answer')} for another rank")

@@ -24,7 +24,7 @@ from rlrun.protocol.files.checkpoint_manifest import (
     remove_trainer_part,
     write_manifest,
 )
-from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.failures import RoleError, exit_code_of
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume, trouble_of
 from rlrun.trainer.checkpoints.resume import delete_superfluous
@@ -124,7 +124,7 @@ class Completer:
                 Exception
             ) as error:  # the loop ends the group: a checkpoint that is never completed is a bug or a broken volume
                 logger.opt(exception=error).error("completing a checkpoint failed")
-                self.failure = RoleError(f"completing a checkpoint failed: {error}", 1)
+                self.failure = RoleError(f"completing a checkpoint failed: {error}", exit_code_of(error))
                 return
 
     def _take(self, message: _Saved | _Agreed) -> None:
@@ -150,10 +150,14 @@ class Completer:
 
     def _complete(self, saved: _Saved) -> None:
         step, path, files = saved.step, saved.path, saved.files
-        theirs = describe(path, path / ORCHESTRATOR_PART) if self._with_orchestrator else []
-        for part, entries in ((TRAINER_PART, files), (ORCHESTRATOR_PART, theirs)):
-            if not entries and (part == TRAINER_PART or self._with_orchestrator):
-                raise FileNotFoundError(f"{path / part} holds no files")
+        doing = f"complete the checkpoint of step {step}"
+        part = path / ORCHESTRATOR_PART
+        theirs = (
+            self._volume.insist(doing, lambda: describe(path, part), blocks=False) if self._with_orchestrator else []
+        )
+        for name, entries in ((TRAINER_PART, files), (ORCHESTRATOR_PART, theirs)):
+            if not entries and (name == TRAINER_PART or self._with_orchestrator):
+                raise FileNotFoundError(f"{path / name} holds no files")
         attempt = self._attempt
         manifest = Manifest(
             step=step,
@@ -163,7 +167,6 @@ class Completer:
             files=(*files, *theirs),
             created_at=time.time(),
         )
-        doing = f"complete the checkpoint of step {step}"
         self._volume.insist(doing, lambda: write_manifest(path, manifest), blocks=False)
         self.completed = step
         self._on_complete(step, path)

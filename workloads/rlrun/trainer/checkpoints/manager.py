@@ -62,7 +62,7 @@ class Checkpoints:
         """The last one whose checkpoint was begun."""
         self.base = self._load(parts, leads=group.leads)
         """Progress of the training before this attempt."""
-        self._retry = Retry(volume)
+        self._volume, self._retry = volume, Retry(volume)
         self._saver = Saver(parts, group, background=config.checkpoint.save_async)
         self._completer = self._start_completer(volume, say) if group.leads else None
 
@@ -196,8 +196,11 @@ class Checkpoints:
         """Wait for the last manifest of a run that is over; returns why there is none."""
         assert self._completer is not None
         if not self._completer.close(COMPLETION_SECONDS):
+            trouble = self._volume.trouble()
             return RoleError(
-                f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s", exit_codes.FAILURE
+                f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s"
+                + (f": {trouble.text}" if trouble is not None else ""),
+                exit_codes.FAILURE if trouble is None else exit_codes.STORAGE,
             )
         return self._completer.failure
 

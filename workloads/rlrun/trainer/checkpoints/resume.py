@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,34 @@ from rlrun.protocol.files.checkpoint_manifest import (
     read_manifest,
     verify,
 )
-from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.protocol.files.failures import FAILING, RoleError, refusal_number, storage_errors
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.runtime import exit_codes
 
 Verify = Callable[[Path, Manifest], None]
 """Compares the files of a checkpoint's folder with its manifest, and raises ManifestError or OSError where they differ."""
+
+
+UNREADABLE_SECONDS = 120.0
+"""Longest time for which a checkpoint that the volume fails to read is tried again, before an older one is taken."""
+
+
+class Beginning:
+    """Begin of an attempt over several tries, where the volume refuses or fails.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._unreadable_since: dict[Path, float] = {}
+        self.written: Attempt | None = None
+        """Content of the attempt's file in the try before, whose name may be there although its last flush failed."""
+
+    def gives_up(self, checkpoint: Path) -> bool:
+        """True if the checkpoint could not be read for `UNREADABLE_SECONDS`: one that is away for a while has lost nothing."""
+        return self._clock() - self._unreadable_since.setdefault(checkpoint, self._clock()) >= UNREADABLE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -52,6 +75,7 @@ def choose_base(
     required: bool = False,
     log: Callable[[str], None] = print,
     check: Verify = verify,
+    beginning: Beginning | None = None,
 ) -> Base | None:
     """Newest complete checkpoint of the newest attempt's lineage that matches its manifest; None: start from the model.
 
@@ -62,9 +86,11 @@ def choose_base(
         required: do not start from the model if there are complete checkpoints and all are damaged.
         log: gets every checkpoint that is passed over, and why.
         check: reads the files.
+        beginning: time for a volume that fails to read a checkpoint; None: none.
 
     Raises:
-        RoleError: the policy forbids what was found, or asks for a step that is not there; or all checkpoints are damaged.
+        RoleError: the policy forbids what was found, or asks for a step that is not there; or all checkpoints are damaged, or unreadable.
+        OSError, ManifestError: the volume fails to read a checkpoint, and may read it at the next try.
     """
     attempts = paths.attempts_on_disk()
     if resume.policy == "Never" and attempts:
@@ -89,15 +115,23 @@ def choose_base(
                 f"checkpoint.resume.step is {resume.step}, but the complete checkpoints are of steps: {steps}",
                 exit_codes.CONFIGURATION,
             )
-        problem = _problem(wanted[-1], with_orchestrator, check)
+        problem = _problem(wanted[-1], with_orchestrator, check, beginning)
         if problem:
             raise RoleError(f"checkpoint.resume.step is {resume.step}, but {problem}", exit_codes.DATA)
         return Base(wanted[-1], lineage)
+    unreadable = 0
     for candidate in reversed(candidates):
-        problem = _problem(candidate, with_orchestrator, check)
+        problem = _problem(candidate, with_orchestrator, check, beginning)
         if problem is None:
             return Base(candidate, lineage)
+        unreadable += isinstance(problem, _Unreadable)
         log(f"not resuming from step {candidate.step}: {problem}; trying the one before")
+    if candidates and unreadable == len(candidates):  # the volume is broken, not the checkpoints
+        raise RoleError(
+            f"no complete checkpoint of {paths.root} can be read, so nothing is resumed; the last problem: {problem}; "
+            "repair the storage, or the way to it",
+            exit_codes.STORAGE,
+        )
     if candidates and required:
         steps = ", ".join(str(c.step) for c in candidates)
         raise RoleError(
@@ -149,12 +183,22 @@ def choose_origin(
     )
 
 
-def _problem(checkpoint: Artifact, with_orchestrator: bool, check: Verify) -> str | None:
+class _Unreadable(str):
+    """Problem of a checkpoint that the volume fails to read."""
+
+
+def _problem(
+    checkpoint: Artifact, with_orchestrator: bool, check: Verify, beginning: Beginning | None = None
+) -> str | None:
     try:
         manifest = read_manifest(checkpoint.path)
         check(checkpoint.path, manifest)
     except (ManifestError, OSError) as error:
-        return str(error)
+        if refusal_number(error) not in FAILING:
+            return str(error)
+        if beginning is not None and not beginning.gives_up(checkpoint.path):
+            raise
+        return _Unreadable(error)
     if (manifest.step, manifest.attempt) != (checkpoint.step, checkpoint.attempt):
         return f"{checkpoint.path.name} holds the manifest of step {manifest.step}, attempt {manifest.attempt}"
     if with_orchestrator and not any(entry.path.startswith(f"{ORCHESTRATOR_PART}/") for entry in manifest.files):
@@ -173,6 +217,7 @@ def begin(
     required: bool = False,
     log: Callable[[str], None],
     check: Verify = verify,
+    beginning: Beginning | None = None,
 ) -> Attempt:
     """Decide from the disk where an attempt starts, and write its file; called on rank 0 alone.
 
@@ -181,7 +226,15 @@ def begin(
     """
     resume = config.checkpoint.resume
     with storage_errors(paths.attempts, "write the attempt's file"):
-        base = choose_base(paths, resume, with_orchestrator=with_orchestrator, required=required, log=log, check=check)
+        base = choose_base(
+            paths,
+            resume,
+            with_orchestrator=with_orchestrator,
+            required=required,
+            log=log,
+            check=check,
+            beginning=beginning,
+        )
         origin = choose_origin(paths, resume, log=log, check=check) if base is None else None
         return begin_attempt(
             paths,
@@ -191,6 +244,7 @@ def begin(
             world_size=world_size,
             config_hash=config_hash,
             uid=config.uid,
+            beginning=beginning,
         )
 
 
@@ -203,6 +257,7 @@ def begin_attempt(
     config_hash: str,
     uid: str = "",
     origin: Origin | None = None,
+    beginning: Beginning | None = None,
 ) -> Attempt:
     """Write the attempt's file.
 
@@ -214,10 +269,15 @@ def begin_attempt(
         config_hash: of the run's configuration.
         uid: of the run.
         origin: without a base, what version 0 is; None: the model.
+        beginning: earlier tries of this process.
 
     Raises:
         RoleError: the number was used before, or is not above those on the disk: another group of this run lives or has lived.
     """
+    before = beginning.written if beginning is not None else None
+    if before is not None and paths.attempt_file(attempt).exists():
+        write_attempt(paths, before)  # completes that try; a file of another group is refused
+        return before
     check_number(paths, attempt)
     if base is None:
         this = first_attempt(world_size=world_size, config_hash=config_hash, attempt=attempt, uid=uid, origin=origin)
@@ -225,6 +285,8 @@ def begin_attempt(
         this = next_attempt(
             base.lineage, base.checkpoint.step, attempt=attempt, world_size=world_size, config_hash=config_hash, uid=uid
         )
+    if beginning is not None:
+        beginning.written = this
     try:
         write_attempt(paths, this)
     except FileExistsError:

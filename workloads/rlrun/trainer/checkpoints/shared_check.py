@@ -97,7 +97,7 @@ class SharedCheck:
         except ManifestError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"{checkpoint.name}: rank {group.rank} cannot read {error.filename}: {error.strerror}"
+            problem = f"{checkpoint.name}: rank {group.rank} cannot read {error.filename}: [Errno {error.errno}] {error.strerror}"
         worst = int(group.maxima({"rank": float(group.rank) if problem else -1.0})["rank"])
         if worst >= 0:
             raise ManifestError(group.broadcast(problem, root=worst))

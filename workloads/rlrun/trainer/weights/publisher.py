@@ -12,9 +12,11 @@ from loguru import logger
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.volume_faults import RefusedError, Volume, pauses
+from rlrun.protocol.files.volume_faults import FAILING_SECONDS, RefusedError, Volume, pauses
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, plan_buckets, root_ranks
+from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints.collective_write import Together
@@ -210,12 +212,17 @@ class Publisher:
 
         Raises:
             StopAgreed: all ranks are to stop.
+            RoleError: the volume has failed for `FAILING_SECONDS`.
         """
+        failed = 0.0
         for pause in pauses():
             try:
                 act()
             except RefusedError as error:
                 self._volume.refuse(doing, error.trouble)
+                failed = failed + pause if error.trouble.reason == "StorageFailing" else 0.0
+                if failed > FAILING_SECONDS:  # counted by pauses, which are the same on all ranks
+                    raise RoleError(f"{error} (after {FAILING_SECONDS:.0f} s)", exit_codes.STORAGE) from error
             else:
                 self._volume.accept(doing)
                 return

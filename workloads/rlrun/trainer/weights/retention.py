@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 
+from loguru import logger
+
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.paths import COMPLETE, Artifact, RunPaths
 
@@ -44,7 +46,14 @@ def superfluous(
 
 
 def delete_superfluous(paths: RunPaths, *, attempt: Attempt, max_async_level: int) -> None:
-    """Delete old versions, as computed from what is on the disk."""
+    """Delete old versions, as computed from what is on the disk. Those that the volume does not delete stay until the next call."""
+    try:
+        _delete_superfluous(paths, attempt, max_async_level)
+    except OSError as error:
+        logger.warning(f"old versions stay for now: {error}")
+
+
+def _delete_superfluous(paths: RunPaths, attempt: Attempt, max_async_level: int) -> None:
     for version in superfluous(
         paths.versions_on_disk(),
         attempt=attempt,
