@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -57,8 +57,6 @@ class MetricsFile:
     ) -> None:
         self._path, self._attempt, self._evaluated, self._writer = path, attempt, evaluated, writer
         unwritten = [dict(line) for line in unwritten]
-        written: set[int] = set()
-        """Steps with a line, of those for which it matters here."""
         matters = {base_step, *(int(line["step"]) for line in unwritten)}
         self._furthest = 0
         """Highest step that the run has trained before this attempt, as far as the file says."""
@@ -66,6 +64,34 @@ class MetricsFile:
         """The newest line."""
         self.tokens, self.samples = 0, 0
         """Tokens and samples of all steps that have lines, this attempt's and those before it; a fork's own alone."""
+        written, whole = self._take_over(base_step, matters)
+        writer.write(path.name, lambda: keep_metrics(path, through=base_step, prefix=whole), keep=True)
+        self._lines: dict[int, MetricsLine] = {}
+        self._parts: dict[int, set[str]] = {}
+        self._leaving: deque[tuple[int, MetricsLine]] = deque()
+        """Whole lines on their way to the file; its writer takes them from the left."""
+        self._successor: int | None = None
+        """A later attempt that has begun."""
+        for late in unwritten:
+            step = int(late["step"])
+            if step not in written:
+                self._lines[step] = dict(late)
+                # Only the base version can still be evaluated: engines cannot go back further.
+                self._parts[step] = {"batch", "trained"} | ({"evaluation"} if step < base_step else set())
+        self.wants_base = evaluated(base_step) and base_step not in written
+        """True if the evaluation of the base version is still missing."""
+        if self.wants_base:
+            self._lines.setdefault(base_step, {})
+            self._parts.setdefault(base_step, {"batch", "trained"})
+        self._flush()
+
+    def _take_over(self, base_step: int, matters: Collection[int]) -> tuple[set[int], int | None]:
+        """Read the lines of earlier attempts, one at a time.
+
+        Returns:
+            Steps of `matters` with a line, and bytes of the kept lines if they are the first of the file; None: they are not.
+        """
+        path, written = self._path, set[int]()
         forked, damaged = read_fork(RunPaths(path.parent).fork), 0
         prefix, size, kept_bytes = 0, 0, 0
         """Bytes of kept lines before the first other line, of all lines, and of kept lines."""
@@ -89,25 +115,7 @@ class MetricsFile:
             self._keep_damaged(damaged)
         # Blank lines and the end of a torn one are among no lines: then the file is parsed again.
         whole = prefix if prefix == kept_bytes and path.is_file() and path.stat().st_size == size else None
-        writer.write(path.name, lambda: keep_metrics(path, through=base_step, prefix=whole), keep=True)
-        self._lines: dict[int, MetricsLine] = {}
-        self._parts: dict[int, set[str]] = {}
-        self._leaving: deque[tuple[int, MetricsLine]] = deque()
-        """Whole lines on their way to the file; its writer takes them from the left."""
-        self._successor: int | None = None
-        """A later attempt that has begun."""
-        for line in unwritten:
-            step = int(line["step"])
-            if step not in written:
-                self._lines[step] = dict(line)
-                # Only the base version can still be evaluated: engines cannot go back further.
-                self._parts[step] = {"batch", "trained"} | ({"evaluation"} if step < base_step else set())
-        self.wants_base = evaluated(base_step) and base_step not in written
-        """True if the evaluation of the base version is still missing."""
-        if self.wants_base:
-            self._lines.setdefault(base_step, {})
-            self._parts.setdefault(base_step, {"batch", "trained"})
-        self._flush()
+        return written, whole
 
     def _count(self, line: MetricsLine) -> None:
         self.tokens += _whole(line.get("batch/tokens", 0))
