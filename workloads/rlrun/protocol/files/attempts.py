@@ -15,8 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from rlrun.diagnostics.fault_points import reach
-from rlrun.protocol.files.checksum import KEY, check_document, document_crc32
-from rlrun.protocol.files.durable import create_json
+from rlrun.protocol.files.durable import KEY, check_document, create_json, document_crc32
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.runtime import exit_codes

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from safetensors.numpy import load, save
 
 from rlrun.diagnostics.fault_points import reach
-from rlrun.protocol.files.checksum import check_document, document_crc32
-from rlrun.protocol.files.durable import new_folder
+from rlrun.protocol.files.durable import check_document, document_crc32, new_folder
 from rlrun.runtime.printable import printable
 
 FORMAT_VERSION = 1

@@ -17,8 +17,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import TypeAdapter
 
 from rlrun.diagnostics.fault_points import reach
-from rlrun.protocol.files.checksum import document_crc32
-from rlrun.protocol.files.durable import fsync_path, fsync_tree, write_json
+from rlrun.protocol.files.durable import document_crc32, fsync_path, fsync_tree, write_json
 from rlrun.protocol.files.paths import TMP_SUFFIX, Artifact, RunPaths
 from rlrun.runtime.printable import printable
 

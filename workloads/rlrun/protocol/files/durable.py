@@ -9,12 +9,16 @@ import json
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.paths import TMP_SUFFIX
+
+KEY = "crc32"
+"""Key of a JSON document's checksum."""
 
 
 def fsync_path(path: Path) -> None:
@@ -185,3 +189,25 @@ def link_files(source: Path, target: Path, *, leave_out: Container[str] = ()) ->
             os.link(file.resolve(), target / file.name)
         except OSError:  # a file system without links: those that cannot write either fail in the copy
             shutil.copyfile(file, target / file.name)
+
+
+class ChecksumError(ValueError):
+    """Error for a document that is not what was written."""
+
+
+def document_crc32(document: object) -> int:
+    """CRC-32 of the content of a JSON document without its key `crc32`."""
+    return zlib.crc32(json.dumps(document, sort_keys=True).encode())
+
+
+def check_document(document: dict[str, object]) -> bool:
+    """Remove the key `crc32` and compare it; False if the document has none, as those of earlier releases.
+
+    Raises:
+        ChecksumError: it is not what was written.
+    """
+    if KEY not in document:
+        return False
+    if document.pop(KEY) != document_crc32(document):
+        raise ChecksumError("it has another checksum than when it was written")
+    return True
