@@ -48,7 +48,7 @@ def see(case: Case, context: render.RunContext, *, as_begun: bool) -> Edits:
         as_begun: whether the specification is the one that the attempt began with. Otherwise nothing is rendered to compare with, and the
             next attempt renders all workloads anyway.
     """
-    found = [] if not as_begun else [child for child in (case.statefulset, *_engines(case)) if _may_be_edited(child)]
+    found = [child for child in _workloads(case) if as_begun and _may_be_edited(child)]
     made = _rendered(context) if found else {}
     damage, restored = _edited_pod(case, context.attempt), dict[Ref, Manifest]()
     for child in found:
@@ -68,7 +68,7 @@ def _scaled(case: Case) -> dict[Ref, str]:
     field = "inference.autoscale" if case.autoscales else "inference.replicas"
     wanted[case.inference_ref] = (case.deployment, case.wanted.engines - case.wanted.spot, field)
     wanted[case.spot_ref] = (case.spot_deployment, case.wanted.spot, field)
-    result = {}
+    result: dict[Ref, str] = {}
     for ref, (child, count, source) in wanted.items():
         edit = ((child or {}).get("edits") or {}).get(_SCALED)
         if edit is not None and child is not None and not is_ending(child) and replicas(child) != count:
@@ -102,8 +102,8 @@ def lost_fields(child: Manifest, made: Manifest) -> list[str]:
     return lost
 
 
-def _may_be_edited(child: Manifest | None) -> bool:
-    if child is None or is_ending(child) or "held" not in child or child["held"] == child.get("accepted"):
+def _may_be_edited(child: Manifest) -> bool:
+    if is_ending(child) or "held" not in child or child["held"] == child.get("accepted"):
         return False
     return (str(child["metadata"]["uid"]), child["held"]) not in _whole
 
@@ -114,8 +114,9 @@ def _remember(child: Manifest) -> None:
     _whole[(str(child["metadata"]["uid"]), child["held"])] = None
 
 
-def _engines(case: Case) -> list[Manifest]:
-    return [child for _, child in case.engine_deployments]
+def _workloads(case: Case) -> list[Manifest]:
+    trainer = [case.statefulset] if case.statefulset is not None else []
+    return [*trainer, *(child for _, child in case.engine_deployments)]
 
 
 def _rendered(context: render.RunContext) -> dict[Ref, Manifest]:
