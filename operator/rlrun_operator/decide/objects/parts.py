@@ -76,7 +76,8 @@ def see(case: Case, attempt: int) -> Seen:
 
 
 def _seen_version(case: Case, ref: Ref) -> str | None:
-    return case.observed.children[ref]["metadata"].get("resourceVersion")
+    version = case.observed.children[ref]["metadata"].get("resourceVersion")
+    return None if version is None else str(version)
 
 
 def _over_what_was_seen(case: Case, part: Manifest) -> Apply:
