@@ -401,19 +401,6 @@ def test_a_run_that_rlrun_local_started_is_resumed_without_the_flag(
     assert f"{copy.root} names code" in capsys.readouterr().err
 
 
-def test_a_foreign_folder_stays_one_when_it_is_resumed(tmp_path: Path, resume: Callable[..., int]) -> None:
-    """Without this, one start without trusted code would let the folder choose code in the next one."""
-    paths = downloaded_run(tmp_path / "run", {"name": "org/model"})
-    record_commit(paths)
-    with pytest.raises(ReachedError):
-        resume(paths.root, {"name": "org/model"}, "--resume")
-    document = json.loads(paths.run_json.read_text())
-    for role in ("trainer", "inference", "orchestrator"):
-        document[role]["model"]["trust_remote_code"] = True
-    paths.run_json.write_text(json.dumps(document))
-    assert resume(paths.root, TRUSTED, "--resume") == exit_codes.USAGE
-
-
 def test_a_manifest_in_a_runs_folder_is_not_the_callers_own(
     tmp_path: Path, mark: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

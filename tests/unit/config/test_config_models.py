@@ -106,7 +106,7 @@ def test_a_revision_needs_a_hub_name() -> None:
 
 
 def test_a_resume_step_is_set_if_and_only_if_the_policy_is_step() -> None:
-    assert "policy is Step" in refused(ResumeConfig, policy="Step")
+    assert "policy Step needs step; set step" in refused(ResumeConfig, policy="Step")
     assert "step (4)" in refused(ResumeConfig, step=4)
     assert ResumeConfig(policy="Step", step=4).step == 4
 

@@ -49,7 +49,7 @@ from rlrun.protocol.files.durable import make_private_folder, write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.recorded_code import FLAG, HELP, is_own_run, note_started_run
+from rlrun.protocol.files.recorded_code import FLAG, HELP, note_started_run
 from rlrun.protocol.files.run_folder import keep_config
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.enabled import enabled_trackers
@@ -220,7 +220,6 @@ def _run(call: Call, held: ExitStack) -> int:
     place = find_place(call, config, held)
     check_replay(call)
     check_recorded(call, config)
-    is_own = not call.options.resume or call.options.trust_recorded_code or is_own_run(call.paths.root)
     configs = with_place(call, config, place)
     if not make_private_folder(call.paths.root):
         call.say(
@@ -230,8 +229,7 @@ def _run(call: Call, held: ExitStack) -> int:
     write_bytes(call.paths.manifest, manifest_text(call.spec, call.name).encode())
     attempt = next_number(call.paths)
     keep_config(call.paths, attempt, files[0].read_bytes())
-    if is_own:  # a folder of somebody else stays one: it still chooses commits and files
-        note_started_run(call.paths.root, configs[0])
+    note_started_run(call.paths.root, configs[0])
     if place.host is None:
         prepare_model(config, files[0], call.paths, attempt, call.say, lambda: bool(call.interrupted))
     if call.interrupted:
