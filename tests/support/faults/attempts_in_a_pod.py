@@ -18,7 +18,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def of_each(action: Callable[[int], object]) -> str:
 
 
 def read_start(path: str) -> str:
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         return f"read {len(file.read(4096))} bytes of {path}"
 
 
@@ -311,12 +311,12 @@ for _name, _file in (
 
 @attempt("process: root folder of another one")
 def _root() -> object:
-    return of_each(lambda pid: len(os.listdir(f"/proc/{pid}/root/")))
+    return of_each(lambda pid: len(list(Path(f"/proc/{pid}/root/").iterdir())))
 
 
 @attempt("process: descriptors of another one")
 def _descriptors() -> object:
-    return of_each(lambda pid: len(os.listdir(f"/proc/{pid}/fd")))
+    return of_each(lambda pid: len(list(Path(f"/proc/{pid}/fd").iterdir())))
 
 
 @attempt("process: tracing another one")
@@ -413,7 +413,7 @@ def _sysctl() -> object:
 
 @attempt("kernel: /proc/sysrq-trigger")
 def _sysrq() -> object:
-    with open("/proc/sysrq-trigger", "w"):
+    with Path("/proc/sysrq-trigger").open("w"):
         return "opened"
 
 
@@ -450,7 +450,9 @@ def _raw() -> object:
 
 @attempt("kernel: addresses of the network device")
 def _netlink() -> object:
-    done = subprocess.run(["ip", "link", "add", "planted", "type", "dummy"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["ip", "link", "add", "planted", "type", "dummy"], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise PermissionError(errno.EPERM, done.stderr.strip()[:60])
     return "made a device"
