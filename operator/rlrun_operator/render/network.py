@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
 from rlrun_operator.render.context import RunContext, metadata
-from rlrun_operator.render.egress import with_addresses
-from rlrun_operator.render.outside import outside_rules, proxy_rules
+from rlrun_operator.render.outside import outside_rules, proxy_rules, with_addresses
 from rlrun_operator.restrictions import ANY_ADDRESS
 from rlrun_operator.state import Json, Manifest
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.local.failure import explain
 from rlrun.local.plan import RoleProcess
-from rlrun.local.supervisor import Running
+from rlrun.local.supervisor import Running, explain_failure
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.trainer.ranks.torchrun import last_word
 
@@ -41,7 +40,7 @@ def test_the_rank_that_crashed_is_told_and_not_the_peer_that_lost_it(
 ) -> None:
     write_error(tmp_path, "trainer", RoleError(LOST, follows=True))
     write_error(tmp_path, "trainer", last_word(1, -11, DUMP))
-    explain(ended(tmp_path, 139), tmp_path)
+    explain_failure(ended(tmp_path, 139), tmp_path)
     said = capsys.readouterr().err
     assert said.splitlines()[1:7] == [
         "error: trainer was ended by SIGSEGV",
@@ -57,7 +56,7 @@ def test_the_rank_that_crashed_is_told_and_not_the_peer_that_lost_it(
 def test_without_a_word_the_log_of_a_crash_is_told_from_the_thread_that_crashed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    explain(ended(tmp_path, 139), tmp_path)
+    explain_failure(ended(tmp_path, 139), tmp_path)
     said = capsys.readouterr().err.splitlines()
     assert said[4:6] == [
         "  | Current thread 0x00007f0000000001 (most recent call first):",

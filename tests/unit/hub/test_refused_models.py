@@ -20,6 +20,7 @@ QUANTISED = {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(QUANTISED))
+    (tmp_path / "model.safetensors").touch()
     return tmp_path
 
 

@@ -279,6 +279,7 @@ NO_PART_IN_A_ROLLOUT = {
         "max_concurrency",
         "oversampling_factor",
         "record_rollouts",
+        "keep_traces",
     ),
     *("max_error_ratio", "algorithm", "data", "policies", "evaluation", "checkpoint", "weight_sync", "trainer_url"),
     *("shared_with", "inference_urls", "inference_service", "metrics_port", "host", "replay"),

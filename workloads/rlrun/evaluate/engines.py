@@ -13,11 +13,10 @@ from pathlib import Path
 
 from rlrun.config.models.run import RunConfig
 from rlrun.inference.client.engine_client import EngineClient, EngineError, EngineUnavailableError
-from rlrun.local.failure import exit_code, explain
 from rlrun.local.plan import GpuId, Ports, engine_processes, with_endpoints
 from rlrun.local.preflight import check_engine, free_port
 from rlrun.local.shared.gpus import Claim, claimed
-from rlrun.local.supervisor import Supervisor
+from rlrun.local.supervisor import Supervisor, exit_code_of, explain_failure
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
@@ -49,9 +48,9 @@ class Engines:
         while self.supervisor is not None:
             ended = self.supervisor.exited()
             if ended:
-                explain(ended[0], self.root)
+                explain_failure(ended[0], self.root)
                 message = "everything is stopped; what was answered is kept"
-                raise RoleError(message, exit_code(ended[0], self.root))
+                raise RoleError(message, exit_code_of(ended[0], self.root))
             await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -1,4 +1,6 @@
-"""Starts, watches and ends the roles' processes. Nothing that a launch started outlives it, and nothing else is touched.
+"""Starts, watches and ends the roles' processes, and reports why one failed.
+
+Nothing that a launch started outlives it, and nothing else is touched.
 
 A role may start processes of its own (torchrun its ranks, vLLM its engine core), in sessions of their own. Each inherits the launch's id
 in its environment; ending a role means ending its process group, and at the end every process that still carries the id. The launcher
@@ -12,6 +14,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,9 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.diagnostics import stacks
+from rlrun.diagnostics.crash import how
 from rlrun.local.plan import RoleProcess
-from rlrun.protocol.files.failures import telling_lines
+from rlrun.protocol.files.failures import read_error, telling_lines, volume_is_full
+from rlrun.runtime import exit_codes
 from rlrun.runtime.bounded_log import cut_back
+from rlrun.runtime.printable import printable
 from rlrun.runtime.processes import LAUNCH_VARIABLE, processes_with
 
 _PR_SET_PDEATHSIG = 1
@@ -165,3 +171,35 @@ def last_lines(log: Path, count: int = 15) -> list[str]:
             return telling_lines(file.read().decode(errors="replace"), count)
     except OSError:
         return []
+
+
+def first_cause(failed: Sequence[Running]) -> Running:
+    """First cause among roles that ended within one look: the one with an error report; else the first."""
+    return next((running for running in failed if read_error(running.spec.error_file.parent) is not None), failed[0])
+
+
+def exit_code_of(failed: Running, root: Path) -> int:
+    """The exit code of a run that a role's failure ended."""
+    said, code = read_error(failed.spec.error_file.parent), failed.process.returncode
+    if said is not None:
+        return said.code or exit_codes.FAILURE
+    if volume_is_full(root):
+        return exit_codes.STORAGE
+    return code if code is not None and 0 < code < 128 else exit_codes.FAILURE
+
+
+def explain_failure(failed: Running, root: Path) -> None:
+    """Print the failure on stderr."""
+    code = failed.process.returncode
+    print(f"\nerror: {failed.spec.name} {how(code) if code is not None else 'still runs'}", file=sys.stderr)
+    said = read_error(failed.spec.error_file.parent)
+    if said is not None:
+        first, *more = printable(str(said), lines=True).splitlines()
+        print("\n".join([f"  {first}", *(f"  | {line}" for line in more)]), file=sys.stderr)
+    elif volume_is_full(root):
+        print(f"  the volume of {root} is full (No space left on device); make space", file=sys.stderr)
+    else:
+        print("  its last lines:", file=sys.stderr)
+        for line in last_lines(failed.spec.log):
+            print(f"  | {line}", file=sys.stderr)
+    print(f"  its log: {failed.spec.log}", file=sys.stderr)

@@ -196,7 +196,7 @@ JUDGED: list[dict[str, Any]] = [
 NAMED: list[tuple[str, set[tuple[str | Elsewhere, int]]]] = [
     ("https://mlflow.example.org", {(OUTSIDE, 443)}),
     ("http://mlflow.example.org", {(OUTSIDE, 80)}),
-    ("https://user:word@mlflow.example.org:8443/mlflow", {(OUTSIDE, 8443)}),
+    ("https://mlflow.example.org:8443/mlflow", {(OUTSIDE, 8443)}),
     ("http://192.0.2.7:8443/v1", {(LITERAL, 8443)}),
     ("http://mlflow.tools.svc", IN_TOOLS),
     ("http://mlflow.tools.svc.cluster.local.:80", IN_TOOLS),

@@ -15,14 +15,13 @@ from rich.console import Console
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.roles import TRAINING_TASKS
-from rlrun.local.failure import exit_code
 from rlrun.local.farewell import Farewell
 from rlrun.local.measures import print_measures
 from rlrun.local.record import Recorder
 from rlrun.local.shared.gpu_meter import GpuMeter
 from rlrun.local.shared.gpus import Claim
 from rlrun.local.summary import print_summary
-from rlrun.local.supervisor import Running
+from rlrun.local.supervisor import Running, exit_code_of
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 
@@ -102,7 +101,7 @@ def conclude(call: Call, failed: Running | None, *, elapsed_seconds: float) -> i
         return farewell_of_signal(call)
     if failed:
         print("\n".join(["everything is stopped", *call.farewell(failed=True)]), file=sys.stderr)
-        return exit_code(failed, call.paths.root)
+        return exit_code_of(failed, call.paths.root)
     if call.trains:
         print_summary(call.console, call.paths.root, elapsed_seconds=elapsed_seconds, command=call.command)
     else:

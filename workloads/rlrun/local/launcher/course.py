@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlrun.config.models.run import RunConfig
-from rlrun.local.failure import explain, first_cause
 from rlrun.local.launcher.call import Call
 from rlrun.local.launcher.place import Place
 from rlrun.local.plan import RoleProcess
 from rlrun.local.record import Recorder
 from rlrun.local.shared.sharing import offer, shares, withdraw
-from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
+from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor, explain_failure, first_cause
 from rlrun.local.view import View, duration
 from rlrun.tracking.starter import SinkProcess, log_file
 
@@ -50,7 +49,7 @@ def play(
             failed = _watch(supervisor, view, call.interrupted, sink, recorder, shared=shared)
             view.update("")
         if failed:
-            explain(failed, call.paths.root)
+            explain_failure(failed, call.paths.root)
             print("stopping the other processes", file=sys.stderr)
         return failed
     finally:
