@@ -319,8 +319,8 @@ async def test_files_for_people_are_a_courtesy(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(metrics_file, "append_line", refuse)
-    monkeypatch.setattr(metrics_file, "write_bytes", refuse)
+    for write in ("append_line", "keep_metrics", "write_bytes"):
+        monkeypatch.setattr(metrics_file, write, refuse)
     evaluation = {"interval": 2, "num_tasks": 2}
     outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=4, evaluation=evaluation))
     assert outcome.code == exit_codes.OK

@@ -226,3 +226,11 @@ def test_cost_grows_with_the_length_of_a_text(unit: str) -> None:
 def test_key_of_a_mapping_is_cleaned() -> None:
     token = BY_KIND["hugging-face"].secret
     assert token not in json.dumps(redact.document({token: 1.0}, []))
+
+
+def test_folder_of_a_shell_is_no_secret() -> None:
+    known = redact.known_secrets({"PWD": "/work/project", "OLDPWD": "/work/other", "DB_PWD": "correct-horse"})
+    assert (
+        redact.text("read /work/project/run.yaml with correct-horse", known)
+        == f"read /work/project/run.yaml with {redact.REMOVED}"
+    )

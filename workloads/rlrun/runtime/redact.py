@@ -27,6 +27,8 @@ _NAMES = re.compile(
     r"|cookie|bearer|account[-_]?key|shared[-_]?key|signing[-_]?key|encryption[-_]?key|master[-_]?key|session[-_]?key|ssh[-_]?key|auth[-_]?key"
     r"|client[-_]?key|(?:^|[-_.])_?auth$|(?:^|[-_.])(?:dsn|jwt|psk|sas|netrc)$|webhook|[-_]signature$|connection[-_]?string|dockerconfig)"
 )
+_FOLDERS = ("PWD", "OLDPWD")
+"""Variables of shells with folders, whose names are also those of passwords."""
 _HARMLESS = re.compile(
     r"(?i)^(?:.*tokens?(?:[-_ ]?(?:per|id|ids|count|max|limit|budget|seconds|second).*)|(?:max|micro|min|completion|prompt|total|num|"
     r"batch|pad|eos|bos|stop|new|n)[-_a-z]*tokens?.*|tokenizer.*|tokens|.*/tokens|secret(?:s|name|keyref|ref)|imagepullsecrets|"
@@ -96,7 +98,7 @@ def known_secrets(environment: Mapping[str, str]) -> list[str]:
     """Values of secret variables as they are, in base64, in URLs and in JSON, longest first."""
     found: set[str] = set()
     for name, value in environment.items():
-        if is_secret(name) and len(value) >= _LEAST:
+        if is_secret(name) and name not in _FOLDERS and len(value) >= _LEAST:
             raw = value.encode(errors="surrogateescape")
             found |= {
                 value,
