@@ -169,10 +169,12 @@ print(json.dumps({
 """
 
 
-def test_isolated_environments_share_a_container_without_secrets(new_run: NewRun, stub_manifest: StubManifest) -> None:
-    apart = {"groupSize": 8, "isolation": "Container"}
+def test_environments_without_an_image_share_a_container_without_secrets(
+    new_run: NewRun, stub_manifest: StubManifest
+) -> None:
+    apart = {"groupSize": 8}
     shared = [{"id": "reverse-text", "variables": ["TEAM_A"], **apart}, {"id": "arithmetic", **apart}]
-    inside = {"id": "calculator", "groupSize": 8}
+    inside = {"id": "calculator", "groupSize": 8, "isolation": "Process"}
     env = [{"name": "TEAM_A", "value": "a"}, {"name": "TEAM_B", "value": "b"}]
     run = new_run(stub_manifest("shares", steps=1000, environments=[*shared, inside], orchestrator={"env": env}))
     run.apply()

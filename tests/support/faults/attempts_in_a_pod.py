@@ -16,6 +16,8 @@ import socket
 import stat
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -126,7 +128,7 @@ for _name, _folder, _file in (
     ("settings of the orchestrator's home", "/home/rlrun", ".netrc"),
     ("file in /tmp of the orchestrator", "/tmp", "trio.py"),
     ("file in /var/tmp", "/var/tmp", "trio.py"),
-    ("module among the installed packages", str(Path(os.__file__).parent / "site-packages"), "trio.py"),
+    ("module among the installed packages", str(Path(sysconfig.get_path("purelib"))), "trio.py"),
     ("module beside rlrun's own", "/opt/rlrun/lib", "trio.py"),
     ("file in /run", "/run", "planted"),
     ("socket's folder of another environment", "/run/rlrun-environments/0", "planted"),
@@ -170,7 +172,7 @@ def a_file_of_the_run() -> Path:
 
 @attempt("write: through a link of its own to a file of the run")
 def _link() -> object:
-    link = Path.home() / "link"
+    link = Path(tempfile.mkdtemp(), "link")
     link.symlink_to(a_file_of_the_run())
     try:
         with link.open("a"):
@@ -227,7 +229,7 @@ def _mount() -> object:
 
 @attempt("write: device file")
 def _device() -> object:
-    os.mknod(str(Path.home() / "disk"), stat.S_IFBLK | 0o600, os.makedev(254, 0))
+    os.mknod(f"{tempfile.mkdtemp()}/disk", stat.S_IFBLK | 0o600, os.makedev(254, 0))
     return "made a block device"
 
 
@@ -285,12 +287,13 @@ def _command_lines() -> object:
 
 @attempt("secret: descriptors that it inherited")
 def _inherited() -> object:
-    links = {}
+    links = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            links[entry.name] = str(entry.readlink())
-    odd = {n: link for n, link in links.items() if link.startswith("/") and not link.startswith(("/dev/", "/proc/"))}
-    odd = {n: link for n, link in odd.items() if not link.startswith((str(Path.home().parent), sys.prefix))}
+            links.append(str(entry.readlink()))
+    # Its own: the sign of life that it writes, its program and its private folder.
+    own = ("/dev/", "/proc/", "/memfd:rlrun-heartbeat", str(Path.home().parent), sys.prefix)
+    odd = [link for link in links if link.startswith("/") and not link.startswith(own)]
     if odd:
         return odd
     raise PermissionError(errno.EACCES, "pipes and devices only")

@@ -88,7 +88,8 @@ def test_a_run_writes_its_own_folder_and_has_it_made_before(above: str | None) -
     for role, pod in pods(ctx).items():
         assert written(ctx, role) == [own]
         first = pod["spec"]["initContainers"][0]
-        assert first["command"][-3:] == ["rlrun-pod", "make-folders", "/mnt/run"]
+        own_folder = [word for word in first["command"] if not word.startswith("/mnt/run/.huggingface/")]
+        assert own_folder[-3:] == ["rlrun-pod", "make-folders", "/mnt/run"]
         assert first["volumeMounts"] == [{"name": "data", "mountPath": "/mnt"} | ({"subPath": above} if above else {})]
         assert "env" not in first
         assert first.get("resources") == ({"limits": {"memory": "8Gi"}} if role == "trainer" else None)
@@ -160,7 +161,8 @@ IMAGES = [
 def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> None:
     ctx = context({"environments": IMAGES, "orchestrator": {"image": "mine:1"}})
     spec = pods(ctx)["orchestrator"]["spec"]
-    _, code, chain, sums = spec["initContainers"]
+    _, code, chain, sums, shared = spec["initContainers"]
+    assert shared["name"] == "environments"
     assert (code["image"], code["command"]) == ("mine:1", ["rlrun-pod", "share-code", "/run/rlrun-environments/code"])
     assert [(c["name"], c["image"], c["restartPolicy"]) for c in (chain, sums)] == [
         ("environment-1", "team/word-chain:3", "Always"),
@@ -175,7 +177,7 @@ def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> Non
         assert not [v for v in sidecar.get("env", ()) if "valueFrom" in v]
     assert [c["securityContext"].get("runAsUser") for c in (code, chain, sums)] == [None, 1002, 1003]
     plain = context({"environments": [{"id": "reverse-text"}]})
-    assert [c["name"] for c in pods(plain)["orchestrator"]["spec"]["initContainers"]] == ["folder"]
+    assert [c["name"] for c in pods(plain)["orchestrator"]["spec"]["initContainers"]] == ["folder", "environments"]
     assert "RLRUN_ENVIRONMENT_SOCKETS" not in str(pods(plain))
 
 
@@ -225,7 +227,7 @@ def test_containers_of_environments_share_nothing_that_can_be_written() -> None:
     storage = {"claimName": "team", "subPath": "exp", "mountPath": "/mnt/rl"}
     ctx = context({"environments": IMAGES, "storage": storage})
     spec = pods(ctx)["orchestrator"]["spec"]
-    _, _, chain, sums = spec["initContainers"]
+    _, _, chain, sums, _ = spec["initContainers"]
     main = container(ctx, "orchestrator")
 
     def writes(of: Any) -> set[str]:
@@ -237,6 +239,7 @@ def test_containers_of_environments_share_nothing_that_can_be_written() -> None:
     assert {m["name"] for m in main["volumeMounts"] if m["name"].startswith("environment")} == {
         "environment-1",
         "environment-2",
+        "environments",
     }
     assert [m for m in chain["volumeMounts"] if m["name"] == "data"] == []
     assert [m for m in sums["volumeMounts"] if m["name"] == "data"] == [

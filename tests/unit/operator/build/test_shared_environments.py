@@ -11,7 +11,7 @@ from rlrun_operator.render.shared_environments import split_resources
 from tests.unit.operator.build.examples import container, context, pods
 
 SOCKET = "/run/rlrun-environments/shared/socket"
-APART = {"id": "reverse-text", "isolation": "Container"}
+APART = {"id": "reverse-text"}
 TWENTY = [{"id": "reverse-text", "name": f"e{index}", "isolation": "Container"} for index in range(20)]
 
 
@@ -61,7 +61,6 @@ def test_shared_container_writes_nothing_that_another_container_reads_but_caches
 @pytest.mark.parametrize(
     "environments",
     [
-        [{"id": "reverse-text"}],
         [{"id": "reverse-text", "isolation": "Process"}],
         [{"id": "reverse-text", "image": "x:1", "isolation": "Container"}],
     ],
@@ -75,7 +74,7 @@ def test_pod_has_no_shared_container_if_no_environment_is_in_it(environments: li
 
 def test_pod_requests_as_much_as_with_one_container() -> None:
     asked = {"requests": {"cpu": "3", "memory": "5Gi"}, "limits": {"memory": "16Gi", "ephemeral-storage": "1001"}}
-    inside = [{"id": "reverse-text"}]
+    inside = [{"id": "reverse-text", "isolation": "Process"}]
     with_one = requests_of(orchestrator({"orchestrator": {"resources": asked}, "environments": inside}))
     with_two = requests_of(orchestrator({"orchestrator": {"resources": asked}}))
     assert with_two == with_one | {"ephemeral-storage": 1002.0}  # half a byte each

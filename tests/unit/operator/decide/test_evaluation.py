@@ -140,7 +140,7 @@ def test_a_volume_of_one_node_is_where_the_engines_are() -> None:
 def test_the_orchestrator_makes_the_tiny_model_and_that_it_cannot_is_told() -> None:
     kube = Kube(EVAL | {"model": {"tiny": {}}})
     pod = next(a.manifest for a in kube.decide().apply if a.manifest["kind"] == "Pod")
-    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["folder", "model"]
+    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["folder", "model", "environments"]
     kube.make_ready = False
     kube.settle()
     kube.tick()

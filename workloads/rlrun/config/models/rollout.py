@@ -276,8 +276,8 @@ class EnvironmentConfig(Config):
     image: ImageReference | None = None
     """Image of the environment's own container beside the orchestrator, with Python and pydantic; left out on one machine."""
     isolation: Literal["Container", "Process"] | None = None
-    """Place of its code in a cluster, without `image`. `Container`: a container of the orchestrator's pod that holds no secret, shared by
-    the run's environments. `Process` (default): the orchestrator's container."""
+    """Place of its code in a cluster, without `image`. `Container` (default): a container of the orchestrator's pod that holds no secret,
+    shared by the run's environments. `Process`: the orchestrator's container."""
     volume_paths: Annotated[list[VolumePath], Field(max_length=16)] = Field(default_factory=list)
     """Folders and files of the run's volume that the container of `image` may read, as paths below its mount; default: none."""
 
@@ -305,7 +305,7 @@ class EnvironmentConfig(Config):
     @property
     def shares_container(self) -> bool:
         """True if a cluster runs it in the container that environments without an image share."""
-        return self.image is None and self.isolation == "Container"
+        return self.image is None and self.isolation != "Process"
 
     @property
     def label(self) -> str:
