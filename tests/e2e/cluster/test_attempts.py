@@ -1,136 +1,35 @@
-"""Attempts of untrusted code on what is beside it, in the pods of a run: docs/security.md's rows on environments and on programs.
+"""Attempts of untrusted code in the pods of a run: docs/security.md's rows on environments and on programs of a model.
 
 `RLRUN_WRITE_ATTEMPTS=1 pytest tests/e2e/cluster/test_attempts.py` writes the table of `benchmarks/results/attempts.md` anew.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, deploy
+from tests.cluster import Cluster
 from tests.cluster.images import BuiltImage
-from tests.e2e.cluster.kube_run import ROOT, KubeRun
-
-NewRun = Callable[[dict[str, Any]], KubeRun]
-StubManifest = Callable[..., dict[str, Any]]
-Outcomes = Mapping[str, str]
+from tests.e2e.cluster.attempts import TABLE, check_outcomes, find_places, make_attempts, write_table
+from tests.e2e.cluster.kube_run import KubeRun
 
 pytestmark = pytest.mark.timeout(1200)
 
-MARK = "ATTEMPTS "
-PYTHON = "/opt/rlrun/bin/python"
-TABLE = ROOT / "benchmarks/results/attempts.md"
-OWN_PROCESSES = {"process: priority of another one", "process: processors of another one"}
-"""Without a process namespace of their own, processes of one user may do this to each other; no rule of Landlock refuses it."""
-OPEN: Mapping[str, set[str]] = {
-    "process": {
-        "write: mode of a file of the run",
-        "secret: descriptors that it inherited",  # the file of stacks, which all processes of a role write
-        *OWN_PROCESSES,
-    },
-    "shared": OWN_PROCESSES,
-    "own": {"write: file in /tmp of the orchestrator", "write: socket file in /tmp", *OWN_PROCESSES},  # its own /tmp
-    "sandbox": set(),
-}
-"""What each actor reaches: in the shared and in an own container the processes are those of the container."""
-_IN_SANDBOX = """
-import asyncio, json, pathlib, sys
-sys.path.insert(0, "/opt/faults")
-from attempts_in_a_pod import ATTEMPTS
-from rlrun.environments.rewards.code import CodeRunner
-program = pathlib.Path("/opt/faults/attempts_in_a_pod.py").read_text()
-places = json.loads(sys.argv[1])
-async def main():
-    runner, found = CodeRunner(), {}
-    for name in ATTEMPTS:
-        result = await runner.run(program, json.dumps({**places, "only": name}))
-        answer = json.loads(result.stdout).get(name) if result.outcome == "ok" else None
-        found[name] = answer or f"refused: the program was ended ({result.outcome})"
-    print(json.dumps(found))
-asyncio.run(main())
-"""
-
-
-def read_outcomes(run: KubeRun, name: str) -> Outcomes:
-    """Outcome of each attempt of an environment, from its log; empty before its first rollout."""
-    pod = run.pods("orchestrator")[0]["metadata"]["name"]
-    log = f"/data/{run.name}/logs/attempt_0001/orchestrator/environment-{name}.log"
-    lines = run.kubectl("exec", pod, "-c", "orchestrator", "--", "cat", log, check=False).splitlines()
-    found: Outcomes = next((json.loads(line.partition(MARK)[2]) for line in lines if MARK in line), {})
-    return found
-
-
-def try_in_sandbox(run: KubeRun, places: Mapping[str, Any]) -> Outcomes:
-    """Outcome of each attempt of a program that a model wrote."""
-    pod = run.pods("orchestrator")[0]["metadata"]["name"]
-    said = run.kubectl("exec", pod, "-c", "orchestrator", "--", PYTHON, "-c", _IN_SANDBOX, json.dumps(places))
-    found: Outcomes = json.loads(said)
-    return found
-
-
-def find_places(run: KubeRun, other: KubeRun, cluster: Cluster) -> dict[str, Any]:
-    """Arguments of the attempts: what somebody who knows the cluster would aim at."""
-    server = json.loads(cluster.kubectl("get", "endpointslice", "kubernetes", "-n", "default", "-o", "json"))
-    nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
-    operator = json.loads(cluster.kubectl("get", "pods", "-n", deploy.SYSTEM, "-o", "json"))["items"]
-    return {
-        "run": f"/data/{run.name}",
-        "trainer": f"{run.name}-trainer-0.{run.name}-trainer",
-        "inference": f"{run.name}-inference",
-        "operator": operator[0]["status"]["podIP"],
-        "node": next(a["address"] for a in nodes[0]["status"]["addresses"] if a["type"] == "InternalIP"),
-        "other_inference": other.pods("inference")[0]["status"]["podIP"],
-        "other_trainer": other.pods("trainer")[0]["status"]["podIP"],
-        "metadata": "169.254.169.254",
-        "api": server["endpoints"][0]["addresses"][0],
-        "api_port": server["ports"][0]["port"],
-        "namespace": run.namespace,
-    }
-
-
-def write_table(found: Mapping[str, Outcomes], file: Path) -> None:
-    """Write the outcomes behind the text of the page."""
-    head = "| attempt | `isolation: Process` | default: shared container | container of `image` | program of a model |"
-    rows = [
-        f"| {name} | {' | '.join(outcomes[name].partition(' (')[0][:110] for outcomes in found.values())} |"
-        for name in found["process"]
-    ]
-    before = file.read_text().partition(head)[0]
-    file.write_text("\n".join([before + head, "|---|---|---|---|---|", *rows, ""]))
-
 
 def test_untrusted_code_reaches_nothing_beside_it(
-    new_run: NewRun, stub_manifest: StubManifest, cluster: Cluster, images: Mapping[str, BuiltImage]
+    new_run: Callable[[dict[str, Any]], KubeRun],
+    stub_manifest: Callable[..., dict[str, Any]],
+    cluster: Cluster,
+    images: Mapping[str, BuiltImage],
 ) -> None:
     other = new_run(stub_manifest("aimed-at", steps=1000))
     other.apply()
     other.wait_step(1)
     run = new_run(stub_manifest("attempted", steps=1000))
-    places = find_places(run, other, cluster)
-    intruder = {"id": "intruder_in_a_pod:load", "groupSize": 8, "args": places}
-    run.document["spec"]["environments"] = [
-        intruder | {"name": "process", "isolation": "Process"},
-        intruder | {"name": "shared"},
-        intruder | {"name": "own", "image": images["stub"].reference, "python": PYTHON},
-    ]
-    run.apply()
-    run.wait_step(1)
-    found = {
-        name: run.wait(f"attempts of {name}", lambda name=name: read_outcomes(run, name), steps=True)
-        for name in ("process", "shared", "own")
-    }
-    found["sandbox"] = try_in_sandbox(run, places)
+    found = make_attempts(run, find_places(run, other, cluster), images["stub"].reference)
     if os.environ.get("RLRUN_WRITE_ATTEMPTS"):
         write_table(found, TABLE)
-    assert len(found["process"]) > 60
-    for actor, outcomes in found.items():
-        assert outcomes.keys() == found["process"].keys()
-        assert {name: outcome for name, outcome in outcomes.items() if "failed" in outcome} == {}, actor
-        reached = {name: outcome for name, outcome in outcomes.items() if outcome.startswith(("reached", "ended"))}
-        assert reached.keys() == OPEN[actor], (actor, reached)
+    check_outcomes(found)
