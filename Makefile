@@ -40,8 +40,10 @@ $(STAMP):
 
 # REGISTRY=registry.example.com/team pushes them there; KIND=kind loads them into that cluster. TAG and ACCELERATOR (here gpu by default) as well.
 IMAGES_FOR = $(if $(KIND),--kind $(KIND),--registry $(or $(REGISTRY),$(error name a registry: make images REGISTRY=registry.example.com/team, or a kind cluster: KIND=kind)))
+IMAGES_ACCELERATOR = $(if $(filter command line environment,$(origin ACCELERATOR)),$(ACCELERATOR),gpu)
+# RELEASE=1: bases by digest, and buildx's attestations beside each image.
 images: ## build the images, push them to REGISTRY or load them into KIND, and write images.yaml for Helm
-	python3 -m tools.images $(IMAGES_FOR) $(if $(TAG),--tag $(TAG)) --accelerator $(if $(filter command line environment,$(origin ACCELERATOR)),$(ACCELERATOR),gpu)
+	python3 -m tools.images $(IMAGES_FOR) $(if $(TAG),--tag $(TAG)) $(if $(RELEASE),--release) --accelerator $(IMAGES_ACCELERATOR)
 
 wheel: install ## the wheel, with charts, CRD and examples, in dist/
 	$(BIN)/uv build --quiet --wheel --out-dir dist .
@@ -143,4 +145,4 @@ lock: ## renew the lock files
 	echo wheel==0.45.1 | $(IMAGE_COMPILE) - -o requirements/images/flash-attention.txt
 
 clean: ## remove .venv and build output
-	rm -rf $(VENV) build dist images.yaml workloads/*.egg-info
+	rm -rf $(VENV) build dist images.yaml base-images.json workloads/*.egg-info

@@ -6,15 +6,19 @@ Needs Python, and docker or buildah; nothing of this project is installed for it
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.base_images import SCANNER, Base, attested_command, default_base, inspect_command, manifest_digest
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ("trainer", "inference", "operator")
@@ -28,6 +32,7 @@ KIND_TAG = "dev"
 KIND_VARIABLES = {"BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
 """Variables of a build for kind: an image with a provenance attestation cannot be loaded there (kubernetes-sigs/kind#3795)."""
 VALUES = "images.yaml"
+BASES = "base-images.json"
 
 
 class ImagesError(Exception):
@@ -56,12 +61,23 @@ def version() -> str:
     return found[1]
 
 
-def build_command(program: str, wanted: Wanted, image: str, revision: str) -> list[str]:
-    """The command that builds an image from this checkout."""
+def base_name(wanted: Wanted, image: str) -> str:
+    """What an image is built from, by tag."""
+    if wanted.accelerator == "cpu" and image != "operator":
+        return CPU_ARGUMENTS["BASE_IMAGE"]
+    return default_base((ROOT / f"Dockerfile.{image}").read_text())
+
+
+def build_command(program: str, wanted: Wanted, image: str, revision: str, base: Base | None = None) -> list[str]:
+    """The command that builds an image from this checkout, with a base from the digest of that."""
     arguments = {"VERSION": version(), "REVISION": revision}
     if wanted.accelerator == "cpu" and image != "operator":
         arguments |= CPU_ARGUMENTS
+    arguments |= {"BASE_IMAGE": base.pinned} if base else {}
     options = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    options += [
+        word for name, value in (base.labels() if base else {}).items() for word in ("--label", f"{name}={value}")
+    ]
     return [program, "build", "--file", f"Dockerfile.{image}", *options, "--tag", wanted.reference(image), "."]
 
 
@@ -102,6 +118,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"the Helm values that name them (default: {VALUES})",
     )
+    p.add_argument(
+        "--release",
+        action="store_true",
+        help=f"bases by digest ({BASES} names them), and buildx's provenance and SBOM beside each image; needs --registry",
+    )
     p.add_argument("--dry-run", action="store_true", help="print the commands instead")
     return p
 
@@ -112,7 +133,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     tag = options.tag or (KIND_TAG if options.kind else version())
     wanted = Wanted(options.registry, tag, options.accelerator, options.kind)
     try:
-        references = make(wanted, dry_run=options.dry_run)
+        if options.release:
+            references, bases = make_release(wanted, dry_run=options.dry_run)
+            if not options.dry_run:
+                options.output.with_name(BASES).write_text(json.dumps(bases, indent=2) + "\n")
+        else:
+            references = make(wanted, dry_run=options.dry_run)
         if not options.dry_run:
             options.output.write_text(values_text(references, local=wanted.kind is not None))
     except ImagesError as error:
@@ -155,6 +181,46 @@ def make(wanted: Wanted, *, dry_run: bool = False) -> dict[str, str]:
         )
         _run(bring, dry_run)
     return {image: _by_digest(program, wanted, image, dry_run) for image in IMAGES}
+
+
+def make_release(wanted: Wanted, *, dry_run: bool = False) -> tuple[dict[str, str], dict[str, object]]:
+    """Build and push every image with attestations, from bases whose digests are looked up once.
+
+    Returns:
+        The reference of each image by digest, and the content of base-images.json.
+
+    Raises:
+        ImagesError: a command failed, a digest is missing, or docker is.
+    """
+    if wanted.registry is None or shutil.which("docker") is None:
+        raise ImagesError("--release needs docker with buildx, and --registry; for other images leave it out")
+    revision = "unknown" if dry_run else _output(["git", "rev-parse", "HEAD"], otherwise="unknown")
+    names = {image: base_name(wanted, image) for image in IMAGES}
+    found = {name: Base(name, _manifest_digest(name, dry_run)) for name in dict.fromkeys([*names.values(), SCANNER])}
+    references = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for image in IMAGES:
+            metadata = Path(folder) / f"{image}.json"
+            build = build_command("docker", wanted, image, revision, found[names[image]])
+            _run(attested_command(build, found[SCANNER], str(metadata)), dry_run)
+            if not dry_run:
+                digest = _checked_digest(wanted.reference(image), metadata.read_text() if metadata.exists() else "")
+                references[image] = f"{wanted.reference(image).rpartition(':')[0]}@{digest}"
+    bases = {f"rlrun-{image}": found[name].recorded() for image, name in names.items()}
+    return references, {"images": bases, "scanner": found[SCANNER].recorded()}
+
+
+def _manifest_digest(name: str, dry_run: bool) -> str:
+    command = inspect_command(name)
+    print(f"$ {shlex.join(command)}", flush=True)
+    return "sha256:DIGEST" if dry_run else _checked_digest(name, _output(command, otherwise=""))
+
+
+def _checked_digest(name: str, printed: str) -> str:
+    try:
+        return manifest_digest(name, printed)
+    except ValueError as error:
+        raise ImagesError(f"{error}; check that docker buildx is installed and reaches the registry") from None
 
 
 def _by_digest(program: str, wanted: Wanted, image: str, dry_run: bool) -> str:
