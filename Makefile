@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) requirements/uv.txt pyproject.toml | sha256sum | cut -c1-16)
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: help install images wheel demo quickstart test test-full test-controllers lint cluster unit unit-operator unit-roles prepare-tests ui docs site lock clean
+.PHONY: help install images sbom wheel demo quickstart test test-full test-controllers lint cluster unit unit-operator unit-roles prepare-tests ui docs site lock clean
 
 # The first target: plain `make` changes nothing.
 help: ## this list
@@ -44,6 +44,10 @@ IMAGES_ACCELERATOR = $(if $(filter command line environment,$(origin ACCELERATOR
 # RELEASE=1: bases by digest, and buildx's attestations beside each image.
 images: ## build the images, push them to REGISTRY or load them into KIND, and write images.yaml for Helm
 	python3 -m tools.images $(IMAGES_FOR) $(if $(TAG),--tag $(TAG)) $(if $(RELEASE),--release) --accelerator $(IMAGES_ACCELERATOR)
+
+# RELEASE=1 also names the digests that `make images RELEASE=1` wrote.
+sbom: ## SPDX documents of the images, from the lock files, in dist/sbom/
+	python3 -m tools.sbom --output-dir dist/sbom $(if $(RELEASE),--values images.yaml --bases base-images.json) --accelerator $(IMAGES_ACCELERATOR)
 
 wheel: install ## the wheel, with charts, CRD and examples, in dist/
 	$(BIN)/uv build --quiet --wheel --out-dir dist .
