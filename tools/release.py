@@ -18,6 +18,7 @@ VERSIONS = {
 }
 """Where the version stands: file -> what finds it there."""
 _VALUE = re.compile(r"^\s*(?:image|\w+): (\S+/\S+)$", re.MULTILINE)
+_BY_DIGEST = re.compile(r"\S+/[a-z0-9-]+@sha256:[0-9a-f]{64}")
 _PUSHED = re.compile(r"^Pushed: (\S+?)(?::[^:/\s]+)?\nDigest: (sha256:[0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -32,20 +33,29 @@ def disagreements(tag: str, root: Path = ROOT) -> list[str]:
     return found
 
 
-def digests(values: str, pushed: str) -> list[str]:
-    """References by digest of the images in a file of Helm values and of the charts that helm says it has pushed.
+def image_digests(values: str) -> list[str]:
+    """References by digest of the images in a file of Helm values.
 
     Raises:
-        ValueError: an image has no digest, or no chart was pushed.
+        ValueError: an image has no digest.
     """
     images = _VALUE.findall(values)
-    without = [image for image in images if "@sha256:" not in image]
+    without = [image for image in images if _BY_DIGEST.fullmatch(image) is None]
     if without or not images:
         raise ValueError(f"no digest of {', '.join(without) or 'any image'}: it was not pushed by docker")
+    return images
+
+
+def chart_digests(pushed: str) -> list[str]:
+    """References by digest of the charts in the output of `helm push`.
+
+    Raises:
+        ValueError: no chart was pushed.
+    """
     charts = [f"{name}@{digest}" for name, digest in _PUSHED.findall(pushed)]
     if not charts:
         raise ValueError("helm has pushed no chart")
-    return [*images, *charts]
+    return charts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,16 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="refuse a tag whose version is not everywhere")
     check.add_argument("--tag", required=True)
-    listed = commands.add_parser("digests", help="print what is to be signed")
-    listed.add_argument("--values", type=Path, required=True)
-    listed.add_argument("--charts", type=Path, required=True)
+    listed = commands.add_parser("digests", help="print what is to be signed, images or charts")
+    source = listed.add_mutually_exclusive_group(required=True)
+    source.add_argument("--values", type=Path, help="images.yaml")
+    source.add_argument("--charts", type=Path, help="the output of helm push")
     options = parser.parse_args(argv)
     if options.command == "check":
         found = disagreements(options.tag)
         print("\n".join(found) or f"{options.tag}: all versions agree", file=sys.stderr)
         return 1 if found else 0
     try:
-        print("\n".join(digests(options.values.read_text(), options.charts.read_text())))
+        found = (
+            image_digests(options.values.read_text()) if options.values else chart_digests(options.charts.read_text())
+        )
+        print("\n".join(found))
     except ValueError as error:
         print(f"tools.release: {error}", file=sys.stderr)
         return 1

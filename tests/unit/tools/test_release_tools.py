@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from tools import images, release
+from tools.base_images import SCANNER, Base, attested_command, default_base, manifest_digest
 from tools.images import Wanted, build_command, values_text
 
 ROOT = Path(__file__).parents[3]
@@ -55,14 +57,62 @@ def test_ci_runs_what_every_submission_runs_and_a_release_runs_it_first() -> Non
     assert published["jobs"]["ci"]["uses"] == "./.github/workflows/ci.yaml"
     assert published["jobs"]["images-and-charts"]["needs"] == "ci"
     assert published["jobs"]["sign"]["needs"] == "images-and-charts"
-    assert published["jobs"]["wheel"]["needs"] == published["jobs"]["site"]["needs"] == "sign"
-    builder = published["jobs"]["images-and-charts"]
-    assert "id-token" not in builder["permissions"], "images are built where the workflow's identity cannot be used"
-    signer = [step.get("run", "") for step in published["jobs"]["sign"]["steps"]]
-    assert not any(
-        "make" in run or "checkout" in step.get("uses", "")
-        for run, step in zip(signer, published["jobs"]["sign"]["steps"], strict=True)
-    )
+    assert published["jobs"]["build-wheel"]["needs"] == "ci"
+    assert published["jobs"]["wheel"]["needs"] == ["sign", "build-wheel"]
+    assert published["jobs"]["site"]["needs"] == "sign"
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_no_job_that_builds_has_an_identity(file: Path) -> None:
+    for name, job in yaml.safe_load(file.read_text())["jobs"].items():
+        commands = "\n".join(step.get("run", "") for step in job.get("steps", ()))
+        assert isinstance(job.get("permissions", {}), dict), f"{name}: write-all is an identity as well"
+        if re.search(r"\bmake\b|\bbuild\b|python3? -m (?!venv)|bash |\bhelm package", commands):
+            assert "id-token" not in job.get("permissions", {}), f"{name} builds, and can use the workflow's identity"
+
+
+HANDED_OVER = {"sign": ("images-and-charts", "sbom-sha256"), "wheel": ("build-wheel", "sha256")}
+
+
+@pytest.mark.parametrize("name", HANDED_OVER)
+def test_what_is_signed_was_compared_with_the_builders_digest(name: str) -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
+    assert {name for name, job in jobs.items() if "id-token" in job.get("permissions", {})} == set(HANDED_OVER)
+    builder, output = HANDED_OVER[name]
+    step = re.fullmatch(r"\$\{\{ steps\.(\w+)\.outputs\.sha256 \}\}", jobs[builder]["outputs"][output])
+    assert step is not None
+    (made,) = [entry["run"] for entry in jobs[builder]["steps"] if entry.get("id") == step[1]]
+    (archive,) = re.findall(r"sha256=\$\(sha256sum (\S+\.tar) ", made)
+    (upload,) = [entry["with"] for entry in jobs[builder]["steps"] if "upload-artifact" in entry.get("uses", "")]
+    steps_ = jobs[name]["steps"]
+    (download,) = [number for number, entry in enumerate(steps_) if "download-artifact" in entry.get("uses", "")]
+    assert upload["path"] == archive
+    assert steps_[download]["with"] == {"name": upload["name"]}
+    check = steps_[download + 1]
+    assert check["env"]["SHA256"] == f"${{{{ needs.{builder}.outputs.{output} }}}}"
+    assert check["run"].startswith(f'echo "$SHA256  {archive}" | sha256sum --check --strict\n')
+    signing = [number for number, entry in enumerate(steps_) if re.search("cosign (sign|attest)", entry.get("run", ""))]
+    assert signing
+    assert min(signing) > download + 1, "checked before it is signed"
+    attested = [number for number, entry in enumerate(steps_) if "attest-build-provenance" in entry.get("uses", "")]
+    assert attested
+    assert min(attested) > download + 1
+
+
+def test_the_release_signs_and_attests_everything_that_it_publishes() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
+    commands = {name: "\n".join(step.get("run", "") for step in job.get("steps", ())) for name, job in jobs.items()}
+    assert "make images RELEASE=1" in commands["images-and-charts"]
+    assert "make sbom RELEASE=1" in commands["images-and-charts"]
+    assert "--driver docker-container" in commands["images-and-charts"], "docker's own builder makes no attestations"
+    assert "for reference in $IMAGES $CHARTS; do cosign sign --yes" in commands["sign"]
+    assert "cosign attest --yes --type spdxjson --predicate" in commands["sign"]
+    assert "checkout" not in str(jobs["sign"]["steps"])
+    assert "cosign sign-blob" in commands["wheel"]
+    assert "cosign attest-blob --yes --type spdxjson" in commands["wheel"]
+    assert "--trusted-publishing always" in commands["wheel"]
+    for name in HANDED_OVER:
+        assert jobs[name]["permissions"]["attestations"] == "write"
 
 
 def test_images_are_built_for_gpus_unless_told() -> None:
@@ -94,6 +144,93 @@ def test_the_values_are_those_of_the_chart() -> None:
     assert local["images"].keys() <= chart["images"].keys()
 
 
+def test_a_release_is_built_from_bases_by_digest() -> None:
+    wanted = Wanted("r.example.com/team", "1.2", "gpu", None)
+    base = Base("nvidia/cuda:13.0", DIGEST)
+    built = build_command("docker", wanted, "trainer", "abc", base)
+    assert f"BASE_IMAGE=nvidia/cuda@{DIGEST}" in built
+    assert "org.opencontainers.image.base.name=docker.io/nvidia/cuda:13.0" in built
+    assert f"org.opencontainers.image.base.digest={DIGEST}" in built
+    assert not [word for word in build_command("docker", wanted, "trainer", "abc") if "base" in word.lower()]
+    released = attested_command(built, Base("a/scanner:1", DIGEST), "made.json")
+    assert released[:4] == ["docker", "buildx", "build", "--push"]
+    assert {"--provenance=mode=max", f"--sbom=generator=a/scanner@{DIGEST}"} <= set(released)
+    assert released[released.index("--metadata-file") + 1] == "made.json"
+    assert released[-len(built) + 2 :] == built[2:]
+    cpu = Wanted("r.example.com/team", "1.2", "cpu", None)
+    assert images.base_name(cpu, "trainer") == images.CPU_ARGUMENTS["BASE_IMAGE"]
+    for image in images.IMAGES:
+        text = (ROOT / f"Dockerfile.{image}").read_text()
+        assert images.base_name(wanted, image) in text
+        assert [line for line in re.findall(r"^FROM (\S+)", text, re.MULTILINE) if "$" in line] == ["${BASE_IMAGE}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "full", "pinned"),
+    [
+        ("debian:bookworm-slim", "docker.io/library/debian:bookworm-slim", "debian"),
+        ("debian", "docker.io/library/debian:latest", "debian"),
+        ("nvidia/cuda:13", "docker.io/nvidia/cuda:13", "nvidia/cuda"),
+        ("r.example.com:5000/a/b:1", "r.example.com:5000/a/b:1", "r.example.com:5000/a/b"),
+        ("localhost/a", "localhost/a:latest", "localhost/a"),
+    ],
+)
+def test_a_base_has_a_full_name_and_a_digest(name: str, full: str, pinned: str) -> None:
+    base = Base(name, DIGEST)
+    assert (base.full_name, base.pinned) == (full, f"{pinned}@{DIGEST}")
+
+
+@pytest.mark.parametrize("printed", ["", "null", "[]", "{}", '{"digest": "sha256:0"}', '{"digest": 7}', "<no value>"])
+def test_an_answer_without_a_digest_is_refused(printed: str) -> None:
+    assert manifest_digest("a", json.dumps({"digest": DIGEST})) == DIGEST
+    assert manifest_digest("a", json.dumps({"containerimage.digest": DIGEST})) == DIGEST
+    with pytest.raises(ValueError, match="no digest of debian:1"):
+        manifest_digest("debian:1", printed)
+
+
+def test_a_release_looks_up_each_base_once_and_records_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked, run = [], []
+
+    def answer(command: list[str], *, otherwise: str) -> str:
+        asked.append(command[-1])
+        return "abc" if command[0] == "git" else json.dumps({"digest": "sha256:" + f"{len(asked)}" * 64})
+
+    def build(command: list[str], dry_run: bool, variables: object = None) -> None:
+        run.append(command)
+        Path(command[command.index("--metadata-file") + 1]).write_text(json.dumps({"containerimage.digest": DIGEST}))
+
+    monkeypatch.setattr(images, "_output", answer)
+    monkeypatch.setattr(images, "_run", build)
+    monkeypatch.setattr(images.shutil, "which", lambda name: f"/usr/bin/{name}")
+    written = tmp_path / "images.yaml"
+    assert images.main(["--registry", "ghcr.io/rlrun", "--release", "--tag", "1.2", "--output", str(written)]) == 0
+    cuda = default_base((ROOT / "Dockerfile.trainer").read_text())
+    assert asked == ["HEAD", cuda, "debian:bookworm-slim", SCANNER]
+    assert release.image_digests(written.read_text()) == [
+        f"ghcr.io/rlrun/rlrun-{image}@{DIGEST}" for image in ("operator", "trainer", "inference")
+    ]
+    recorded = json.loads((tmp_path / images.BASES).read_text())
+    assert recorded["images"]["rlrun-trainer"] == {"name": f"docker.io/{cuda}", "digest": "sha256:" + "2" * 64}
+    assert recorded["images"]["rlrun-trainer"] == recorded["images"]["rlrun-inference"]
+    assert recorded["images"]["rlrun-operator"]["digest"] == "sha256:" + "3" * 64
+    assert recorded["scanner"] == {"name": f"docker.io/{SCANNER}", "digest": "sha256:" + "4" * 64}
+    for command in run:
+        assert next(word for word in command if word.startswith("BASE_IMAGE=")).count("@sha256:") == 1
+
+
+def test_a_release_without_a_digest_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(images, "_output", lambda command, *, otherwise: otherwise)
+    monkeypatch.setattr(images.shutil, "which", lambda name: f"/usr/bin/{name}")
+    written = tmp_path / "images.yaml"
+    assert images.main(["--registry", "ghcr.io/rlrun", "--release", "--output", str(written)]) == 1
+    assert "buildx gave no digest of nvidia/cuda" in capsys.readouterr().err
+    assert images.main(["--kind", "kind", "--release", "--output", str(written)]) == 1
+    assert "--release needs docker with buildx, and --registry" in capsys.readouterr().err
+    assert not written.exists()
+
+
 def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(images.shutil, "which", lambda name: None)
     assert images.main(["--registry", "r.example.com", "--dry-run"]) == 1
@@ -109,14 +246,15 @@ def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_what_is_signed_has_a_digest() -> None:
     values = values_text({image: f"ghcr.io/rlrun/rlrun-{image}@{DIGEST}" for image in images.IMAGES}, local=False)
     pushed = f"Pushed: ghcr.io/rlrun/charts/rlrun-operator:0.1.0\nDigest: {DIGEST}\n"
-    assert release.digests(values, pushed) == [
-        *(f"ghcr.io/rlrun/rlrun-{image}@{DIGEST}" for image in ("operator", "trainer", "inference")),
-        f"ghcr.io/rlrun/charts/rlrun-operator@{DIGEST}",
+    assert release.image_digests(values) == [
+        f"ghcr.io/rlrun/rlrun-{image}@{DIGEST}" for image in ("operator", "trainer", "inference")
     ]
-    with pytest.raises(ValueError, match=r"no digest of ghcr.io/rlrun/rlrun-operator:1"):
-        release.digests(values.replace(f"operator@{DIGEST}", "operator:1"), pushed)
+    assert release.chart_digests(pushed) == [f"ghcr.io/rlrun/charts/rlrun-operator@{DIGEST}"]
+    for other in ("operator:1", "operator@sha256:0", f"operator:1@{DIGEST}"):
+        with pytest.raises(ValueError, match=rf"no digest of ghcr.io/rlrun/rlrun-{other}"):
+            release.image_digests(values.replace(f"operator@{DIGEST}", other))
     with pytest.raises(ValueError, match="helm has pushed no chart"):
-        release.digests(values, "")
+        release.chart_digests("")
 
 
 def test_the_version_stands_everywhere() -> None:
