@@ -128,6 +128,8 @@ TESTS: Mapping[str, str] = {
 REASONS: Mapping[str, str] = {
     r"git clone <this repository> && cd rlrun": "the address is the reader's",
     r"docker build .*": "needs a builder of images and a network; tests/unit/images looks at the files",
+    r"(IDENTITY|ISSUER|IMAGE|WHEEL)=.*": "names for the commands below them",
+    r"cosign verify.*|gh attestation verify .*|docker buildx imagetools inspect .*": "needs a release, and there is none yet",
     r"kind .*": "needs Docker; the tests' clusters are made without",
     r"kubectl (-n team-a )?(create namespace|create secret|label namespace) .*": "Kubernetes' own: nothing of it is ours",
     r"kubectl -n team-a label pvc NAME-data .*|kubectl -n rlrun-system scale deployment/rlrun-operator .*": (
