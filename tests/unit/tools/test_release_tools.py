@@ -46,6 +46,9 @@ def test_a_workflow_names_what_there_is(file: Path) -> None:
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
     for path in re.findall(r"(?:bash|helm package) ((?:[\w./-]+ ?)+)", commands):
         assert all((ROOT / word).exists() for word in path.split() if "/" in word), path
+    for step in steps(workflow):
+        if "| tee" in step.get("run", ""):
+            assert "set -o pipefail" in step["run"], "a runner's bash ends with the status of tee"
     assert "${{" not in commands, "values reach a shell by variables, so that none is read as a command"
 
 
