@@ -293,7 +293,7 @@ def test_who_has_a_container_is_asked_there_and_only_in_a_pod() -> None:
     assert [host_of(both, i, in_pod) for i in (0, 1)] == [None, Path("/run/e/1/socket")]
     assert [host_of(both, i, {}) for i in (0, 1)] == [None, None]
     shared = {SHARED_SOCKET_VARIABLE: "/run/s"} | in_pod
-    three = [EnvironmentConfig(id="a", isolation="Container"), *both]
+    three = [EnvironmentConfig(id="a"), EnvironmentConfig(id="c", isolation="Process"), both[1]]
     assert [host_of(three, i, shared) for i in (0, 1, 2)] == [Path("/run/s"), None, Path("/run/e/2/socket")]
     assert host_of(three, 0, in_pod) is None
 
