@@ -39,6 +39,18 @@ def words(script: str, **environment: str) -> list[str]:
             ["x.v=2"],
         ),
         ('if [ "${V:-1}" != 0 ]; then L=(uv run python3); else L=(python3); fi\n"${L[@]}" -m m x.a=1', ["x.a=1"]),
+        (
+            'M="x.m=1 +x.n=2"\nA="x.a=1"\nB="$A $M"\nC="${A} ${M}"'
+            + START
+            + '$B y.b=1 $C y.c="$A  $M" y.d="$A\t$((1 + 1)) $M"',
+            ["x.a=1", "x.m=1", "+x.n=2", "y.b=1"]
+            + ["x.a=1", "x.m=1", "+x.n=2"]
+            + ["y.c=x.a=1  x.m=1 +x.n=2", "y.d=x.a=1\t2 x.m=1 +x.n=2"],
+        ),
+        (
+            'A="x.a=1"\nB="$A \\\n  $A"\nif [ "$A ${A#x}" = "x.a=1 .a=1" ]; then v=1; fi' + START + 'x.b="$B" x.v=$v',
+            ["x.b=x.a=1   x.a=1", "x.v=1"],
+        ),
         ("case $HOME in\n /ro*|b) v=1 ;;\n *) v=2; exit 1 ;;\nesac" + START + "x.v=$v", ["x.v=1"]),
         ('[ -z "$N" ] && v=none || v=some' + START + "x.v=$v", ["x.v=none"]),
         ('cat > f.py << EOF\nx = "unclosed\nEOF\n' + START + "x.a=1 2>&1 | tee log", ["x.a=1"]),

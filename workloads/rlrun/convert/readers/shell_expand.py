@@ -37,6 +37,8 @@ _IN_QUOTES = re.compile(r'\\([$`"\\\n])')
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
 _QUOTES = ("string", "translated_string")
 _SUBSTITUTIONS = ("command_substitution", "process_substitution")
+_EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", *_SUBSTITUTIONS)
+_BLANKS = re.compile(r"(\s|\\\n)*")
 _REPLACING = ("/", "//", "/#", "/%")
 _REMOVING = ("#", "##", "%", "%%")
 _DEFAULTS = (":-", "-", ":=", "=", ":?", "?", ":+", "+")
@@ -111,6 +113,12 @@ def source_of(node: Node) -> str:
     return (node.text or b"").decode("utf-8", "replace")
 
 
+def _blanks_before(node: Node) -> str:
+    """Return the blanks between two expansions in quotes: tree-sitter-bash (0.25) gives them to the second one."""
+    found = _BLANKS.match(source_of(node)) if node.type in _EXPANSIONS else None
+    return found[0] if found is not None else ""
+
+
 def pieces(node: Node) -> Iterator[Node | str]:
     """Yield the children of a node, and the text between them, which the grammar leaves out."""
     text, at = node.text or b"", node.start_byte
@@ -179,6 +187,8 @@ class _Word:
             if isinstance(part, str):
                 self.add(_IN_QUOTES.sub(lambda match: "" if match[1] == "\n" else match[1], part))
             else:
+                if blanks := _blanks_before(part):
+                    self.add(blanks.replace("\\\n", ""))
                 self.add_node(part, quoted=True)
 
     def _add_arithmetic(self, node: Node) -> None:
@@ -251,7 +261,7 @@ class _Word:
     def _parameter(self, node: Node) -> list[str]:
         """The value of `$name` or `${name...}`."""
         if node.type == "simple_expansion":
-            return self._read(source_of(node)[1:])
+            return self._read(source_of(node).removeprefix(_blanks_before(node))[1:])
         parts = [part for part in pieces(node) if isinstance(part, str) or part.type not in ("${", "}")]
         lead = ""
         if parts and not isinstance(parts[0], str) and parts[0].type in ("#", "!"):
@@ -333,7 +343,7 @@ class _Word:
 
 def _arithmetic_of(node: Node) -> Node | None:
     """Arithmetic behind `:-`, which the grammar reads as the output of a command in parentheses; None: it is one."""
-    text = source_of(node)
+    text = source_of(node).removeprefix(_blanks_before(node))
     if not (text.startswith("$((") and text.endswith("))")):
         return None
     import tree_sitter_bash
