@@ -30,6 +30,7 @@ def words(script: str, **environment: str) -> list[str]:
         ("f=\"['$HOME/a', '$HOME/b']\"" + START + 'x.f="$f"', ["x.f=['/root/a', '/root/b']"]),
         (START + "x.l=['a','b'] y.l='[\"a\"]'", ["x.l=[a,b]", 'y.l=["a"]']),
         ("A=(\n  x.a=1 # why\n  x.b='2 3'\n)\nA+=(x.c=3)" + START + '"${A[@]}"', ["x.a=1", "x.b=2 3", "x.c=3"]),
+        (START + "x.a=1 \\\n  x.b=2 \\", ["x.a=1", "x.b=2"]),
         ("E=()" + START + '"${E[@]}" x.a=1 "$@" $1', ["x.a=1"]),
         ('C="\n  x.a=1 \\\n  x.b=2"\nD="${C//x./y.}"' + START + "$C $D", ["x.a=1", "x.b=2", "y.a=1", "y.b=2"]),
         (
@@ -43,9 +44,17 @@ def words(script: str, **environment: str) -> list[str]:
             'M="x.m=1 +x.n=2"\nA="x.a=1"\nB="$A $M"\nC="${A} ${M}"'
             + START
             + '$B y.b=1 $C y.c="$A  $M" y.d="$A\t$((1 + 1)) $M"',
-            ["x.a=1", "x.m=1", "+x.n=2", "y.b=1"]
-            + ["x.a=1", "x.m=1", "+x.n=2"]
-            + ["y.c=x.a=1  x.m=1 +x.n=2", "y.d=x.a=1\t2 x.m=1 +x.n=2"],
+            [
+                "x.a=1",
+                "x.m=1",
+                "+x.n=2",
+                "y.b=1",
+                "x.a=1",
+                "x.m=1",
+                "+x.n=2",
+                "y.c=x.a=1  x.m=1 +x.n=2",
+                "y.d=x.a=1\t2 x.m=1 +x.n=2",
+            ],
         ),
         (
             'A="x.a=1"\nB="$A \\\n  $A"\nif [ "$A ${A#x}" = "x.a=1 .a=1" ]; then v=1; fi' + START + 'x.b="$B" x.v=$v',

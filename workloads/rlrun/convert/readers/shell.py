@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _SETTING = re.compile(r"(\+\+|\+|~)?[A-Za-z_][\w./@-]*(\[[^=]*\])?=", re.DOTALL)
 _BRACKET = re.compile(r"(\$\{\w+(?:%%?|##?))\]")
 """A `]` at the start of a pattern, which tree-sitter-bash (0.25) cannot read without quotes."""
+_LAST_LINE = re.compile(r"\\\s*\Z")
+"""A backslash that joins the last line of a script to none, which a shell permits."""
 _STEPS = 30_000
 _CALLS = 20
 _OTHER_PROGRAMS = frozenset(
@@ -142,7 +144,7 @@ def _parse(text: str, source: str, line: int = 0) -> Node:
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
-    readable = _BRACKET.sub(r'\1"]"', text)
+    readable = _LAST_LINE.sub("\n", _BRACKET.sub(r'\1"]"', text))
     root = Parser(Language(tree_sitter_bash.language())).parse(readable.encode()).root_node
     if root.has_error:
         wrong = _error_in(root)
