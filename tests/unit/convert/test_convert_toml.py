@@ -186,3 +186,31 @@ def test_missing_number_of_steps_is_reported_with_the_default(steps: str) -> Non
     reported = [notice for notice in converted.notices if "max_steps" in str(notice)]
     assert bool(reported) is not bool(steps)
     assert steps or f"{spec.max_steps} steps" in str(reported[0])
+
+
+def test_a_file_of_rl_with_unknown_keys_is_named_as_one() -> None:
+    unknown = write(BASE + "a1 = 1\n[trainer]\nb1 = 1\nb2 = 1\nb3 = 1\n[orchestrator.train]\nc1 = 1\n", "unknown.toml")
+    with pytest.raises(ConfigError) as refused:
+        convert_toml([unknown])
+    assert "no run" not in str(refused.value)
+    assert "orchestrator.train.c1: unknown field" in str(refused.value)
+    part = write("batch_size = 2\nb1 = 1\nb2 = 1\n[model.client]\nb3 = 1\n[[train.env]]\nname = 'x'\n", "part.toml")
+    with pytest.raises(ConfigError, match="the orchestrator's part alone is no run"):
+        convert_toml([part])
+
+
+@pytest.mark.parametrize("kind", ["rae", "sft", "gae"])
+def test_a_part_with_an_algorithm_alone_is_refused_for_that_alone(kind: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        convert_toml([write(f"[orchestrator.train.algo]\ntype = '{kind}'\n")])
+    assert [one.path for one in refused.value.problems] == ["orchestrator.train.algo.type"]
+
+
+def test_a_gate_of_zero_advantages_is_a_filter_and_others_are_refused() -> None:
+    source = "[[orchestrator.train.source]]\nname = 'a'\nenv.taskset.id = 'b'\n"
+    gate = "curriculum = {{ gates = {{ low = {{ type = 'advantage_range'{} }} }} }}\n"
+    found = convert_toml([write(source + gate.format(""))])
+    assert "zeroVariance: true  # orchestrator.train.source[0].curriculum.gates=" in found.text
+    for text in (gate.format(", reject_max = 0.05"), "curriculum = { sampler = { type = 'difficulty_pool' } }\n"):
+        with pytest.raises(ConfigError, match=r"curriculum\.(gates|sampler): .*(zeroVariance|curriculum\.easy)"):
+            convert_toml([write(source + text)])

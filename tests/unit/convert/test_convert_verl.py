@@ -58,6 +58,14 @@ def test_lengths() -> None:
     assert spec({"data.max_prompt_length": 100, R + "response_length": 300}).sampling.max_tokens == 300
 
 
+def test_arguments_of_the_chat_template_are_those_of_the_run() -> None:
+    start = "data.apply_chat_template_kwargs"
+    found = spec({f"{start}.reasoning_effort": "medium", f"{start}.style.form": "xml"})
+    assert found.sampling.chat_template_arguments == {"reasoning_effort": "medium", "style": {"form": "xml"}}
+    assert spec({start: {"enable_thinking": False}}).sampling.chat_template_arguments == {"enable_thinking": False}
+    assert spec({start: {}}).sampling.chat_template_arguments == {}
+
+
 def test_epochs_become_steps_where_the_rows_are_known() -> None:
     epochs = {"trainer.total_training_steps": ..., "trainer.total_epochs": 15, "data.train_batch_size": 100}
     assert spec(epochs, rows=1050).max_steps == 150

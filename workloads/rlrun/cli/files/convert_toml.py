@@ -42,6 +42,8 @@ _FOLDER = "the run's folder is <storage.mountPath>/<name>"
 _CLIENT = (
     "a manifest's run starts its engines; the command asks other servers: rlrun eval run.yaml --client.base-url URL"
 )
+_OF_RL = frozenset({"train", "algo", "env", "eval", "val", "advantage", "buffer"})
+"""Tables of theirs below `orchestrator`, which `sft` and `eval` do not have."""
 _OF_COMMANDS = ("name", "output_dir", "client")
 """Fields of a run on this machine that a manifest's specification has not."""
 
@@ -106,8 +108,10 @@ def _no_manifest(path: Path, document: Document) -> Document:
 
 def _command(documents: _Documents) -> str:
     """The command that the files are of: the one that knows most of their keys."""
-    if any(role is not None for role, *_ in documents):
+    if any(role is not None for role, *_ in documents) or any(_is_of_rl(document) for *_, document in documents):
         return "rl"
+    if len(documents) == 1 and _is_of_orchestrator(documents[0][2]):
+        return "orchestrator"
     unknown: dict[str, int] = {}
     sources = False
     for command, model in MODELS.items():
@@ -119,6 +123,18 @@ def _command(documents: _Documents) -> str:
     if sources and unknown["sft"] <= min(unknown.values()):
         return "sft"
     return _fewest(unknown | _of_roles(documents))
+
+
+def _is_of_rl(document: Document) -> bool:
+    """True for a table that files of `rl` alone have, however many of their other keys are unknown here."""
+    orchestrator = document.value.get("orchestrator") if isinstance(document.value, dict) else None
+    return isinstance(orchestrator, dict) and not _OF_RL.isdisjoint(orchestrator)
+
+
+def _is_of_orchestrator(document: Document) -> bool:
+    """True for the orchestrator's own file, which has the table `train` at its root."""
+    train = document.value.get("train") if isinstance(document.value, dict) else None
+    return isinstance(train, dict) and not {"env", "source", "sampling", "algo"}.isdisjoint(train)
 
 
 def _of_roles(documents: _Documents) -> dict[str, int]:

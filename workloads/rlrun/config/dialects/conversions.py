@@ -282,6 +282,21 @@ def filters(value: object, target: str) -> Iterator[Effect]:
             yield Refuse(f"there is no filter {shown(kind)} here; known: zero_advantage, gibberish, repetition")
 
 
+def gates(value: object, target: str) -> Iterator[Effect]:
+    """Named gates of a curriculum, each with its type; a group whose advantages are all 0 is replaced by another one."""
+    if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
+        yield Refuse(f"got {shown(value)}, expected tables by name")
+        return
+    for name, one in value.items():
+        bounds = (one.get("reject_min", 0), one.get("reject_max", 0))
+        if one.get("type", "advantage_range") == "advantage_range" and bounds == (0, 0):
+            yield Set(target, True)
+        else:
+            yield Refuse(
+                f"gate {name}: there is none of that kind: algorithm.filters.zeroVariance leaves out groups of equal rewards"
+            )
+
+
 def custom(counterpart: str) -> Conversion:
     """A function of the user's own: its signature is another one here."""
 

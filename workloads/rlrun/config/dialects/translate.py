@@ -296,6 +296,7 @@ class Translator:
                 self._mark("", origin, layer)
                 layer.notices.append(Problem(said.source, said.path, text, said.line))
             case Refuse(text):
+                self._mark("", origin, layer)
                 layer.problems.append(Problem(said.source, said.path, text, said.line))
             case Later(label, value):
                 self._mark("", origin, layer)

@@ -28,6 +28,7 @@ from rlrun.convert.draft import Draft
 _A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 _RM = "reward_model."
 _RESPONSE, _PROMPT, _BATCH = "data.max_response_length", "data.max_prompt_length", "data.train_batch_size"
+_TEMPLATE = "data.apply_chat_template_kwargs"
 _NODES, _GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
 
 
@@ -35,6 +36,7 @@ def compose(draft: Draft, context: Context) -> None:
     """Set all fields that more than one key decides."""
     put_model(draft, _M + "path")
     _lengths(draft)
+    _template_arguments(draft)
     _batch(draft)
     _steps(draft, context)
     put_muon(draft, verl_muon(_A + "optim."))
@@ -60,6 +62,19 @@ def _lengths(draft: Draft) -> None:
     tokens = draft.whole(_R + "max_num_batched_tokens")
     if tokens is not None:
         draft.put("inference.extraArgs", [f"--max-num-batched-tokens={tokens}"], _R + "max_num_batched_tokens")
+
+
+def _template_arguments(draft: Draft) -> None:
+    """Arguments of the chat template, given one by one or as a mapping."""
+    causes = [key for key in draft.settings if key.startswith(_TEMPLATE) and draft.has(key)]
+    arguments: dict[str, Any] = {}
+    for key in causes:
+        value = draft.get(key)
+        for name in reversed(key.removeprefix(_TEMPLATE).split(".")[1:]):
+            value = {name: value}
+        arguments |= value if isinstance(value, dict) else {}
+    if arguments:
+        draft.put("sampling.chatTemplateArguments", arguments, *causes)
 
 
 def _batch(draft: Draft) -> None:

@@ -38,7 +38,7 @@ _DATA: tuple[Row, ...] = (
         for name in ("image", "video", "audio")
     ),
     drop("data.reward_fn_key", "one reward per environment: args.reward", fine=("data_source",)),
-    drop("data.apply_chat_template_kwargs*", "the chat template has no arguments here", fine=({},)),
+    joined("data.apply_chat_template_kwargs*", "sampling.chatTemplateArguments", "no arguments"),
     refuse("data.custom_cls.path", "a Python class of verl; write an environment (docs/environments.md)"),
     refuse("data.sampler.class_path", "a Python class of verl; environments[].curriculum chooses tasks"),
     refuse("data.datagen.path", "a Python class of verl; write an environment (docs/environments.md)"),
