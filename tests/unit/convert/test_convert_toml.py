@@ -214,3 +214,14 @@ def test_a_gate_of_zero_advantages_is_a_filter_and_others_are_refused() -> None:
     for text in (gate.format(", reject_max = 0.05"), "curriculum = { sampler = { type = 'difficulty_pool' } }\n"):
         with pytest.raises(ConfigError, match=r"curriculum\.(gates|sampler): .*(zeroVariance|curriculum\.easy)"):
             convert_toml([write(source + text)])
+
+
+def test_batch_and_group_that_no_file_names_are_theirs() -> None:
+    source = "[[orchestrator.train.source]]\nname = 'a'\nenv.taskset.id = 'b'\n"
+    found = convert_toml([write(source + source.replace("'a'", "'c'") + "group_size = 4\n")])
+    spec = parse_manifest(found.text, "r")[0].spec
+    assert (spec.orchestrator.batch_size, [one.group_size for one in spec.environments]) == (128, [1, 4])
+    assert any("orchestrator.batch_size 128, " in one and "group_size 1" in one for one in found.notices)
+    own = convert_toml([write("[orchestrator]\nbatch_size = 16\n[orchestrator.train]\ngroup_size = 2\n" + source)])
+    spec = parse_manifest(own.text, "r")[0].spec
+    assert (spec.orchestrator.batch_size, spec.environments[0].group_size) == (16, 2)

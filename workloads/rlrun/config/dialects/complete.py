@@ -29,9 +29,12 @@ _LOSSES = {
 _LEARNING: Mapping[str, object] = {
     "algorithm.loss.name": "dppo",
     "algorithm.filters.zero_variance": True,
+    "orchestrator.batch_size": 128,
     "trainer.optimizer.weight_decay": 0.01,
 }
-"""PRIME-RL's loss (with this project's options of it, which are the same), `filter_zero_advantages` and weight decay."""
+"""PRIME-RL's loss (with this project's options of it, which are the same), `filter_zero_advantages`, batch and weight decay."""
+_GROUP_SIZE = 1
+"""PRIME-RL's `group_size` of a source that sets none."""
 PRIME_RL_MODEL = "Qwen/Qwen3-0.6B"
 PRIME_RL_ENVIRONMENT = "verifiers:reverse-text"
 """Model and environment of PRIME-RL's files that name none, in both of their versions."""
@@ -379,6 +382,8 @@ def complete_learning(layer: Layer, task: object) -> None:
         )
         layer.notices.append(Problem(layer.hints[DIALECT].origin.source, "max_steps", steps))
     learning = {path: value for path, value in _LEARNING.items() if task == "RL" or path.startswith("trainer.")}
+    if task == "RL":
+        learning |= {f"environments[{i}].group_size": _GROUP_SIZE for i, _ in run.environments()}
     given = {path: run.get(path) for path in (*learning, "algorithm.preset")}
     for path, value in learning.items():
         if given[path] is None and (given["algorithm.preset"] is None or not path.startswith("algorithm.")):
