@@ -292,6 +292,12 @@ def test_files_of_one_folder_are_one_environment() -> None:
     ]
 
 
+def test_a_file_of_validation_without_a_place_is_reported() -> None:
+    apart = {"data.train_files": "/data/train.parquet", "data.val_files": "/other/test.parquet"}
+    assert any("one row in eight" in one for one in result(apart).notices)
+    assert not any("one row in eight" in one for one in result({}).notices)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
@@ -412,3 +418,12 @@ def test_a_value_that_a_script_computes_is_missing() -> None:
     assert word is not None
     found = convert([*settings(), word], Context("run"), ["run.sh"])
     assert f"{R}n: N (line 2) has no value that is known here; add {R}n=VALUE" in found.missing
+
+
+def test_dppo_reports_a_ratio_to_another_policy_than_verls() -> None:
+    loss, bypass = {A + "policy_loss.loss_mode": "dppo_tv"}, {"algorithm.rollout_correction.bypass_mode": True}
+    assert any("ratio is to the engine's log-probs" in one for one in result(loss).notices)
+    found = result(loss | bypass)
+    assert not any("ratio is to" in one for one in found.notices)
+    assert "ratio to the engine anyway" in found.text
+    assert not any("ratio is to" in one for one in result(bypass).notices)

@@ -204,6 +204,11 @@ def _environments(draft: Draft) -> None:
             environment["curriculum"] = {"shuffle": False}
     causes = ["data.train_files", _R + "n", *reward_causes]
     causes += ["data.val_files"] if held_out and all_placed else []
+    if held_out and not all_placed:
+        draft.notices.append(
+            "data.val_files: a file has no place beside a training file; where args.eval_split is missing, one row in eight of "
+            "the training data is held out: put both files into one folder, or write args.eval_split"
+        )
     causes += [] if shuffles else ["data.shuffle"]
     draft.put("environments", made, *causes, note=f"verl's columns prompt and reward_model.ground_truth{note}")
     if (column := draft.get("data.prompt_key")) != "prompt":

@@ -193,6 +193,13 @@ def _correction(draft: Draft, mode: str) -> None:
             *([bypass] if draft.has(bypass) else []),
             note="" if passes else "verl recomputes the log-probs at the start of a step",
         )
+    elif draft.flag(bypass):
+        draft.dropped[bypass] = "this loss is of the ratio to the engine anyway"
+    else:
+        draft.notices.append(
+            f"{_A}policy_loss.loss_mode={mode}: the ratio is to the engine's log-probs here; verl recomputes them at the start of a step "
+            "unless algorithm.rollout_correction.bypass_mode is true"
+        )
     cap = _A + "tis_imp_ratio_cap"
     corrects = draft.get(_IS) in ("token", "sequence") or draft.get(_RS) is not None
     if (bound := draft.number(cap)) is not None and bound > 0:
