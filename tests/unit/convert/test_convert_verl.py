@@ -427,3 +427,10 @@ def test_dppo_reports_a_ratio_to_another_policy_than_verls() -> None:
     assert not any("ratio is to" in one for one in found.notices)
     assert "ratio to the engine anyway" in found.text
     assert not any("ratio is to" in one for one in result(bypass).notices)
+
+
+@pytest.mark.parametrize("key", ["data.val_max_samples", "trainer.val_max_samples"])
+def test_validation_has_as_many_tasks_as_the_file_names(key: str) -> None:
+    found = result({"trainer.test_freq": 5, key: 32})
+    assert parse_manifest(found.text, "test")[0].spec.evaluation.num_tasks == 32
+    assert not any("val_max_samples" in one for one in found.notices)

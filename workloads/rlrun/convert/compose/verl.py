@@ -248,11 +248,12 @@ def _evaluation(draft: Draft) -> None:
     if every <= 0:
         return
     draft.put("evaluation.interval", every, "trainer.test_freq")
-    tasks = draft.whole("trainer.val_max_samples") or -1
+    most = "data.val_max_samples" if draft.has("data.val_max_samples") else "trainer.val_max_samples"
+    tasks = draft.whole(most) or -1
     draft.put(
         "evaluation.numTasks",
         tasks if tasks > 0 else ALL_TASKS,
-        "trainer.val_max_samples",
+        most,
         note="" if tasks > 0 else "all",
     )
     v = _R + "val_kwargs."

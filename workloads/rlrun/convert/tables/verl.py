@@ -333,6 +333,7 @@ _TRAINER: tuple[Row, ...] = (
     value("trainer.save_freq", "checkpoint.interval", convert="positive"),
     value("trainer.max_actor_ckpt_to_keep", "checkpoint.keepLast", convert="positive"),
     joined("trainer.test_freq", "evaluation.interval", "no evaluation between steps"),
+    joined("data.val_max_samples", "evaluation.numTasks", "all held-out tasks, or no evaluation"),
     joined("trainer.val_max_samples", "evaluation.numTasks", "all held-out tasks, or no evaluation"),
     drop("trainer.val_before_train", "the first version is always evaluated, where there is evaluation"),
     refuse("trainer.val_only", "a run that only evaluates is task: Eval; see docs/evaluation.md"),
