@@ -210,10 +210,22 @@ _OTHERS: tuple[Row, ...] = (
     *drops("ref", _REFERENCE, "", ".backend", ".optimizer"),
     *(drop("ref." + row.key.removeprefix("actor."), _REFERENCE) for row in _ACTOR if row.key not in _ENGINE_KEYS),
     *engine_rows("ref"),
-    refuse(
-        "teacher*",
-        "distillation from a teacher next to rewards; without rewards: preset distill with algorithm.reference.model",
-        fine=(None,),
+    *(
+        refuse(
+            key,
+            "distillation from a teacher next to rewards; without rewards: preset distill with algorithm.reference.model",
+            fine=(None,),
+        )
+        for key in ("teacher*", "mopd.*")
+    ),
+    *(
+        refuse(
+            f"{data}_dataset.{key}",
+            "several data sets: write one of environments[] with its ratio for each",
+            fine=(None,),
+        )
+        for data in ("train", "valid")
+        for key in ("sources*", "datasets*", "mixture_sampling_policy", "upsample_to_largest")
     ),
     joined("gconfig.n_samples", "environments[].groupSize, orchestrator.batchSize"),
     joined("gconfig.max_new_tokens", "sampling.maxTokens, seqLen"),
