@@ -128,7 +128,7 @@ def test_a_rank_that_cannot_read_its_file_says_so(checkpoint: Path, monkeypatch:
         return checksum(path)
 
     def lead(check: SharedCheck) -> None:
-        with pytest.raises(ManifestError, match=r"rank 2 cannot read .*__2_0.distcp: Input/output error"):
+        with pytest.raises(ManifestError, match=r"rank 2 cannot read .*__2_0.distcp: \[Errno 5\] Input/output error"):
             check.verify(checkpoint, manifest)
 
     monkeypatch.setattr(checkpoint_manifest, "checksum", broken)
