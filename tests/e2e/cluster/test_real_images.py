@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +10,7 @@ import pytest
 from tests.cluster.api import Cluster
 from tests.cluster.demo import GAIN
 from tests.cluster.follow import follow
-from tests.e2e.cluster.attempts import check_outcomes, find_places, make_attempts
-from tests.e2e.cluster.kube_run import ROOT, KubeRun, example
+from tests.e2e.cluster.kube_run import KubeRun, example
 from tests.e2e.local.local_run import LEARNED_STEPS
 
 NewRun = Callable[[dict[str, Any]], KubeRun]
@@ -55,39 +54,3 @@ def test_a_torchrun_group_of_two_pods_resumes_after_a_killed_rank(new_run: NewRu
     assert final["checkpoint"]["resumedFromStep"] >= 6
     assert final["checkpoint"]["stepsLostTotal"] <= 6
     assert final["progress"]["step"] == 24
-
-
-@pytest.mark.full
-def test_untrusted_code_in_the_real_images(new_run: NewRun, cluster: Cluster, references: Mapping[str, str]) -> None:
-    """As tests/e2e/cluster/test_attempts.py, next to a real trainer and a real engine, in the image that users have."""
-    files = [
-        f"--from-file={ROOT / 'tests/support/faults' / name}.py" for name in ("attempts_in_a_pod", "intruder_in_a_pod")
-    ]
-    code = {"name": "faults", "mountPath": "/opt/faults", "readOnly": True}
-    other = new_run(example("quickstart"))
-    other.document["metadata"]["name"] = "aimed-at"
-    document = example("quickstart", maxSteps=1000)
-    document["metadata"]["name"] = "attempted"
-    del document["spec"]["evaluation"]
-    document["spec"]["orchestrator"] |= {
-        "batchSize": 24,
-        "env": [{"name": "PYTHONPATH", "value": "/opt/faults"}],
-        "podTemplate": {
-            "spec": {
-                "volumes": [{"name": "faults", "configMap": {"name": "faults"}}],
-                "containers": [{"name": "orchestrator", "volumeMounts": [code]}],
-                "initContainers": [
-                    {
-                        "name": "environment-2",
-                        "env": [{"name": "PYTHONPATH", "value": "/opt/faults"}],
-                        "volumeMounts": [code],
-                    }
-                ],
-            }
-        },
-    }
-    run = new_run(document)
-    run.kubectl("create", "configmap", "faults", *files)
-    other.apply()
-    other.wait_step(1)
-    check_outcomes(make_attempts(run, find_places(run, other, cluster), references["trainer"]))
