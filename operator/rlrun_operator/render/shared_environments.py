@@ -1,4 +1,4 @@
-"""Container that environments with `isolation: Container` share, next to the orchestrator's in its pod.
+"""Container that environments without an image share by default, next to the orchestrator's in its pod.
 
 It keeps code of users away from the run's key, the token of the Lease and the keys of trackers. All of them share it, because each
 container costs a Python process: 20 environments would take 20 of these. Within it, environments are closed to each other by Landlock,

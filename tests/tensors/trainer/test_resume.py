@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +19,26 @@ from rlrun.protocol.files.attempts import (
     read_attempt,
     write_attempt,
 )
-from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, TRAINER_PART, Manifest, describe, write_manifest
+from rlrun.protocol.files.checkpoint_manifest import (
+    ORCHESTRATOR_PART,
+    TRAINER_PART,
+    Manifest,
+    describe,
+    verify,
+    write_manifest,
+)
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.trainer.checkpoints.resume import Base, begin_attempt, choose_base, choose_origin, superfluous
+from rlrun.trainer.checkpoints.resume import (
+    UNREADABLE_SECONDS,
+    Base,
+    Beginning,
+    begin_attempt,
+    choose_base,
+    choose_origin,
+    superfluous,
+)
 
 LATEST = ResumeConfig()
 
@@ -81,6 +99,52 @@ def test_a_damaged_one_is_passed_over_and_the_reason_told(paths: RunPaths, damag
     assert chosen(paths, log=log) == Artifact(2, 1, paths.checkpoint(2, 1))
     assert len(log) == 1
     assert "step 4" in log[0]
+
+
+def unreadable(*folders: Path) -> Callable[[Path, Manifest], None]:
+    """Check of a checkpoint on a volume that fails to read these folders."""
+
+    def check(folder: Path, manifest: Manifest) -> None:
+        if folder in folders:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+        verify(folder, manifest)
+
+    return check
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_run_does_not_start_from_the_model_while_its_volume_fails(paths: RunPaths, damaged: bool) -> None:
+    older, newest = add(paths, 2), add(paths, 4)
+    if damaged:
+        (older / TRAINER_PART / "data").unlink()
+    check = unreadable(newest) if damaged else unreadable(older, newest)
+    with pytest.raises(RoleError, match="nothing is resumed; the last problem") as caught:
+        choose_base(paths, LATEST, with_orchestrator=True, log=lambda line: None, check=check)
+    assert caught.value.code == exit_codes.STORAGE
+
+
+def test_unreadable_checkpoint_is_tried_again_for_two_minutes(paths: RunPaths) -> None:
+    older, newest = add(paths, 2), add(paths, 4)
+    now = [0.0]
+    beginning = Beginning(clock=lambda: now[0])
+
+    def choose() -> Base | None:
+        return choose_base(
+            paths,
+            LATEST,
+            with_orchestrator=True,
+            log=lambda line: None,
+            check=unreadable(newest),
+            beginning=beginning,
+        )
+
+    for now[0] in (0.0, UNREADABLE_SECONDS - 1):
+        with pytest.raises(OSError, match="Input/output error"):
+            choose()
+    now[0] = UNREADABLE_SECONDS
+    base = choose()
+    assert base is not None
+    assert base.checkpoint.path == older
 
 
 def test_a_resume_that_was_asked_for_does_not_start_from_the_model_over_damaged_checkpoints(paths: RunPaths) -> None:

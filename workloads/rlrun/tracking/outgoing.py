@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rlrun.runtime import redact
-from rlrun.runtime.printable import printable
+from rlrun.runtime.printable import printable, printable_document
 from rlrun.tracking.record import Record, SampleRow, TrackedRun
 
 
@@ -22,7 +22,7 @@ class Outgoing:
 
     def clean_run(self, run: TrackedRun) -> TrackedRun:
         """Return a run whose configuration has no secret; values of free form that are not known to be harmless are hidden."""
-        config = _printable(redact.configuration(run.config, self._known))
+        config = printable_document(redact.configuration(run.config, self._known))
         assert isinstance(config, dict)
         return replace(run, name=printable(run.name), config=config)
 
@@ -48,12 +48,3 @@ class Outgoing:
     def _text(self, content: str) -> str:
         """Return a text of a model or an environment: only what is a secret for certain is removed."""
         return printable(redact.certain(content, self._known), lines=True)
-
-
-def _printable(value: object) -> object:
-    """Return a JSON document without characters that turn the direction of text."""
-    if isinstance(value, Mapping):
-        return {printable(str(name)): _printable(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_printable(one) for one in value]
-    return printable(value, lines=True) if isinstance(value, str) else value

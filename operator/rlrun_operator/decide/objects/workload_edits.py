@@ -24,7 +24,7 @@ _SCALED = "spec.replicas"
 """Set by the operator's own scaling, by `kubectl scale` and by autoscalers; `scaling` and `corrections` see to it."""
 _PER_TIME = "spec.template.spec.affinity"
 """Of a StatefulSet: nodes are excluded for a time, which may be over."""
-_whole: dict[tuple[str, str], None] = {}
+_compared: dict[tuple[str, str], None] = {}
 """UID and held fields of workloads that were compared and are as they were applied: rendering takes longer than all else of a pass."""
 
 
@@ -105,13 +105,13 @@ def lost_fields(child: Manifest, made: Manifest) -> list[str]:
 def _may_be_edited(child: Manifest) -> bool:
     if is_ending(child) or "held" not in child or child["held"] == child.get("accepted"):
         return False
-    return (str(child["metadata"]["uid"]), child["held"]) not in _whole
+    return (str(child["metadata"]["uid"]), child["held"]) not in _compared
 
 
 def _remember(child: Manifest) -> None:
-    while len(_whole) >= _KNOWN_MAX:
-        del _whole[next(iter(_whole))]
-    _whole[(str(child["metadata"]["uid"]), child["held"])] = None
+    while len(_compared) >= _KNOWN_MAX:
+        del _compared[next(iter(_compared))]
+    _compared[(str(child["metadata"]["uid"]), child["held"])] = None
 
 
 def _workloads(case: Case) -> list[Manifest]:

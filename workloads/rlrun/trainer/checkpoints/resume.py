@@ -119,16 +119,16 @@ def choose_base(
         if problem:
             raise RoleError(f"checkpoint.resume.step is {resume.step}, but {problem}", exit_codes.DATA)
         return Base(wanted[-1], lineage)
-    unreadable = 0
+    is_unreadable = False
     for candidate in reversed(candidates):
         problem = _problem(candidate, with_orchestrator, check, beginning)
         if problem is None:
             return Base(candidate, lineage)
-        unreadable += isinstance(problem, _Unreadable)
+        is_unreadable |= isinstance(problem, _Unreadable)
         log(f"not resuming from step {candidate.step}: {problem}; trying the one before")
-    if candidates and unreadable == len(candidates):  # the volume is broken, not the checkpoints
+    if is_unreadable:  # it may be whole: no reason to start from the model
         raise RoleError(
-            f"no complete checkpoint of {paths.root} can be read, so nothing is resumed; the last problem: {problem}; "
+            f"no complete checkpoint of {paths.root} can be used or read, so nothing is resumed; the last problem: {problem}; "
             "repair the storage, or the way to it",
             exit_codes.STORAGE,
         )
