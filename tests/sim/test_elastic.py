@@ -8,7 +8,7 @@ from tests.sim.history import live
 from tests.sim.planted import ELASTIC, hunt
 from tests.sim.planted.plant import Plant
 
-HISTORIES = 16
+HISTORIES, GATE_HISTORIES = 16, 8
 WITHIN = 40
 FOUND_AT: dict[str, int] = {
     "a_smaller_group_waits_for_all_of_its_ranks": 0,
@@ -21,7 +21,13 @@ FOUND_AT: dict[str, int] = {
 """Seeds that find a bug at once; where the actions have changed since, the hunt begins anew."""
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(GATE_HISTORIES),
+        *(pytest.param(seed, marks=pytest.mark.full) for seed in range(GATE_HISTORIES, HISTORIES)),
+    ],
+)
 def test_the_size_of_an_elastic_trainer_is_right_whatever_happens(seed: int) -> None:
     failure = live(seed, elastic=True)
     assert failure is None, str(failure)

@@ -11,9 +11,13 @@ from tests.sim.fuzz import fuzz
 from tests.sim.world import World
 
 BLOCKS, BLOCK = 5, 100
+GATE_BLOCKS = 2
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize(
+    "block",
+    [*range(GATE_BLOCKS), *(pytest.param(block, marks=pytest.mark.full) for block in range(GATE_BLOCKS, BLOCKS))],
+)
 def test_whatever_is_in_resource_status_or_children_the_operator_goes_on_and_explains(block: int) -> None:
     problems = [fuzz(seed) for seed in range(block * BLOCK, (block + 1) * BLOCK)]
     assert [problem for problem in problems if problem is not None] == []

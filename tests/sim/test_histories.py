@@ -1,4 +1,4 @@
-"""2,000 random histories in blocks, and 400 with a queue, always the same ones; the gate has 300 of them.
+"""2,000 random histories in blocks, and 400 with a queue, always the same ones; the gate has 150 of them.
 
 `python -m tests.sim` runs other histories, and more.
 """
@@ -9,8 +9,8 @@ import pytest
 
 from tests.sim.history import generate, live, problem_of, smallest
 
-BLOCKS, BLOCK = 20, 100
-QUEUED_BLOCKS = 4
+BLOCKS, BLOCK = 40, 50
+QUEUED_BLOCKS = 8
 GATE_BLOCKS, GATE_QUEUED_BLOCKS = 2, 1
 
 

@@ -46,7 +46,8 @@ def test_random_clusters_keep_every_promise() -> None:
     assert {promise.__name__ for promise in PROMISES} == reached.keys()
 
 
-@pytest.mark.parametrize("seed", [UNEQUAL_WEIGHTS[0], pytest.param(UNEQUAL_WEIGHTS[1], marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("seed", UNEQUAL_WEIGHTS)
 def test_namespaces_that_always_want_more_share_by_weight(seed: int) -> None:
     assert live_saturated(seed) is None
 

@@ -16,6 +16,7 @@ from rlrun.config.loading.examine import examine
 from rlrun.config.loading.layers import Reader
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+DRAWS = 50
 JUNK: list[Any] = [None, "", "x", -1, 0, 1, 3, 10**30, 0.5, float("nan"), True, [], [1], ["x"], {}, {"a": 1}, [{}]]
 
 
@@ -40,7 +41,7 @@ def mutated(document: dict[str, Any], dice: random.Random) -> dict[str, Any]:
 def test_whatever_is_wrong_is_told_and_nothing_else(path: Path) -> None:
     dice = random.Random(path.stem)
     spec = yaml.safe_load(path.read_text())["spec"]
-    for _ in range(150):
+    for _ in range(DRAWS):
         document = mutated(spec, dice)
         layer = Reader(RLRunSpec, "f").read(document)
         examined = examine(RLRunSpec, layer)

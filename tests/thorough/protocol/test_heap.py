@@ -50,7 +50,10 @@ def test_what_is_there_is_spared_after_what_is_garbage_is_gone() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("loaded", [0, 4_000_000], ids=["little-loaded", "much-loaded"])
+@pytest.mark.parametrize(
+    "loaded",
+    [pytest.param(0, id="little-loaded"), pytest.param(4_000_000, id="much-loaded", marks=pytest.mark.full)],
+)
 def test_no_collection_visits_all_that_many_rollouts_hold(loaded: int, request: pytest.FixtureRequest) -> None:
     tasks = [[number] for number in range(loaded)]
     request.getfixturevalue("slices")
