@@ -128,7 +128,7 @@ def load(folder: Path) -> Iterator[Act]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlrun.config.models.model import ModelConfig
-    from rlrun.trainer.modeling.load_weights import load_sharded
+    from rlrun.trainer.proof.start_check import load_checked
 
     source = qwen3(folder / "model")
     torch.manual_seed(0)
@@ -137,7 +137,7 @@ def load(folder: Path) -> Iterator[Act]:
     with _group() as group:
 
         def act() -> float:
-            model = load_sharded(ModelConfig(path=str(source)), str(source), group, seq_len=STEP_TOKENS)
+            model = load_checked(ModelConfig(path=str(source)), str(source), group, seq_len=STEP_TOKENS)
             return sum(float(p.detach().to_local().double().abs().sum()) for p in model.parameters())
 
         yield act

@@ -28,8 +28,8 @@ from loguru import logger
 
 from benchmarks.instant_engine import InstantEngine
 from rlrun.local.preflight import free_port
+from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.main import Outside, run
-from rlrun.orchestrator.progress.lease import Wishes
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import endpoints

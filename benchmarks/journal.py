@@ -22,8 +22,7 @@ import numpy as np
 
 from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
 from rlrun.orchestrator.journal.writer import Journal, SegmentWriter
-from rlrun.orchestrator.rollouts.conversation import Recorded
-from rlrun.orchestrator.types import Rollout
+from rlrun.orchestrator.types import Recorded, Rollout
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume
 from tests.e2e.local.killed_run import SYNCHRONOUS, KilledRun, changes

@@ -29,8 +29,8 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.architecture import Architecture
 from rlrun.fit.known_models import KNOWN
 from rlrun.fit.trainer import trainer_needs
-from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
 from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.ranks.dims import Meshes, ParallelDims
 from rlrun.trainer.ranks.group import Group
 
 RESULTS = Path(__file__).parent / "results" / "ranks.md"

@@ -15,7 +15,7 @@ from rlrun.diagnostics import crash
 from rlrun.protocol.files.failures import telling_lines
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import channel as protocol
-from rlrun.trainer.__main__ import crash_file
+from rlrun.trainer.ranks.rank_arguments import crash_file
 from tests.trainer.conftest import Group, Orchestrator, Run, Zygote
 
 ASK_SECONDS = 0.02

@@ -35,14 +35,16 @@ from rlrun.fit.sources import UnknownModelError, read_shape
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.modeling import lora, packed_attention
-from rlrun.trainer.modeling.architecture_check import _row, find_fault
 from rlrun.trainer.modeling.flops import model_cost
-from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.model_files import model_files
+from rlrun.trainer.modeling.noise import read_noise, set_noise
 from rlrun.trainer.modeling.shard import local_part
-from rlrun.trainer.modeling.small_config import LONGEST, noise, set_noise
-from rlrun.trainer.modeling.small_model import quiet, small_model
 from rlrun.trainer.modeling.tensor_names import remember
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
+from rlrun.trainer.proof.architecture_check import _row, find_fault
+from rlrun.trainer.proof.small_config import LONGEST
+from rlrun.trainer.proof.small_model import quiet, small_model
+from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
 
@@ -108,7 +110,7 @@ def parts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
 def bring(whole: Any, source: Path, *, windows: bool) -> Tensor:
     """Save a small model as an outsider's, with the noise of its type, and windows that act if asked for; token ids for it."""
     model: Any = small_model(type(whole), whole.config, attention="eager", seq_len=512, seed=3)
-    set_noise(model.config, noise(whole.config))
+    set_noise(model.config, read_noise(whole.config))
     if windows:
         for part in parts_of(model.config.get_text_config()):
             for name in WINDOWS:
@@ -160,7 +162,7 @@ def files_of(folder: Path) -> dict[str, Tensor]:
 
 def exported(model: nn.Module, source: Path, folder: Path, group: Group) -> str:
     """`equal` if the published files have the source's names and bits, and transformers reads them so."""
-    files = hf_writer.model_files(model, ModelConfig(path=str(source)), str(source))
+    files = model_files(model, ModelConfig(path=str(source)), str(source))
     hf_writer.publish(model, folder, files=files, dtype="float32", group=group)
     before, after = files_of(source), files_of(folder)
     if before.keys() != after.keys():
@@ -177,7 +179,7 @@ def exported(model: nn.Module, source: Path, folder: Path, group: Group) -> str:
 
 def adapters(source: Path, group: Group, ids: Tensor) -> str:
     """Largest difference between a model with adapters and one with merged weights; which adapters have no gradient."""
-    model = load_sharded(
+    model = load_checked(
         ModelConfig(path=str(source)),
         str(source),
         group,
@@ -230,7 +232,7 @@ def guarded(act: Callable[..., str], *options: Any) -> str:
 
 def compared(source: Path, ids: Tensor, group: Group) -> tuple[nn.Module, dict[str, Any]]:
     """The trainer's model, and its largest differences from transformers'."""
-    model = load_sharded(ModelConfig(path=str(source)), str(source), group, seq_len=LONGEST)
+    model = load_checked(ModelConfig(path=str(source)), str(source), group, seq_len=LONGEST)
     logprobs = token_statistics(model, _row(ids, ROW)).logprobs
     found, other = gradients(model, logprobs), engines(source)
     expected = alone(other, ids)

@@ -18,8 +18,8 @@ from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import Critic, critic_step, estimate, to_critic, token_rewards
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch, micro_batches
-from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.lora import fill
+from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 
 GAE = {"gamma": 0.95, "lam": 0.9}
@@ -95,7 +95,7 @@ def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_toke
     """The same on this rank of a layout: largest relative errors, on rank 0."""
     batch = _with_cut_answers(batch)
     config = ModelConfig(path=str(source))
-    module = _with_head(load_sharded(config, str(source), group, seq_len=128, prepare=to_critic))
+    module = _with_head(load_checked(config, str(source), group, seq_len=128, prepare=to_critic))
     critic = Critic(module, make_optimizer(module, _OPTIMIZER, group.device), CLIP)
     dealt = plan([len(sample) for sample in batch.samples], row_tokens=row_tokens, ranks=group.data_size).ranks[
         group.data_rank

@@ -8,7 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from rlrun.config.families import FAMILIES
-from rlrun.trainer.modeling.small_config import deterministic
+from rlrun.trainer.modeling.noise import remove_noise
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,
@@ -161,7 +161,7 @@ def make_model(kind: str, seed: int, **sizes: int) -> Any:
     """A model of random weights, with other `sizes`; no norm or bias is neutral, which would hide a gradient that is counted twice."""
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[kind](**(_COMMON | OPTIONS.get(kind, {}) | sizes))
-    deterministic(config)
+    remove_noise(config)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -24,8 +24,8 @@ from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.learning.train_step import train_step
-from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
 from rlrun.trainer.modeling.shard import Memory, fsdp_modules, shard
+from rlrun.trainer.ranks.dims import Meshes, ParallelDims
 from rlrun.trainer.ranks.group import Group, process_group
 from tests.trainer import layouts
 from tests.trainer.counted import Collectives

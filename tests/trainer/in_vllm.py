@@ -35,13 +35,14 @@ from rlrun.inference.settings import InferenceSettings
 from rlrun.inference.weights.handover import Handover
 from rlrun.inference.weights.preflight import check_model
 from rlrun.trainer.learning.forward import token_statistics
-from rlrun.trainer.modeling import small_config
-from rlrun.trainer.modeling.architecture_check import _row
-from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import local_part
-from rlrun.trainer.modeling.small_config import LONGEST
-from rlrun.trainer.modeling.small_model import quiet
 from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.proof import small_config
+from rlrun.trainer.proof.architecture_check import _row
+from rlrun.trainer.proof.small_config import LONGEST
+from rlrun.trainer.proof.small_model import quiet
+from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
 from tests.support.waiting import UNREACHED_SECONDS
@@ -288,7 +289,7 @@ def error_of(model: Any, sampled: Sampled) -> float:
 def change(model: Any) -> None:
     """Make every tensor that is published another one."""
     generator = torch.Generator().manual_seed(5)
-    for tensor in hf_writer.published_tensors(model).values():
+    for tensor in published_tensors(model).values():
         part: Tensor = local_part(tensor)
         if part.is_floating_point():
             noise = torch.randn(part.shape, generator=generator)
@@ -339,8 +340,8 @@ def tried(kind: str, folder: Path, group: Group, width: int, engine: Served) -> 
         document = json.loads(file.read_text())
         file.write_text(json.dumps(document | FIELDS[kind](document)))
     config = ModelConfig(path=str(source), dtype="float32")
-    model = load_sharded(config, str(source), group, seq_len=LONGEST)
-    files = hf_writer.model_files(model, config, str(source))
+    model = load_checked(config, str(source), group, seq_len=LONGEST)
+    files = model_files(model, config, str(source))
     prompts = [[int(token) for token in prompt] for prompt in ids[: sum(PROMPTS)].split(PROMPTS)]
     weights = folder / "weights"
     hf_writer.publish(model, weights / "v0", files=files, dtype="float32", group=group)

@@ -44,10 +44,11 @@ from rlrun.trainer.learning.objective import objective
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora, packed_attention
-from rlrun.trainer.modeling.load_weights import load_sharded
-from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
+from rlrun.trainer.modeling.model_files import ModelFiles
 from rlrun.trainer.modeling.parallel.stages import stage_of
 from rlrun.trainer.modeling.shard import Memory
+from rlrun.trainer.proof.start_check import load_checked
+from rlrun.trainer.ranks.dims import Meshes, ParallelDims
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.weights import hf_writer
 from tests.support.process_groups import assert_threads_ended, count_groups, created_groups_destroyed
@@ -287,7 +288,7 @@ def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[s
     if with_adapters(family):
         hf_writer.publish_adapter(model, path, config={"r": LORA.rank}, dtype="float32", group=group)
     else:
-        hf_writer.publish(model, path, files=hf_writer.ModelFiles({}), dtype="float32", group=group)
+        hf_writer.publish(model, path, files=ModelFiles({}), dtype="float32", group=group)
     tensors: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         tensors |= load_file(file)
@@ -311,7 +312,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
         "prepare": lambda model: prepare(model, family),
     }
     config = ModelConfig(path=str(source))
-    model = load_sharded(config, str(source), group, seq_len=128, **options)
+    model = load_checked(config, str(source), group, seq_len=128, **options)
     initialise(model, family)
     optimizer = make_optimizer(model, family, offload=offload)
     found: dict[str, Any] = {"checksum_exact": parameter_checksum(model) == exact}
@@ -346,7 +347,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     if group.dims.pp > 1 and not with_adapters(family):
         found["sent_exact"] = pipelines.sent_exact(model, weights, group)
     if before is not None:  # what another layout saved after the same step
-        other = load_sharded(config, str(source), group, seq_len=128, with_weights=with_adapters(family), **options)
+        other = load_checked(config, str(source), group, seq_len=128, with_weights=with_adapters(family), **options)
         moments = make_optimizer(other, family, offload=offload)
         progress = dcp.load({POLICY: Part(other, moments)}, before)
         metrics, gradient = one_step(other, moments, 2, group)

@@ -31,9 +31,10 @@ from transformers import (
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.trainer.modeling import load_weights
-from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.stored.files import open_files
+from rlrun.trainer.proof.start_check import load_checked
+from rlrun.trainer.ranks.dims import Meshes, ParallelDims
 from rlrun.trainer.ranks.group import Group, process_group
 from tests.trainer import layouts
 from tests.trainer.counted import LiveBytes
@@ -91,7 +92,7 @@ def measure(kind: str, folder: Path, world: Group) -> dict[str, int]:
         mock.patch.object(load_weights, "check_architecture", return_value=frozenset()),
         LiveBytes() as memory,
     ):
-        model = load_weights.load_sharded(ModelConfig(path=str(folder)), str(folder), group, seq_len=64)
+        model = load_checked(ModelConfig(path=str(folder)), str(folder), group, seq_len=64)
     parameters = list(model.parameters())
     (files,) = opened
     return {

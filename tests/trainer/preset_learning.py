@@ -16,9 +16,8 @@ from rlrun.config.models.model import TinyModelConfig
 from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.environments.protocol import Episode, Task
 from rlrun.orchestrator.batches.assemble import assemble
-from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
-from rlrun.orchestrator.rollouts.conversation import Recorded
-from rlrun.orchestrator.types import FinishedGroup, Rollout
+from rlrun.orchestrator.groups.filters import Rules, reason_to_drop
+from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.objective import objective
 from rlrun.trainer.learning.step_buffer import micro_batch

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlrun.inspect.folder.small_files import json_lines
-from rlrun.orchestrator.checkpoint.state import is_lost, newest_complete
+from rlrun.orchestrator.checkpoint.state import newest_complete
 from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
 from rlrun.orchestrator.staleness import too_old
-from rlrun.protocol.files.attempts import Attempt, read_attempt
+from rlrun.protocol.files.attempts import Attempt, is_lost, read_attempt
 from rlrun.protocol.files.batch import Batch, Sample, read_batch
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes

@@ -24,10 +24,9 @@ from rlrun.evaluate.play import Part
 from rlrun.evaluate.policies import Policy
 from rlrun.local.measures import table
 from rlrun.orchestrator.evaluation.evaluator import Answer, Question, evaluation_metrics
-from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.sft.conversation import conversation
-from rlrun.orchestrator.types import Rollout
+from rlrun.orchestrator.types import Recorded, Rollout
 from rlrun.protocol.files.failures import RoleError
 from tests.support.damage import damages
 

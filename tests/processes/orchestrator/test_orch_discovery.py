@@ -16,10 +16,10 @@ from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines import discovery
 from rlrun.orchestrator.engines.discovery import Discovery, resolve
+from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.main import Outside, run
-from rlrun.orchestrator.progress.lease import Wishes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths

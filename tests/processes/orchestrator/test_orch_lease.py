@@ -21,8 +21,9 @@ from loguru import logger
 from orch_simulation import API_KEY, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.local.preflight import free_port
+from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.progress import lease as lease_module
-from rlrun.orchestrator.progress.lease import ProgressLease, Wishes, lease_from_environment, stall_of
+from rlrun.orchestrator.progress.lease import ProgressLease, lease_from_environment, stall_of
 from rlrun.orchestrator.progress.server import Progress, ProgressServer
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints

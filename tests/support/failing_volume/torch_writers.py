@@ -15,10 +15,10 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM  # here, n
 
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.trainer.modeling.model_files import ModelFiles
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer, retention
-from rlrun.trainer.weights.hf_writer import ModelFiles
 from tests.support.failing_volume.writers import Seen, Writer, until_taken
 
 _SHAPE = {

@@ -18,7 +18,8 @@ from rlrun.diagnostics import stacks
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.trainer.__main__ import attempt_number, configure_log, read_config
+from rlrun.trainer.__main__ import configure_log
+from rlrun.trainer.ranks.rank_arguments import attempt_number, read_config
 from rlrun.trainer.ranks.stop import Stop
 
 

@@ -19,6 +19,7 @@ from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.seed import seed_step
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
@@ -86,7 +87,7 @@ def test_checkpoint_of_another_model_is_refused(
 def test_a_steps_random_numbers_depend_on_seed_and_step_alone() -> None:
     drawn = []
     for seed, step in ((0, 1), (0, 2), (1, 1), (0, 1)):
-        dcp.seed_step(seed, step)
+        seed_step(seed, step)
         drawn.append(float(torch.rand(())))
     assert drawn[0] == drawn[3]
     assert len(set(drawn)) == 3

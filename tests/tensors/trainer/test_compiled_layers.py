@@ -26,8 +26,8 @@ from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_choice import compiled_layers
 from rlrun.trainer.modeling.attention import packages
 from rlrun.trainer.modeling.compiled import fallback
-from rlrun.trainer.modeling.parallel.dims import ParallelDims
 from rlrun.trainer.modeling.shard import Memory, local_part, shard
+from rlrun.trainer.ranks.dims import ParallelDims
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.attention import stand_ins
 

@@ -34,6 +34,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch, micro_batches
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import (
     GAE,
@@ -74,7 +75,7 @@ def test_a_fresh_critic_is_the_policys_body_and_values_everything_at_zero(
         algorithm=AlgorithmConfig(),
         checkpoint=CheckpointConfig(),
     )
-    module = make_critic(CriticConfig(), trainer, str(tmp_path), group=solo).module
+    module = make_critic(CriticConfig(), trainer, str(tmp_path), group=solo, check=check_model).module
     body = dict(module.model.named_parameters(prefix="model"))
     assert len(body) == len(list(policy.model.parameters()))
     assert all(torch.equal(p.full_tensor(), dict(policy.named_parameters())[name]) for name, p in body.items())

@@ -21,6 +21,7 @@ from rlrun.protocol.files.volume_faults import RefusedError
 from rlrun.protocol.messages.delta_files import read_manifest
 from rlrun.trainer.learning.forward import token_logprobs
 from rlrun.trainer.learning.step_buffer import micro_batch
+from rlrun.trainer.modeling.model_files import model_files
 from rlrun.trainer.modeling.shard import load_model, shard
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import delta_writer, hf_writer
@@ -41,7 +42,7 @@ class Run:
         self.paths, self.group, self.dtype = RunPaths(folder / "run"), group, dtype
         config = ModelConfig(path=str(source), dtype=dtype)
         self.model: nn.Module = load_model(config, str(source))
-        self.files = hf_writer.model_files(self.model, config, str(source))
+        self.files = model_files(self.model, config, str(source))
         shard(self.model, group)
         self.writer = self.new_writer(1)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6)

@@ -23,11 +23,12 @@ from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.model_files import model_files
 from rlrun.trainer.modeling.shard import load_model, shard
-from rlrun.trainer.modeling.small_model import small_model
+from rlrun.trainer.proof.small_model import small_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import export
-from rlrun.trainer.weights.hf_writer import model_files, publish
+from rlrun.trainer.weights.hf_writer import publish
 
 
 @pytest.fixture

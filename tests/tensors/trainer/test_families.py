@@ -20,14 +20,15 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning import forward
-from rlrun.trainer.modeling import architecture_check, load_weights, packed_attention
-from rlrun.trainer.modeling.architecture_check import find_fault
-from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling import load_weights, packed_attention
+from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import load_model
-from rlrun.trainer.modeling.small_model import small_model
 from rlrun.trainer.modeling.tensor_names import file_tensors, parts, remember
+from rlrun.trainer.proof import architecture_check
+from rlrun.trainer.proof.architecture_check import find_fault
+from rlrun.trainer.proof.small_model import small_model
+from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.weights import hf_writer
 from tests.support.sets import few_in_gate
 
 _MIXED = ["conv", "conv", "full_attention"]
@@ -151,7 +152,7 @@ def test_a_family_that_is_computed_rightly_is_taken(kind: str, tmp_path: Path) -
     small = small_model(type(model), model.config, attention="eager", seq_len=512, seed=0)
     small.save_pretrained(tmp_path)
     remember(small)
-    names = [name for part in parts(small, hf_writer.published_tensors(small)) for name in part.files]
+    names = [name for part in parts(small, published_tensors(small)) for name in part.files]
     assert sorted(names) == sorted(load_file(tmp_path / "model.safetensors"))
 
 
@@ -274,19 +275,19 @@ def test_a_refused_model_is_refused_before_its_weights_are_read(
     with pytest.raises(
         RoleError, match=r"model .*: DogeForCausalLM cannot be trained: .* has attention_mask"
     ) as caught:
-        load_sharded(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=64)
+        load_checked(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=64)
     assert caught.value.code == exit_codes.CONFIGURATION
 
 
 def test_noise_that_the_trainer_takes_away_counts_where_engines_compute_with_it(tmp_path: Path, solo: Group) -> None:
     small_model(*_kind("phimoe"), attention="eager", seq_len=512, seed=0).save_pretrained(tmp_path)
     config, file = ModelConfig(path=str(tmp_path)), tmp_path / "config.json"
-    load_sharded(config, str(tmp_path), solo, seq_len=16)  # without noise
+    load_checked(config, str(tmp_path), solo, seq_len=16)  # without noise
     file.write_text(json.dumps(json.loads(file.read_text()) | {"router_jitter_noise": 0.01}))
     with pytest.raises(
         RoleError, match="PhimoeForCausalLM cannot be trained: its code computes other numbers in training"
     ):
-        load_sharded(config, str(tmp_path), solo, seq_len=16)
+        load_checked(config, str(tmp_path), solo, seq_len=16)
 
 
 @pytest.mark.parametrize("kind", ["falcon", "gptj", "gpt_neo"])
@@ -294,7 +295,7 @@ def test_a_family_whose_attention_cannot_be_replaced_is_refused_by_name(kind: st
     model = small_model(*_kind(kind), attention="eager", seq_len=512, seed=0)
     model.save_pretrained(tmp_path)
     with pytest.raises(RoleError, match=rf"models of type {kind} {OWN_ATTENTION}"):
-        load_sharded(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=64)
+        load_checked(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=64)
 
 
 def _kind(kind: str) -> tuple[type[Any], Any]:
@@ -310,9 +311,9 @@ def test_chance_takes_no_part_in_training_and_stays_in_what_is_published(
     file = source / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"resid_pdrop": 0.25, "attn_pdrop": 0.25}))
     config = ModelConfig(path=str(source))
-    for model in (load_model(config, str(source)), load_sharded(config, str(source), solo, seq_len=16)):
+    for model in (load_model(config, str(source)), load_checked(config, str(source), solo, seq_len=16)):
         ids, positions = torch.arange(12)[None], torch.arange(12)[None]
         inputs = {"input_ids": ids, "position_ids": positions, "packed": packed_attention.layout([12], ids.device)}
         assert torch.equal(model.train()(**inputs).logits, model(**inputs).logits)
-        published = json.loads(hf_writer.model_files(model, config, str(source)).contents["config.json"])
+        published = json.loads(model_files(model, config, str(source)).contents["config.json"])
         assert (published["resid_pdrop"], published["attn_pdrop"]) == (0.25, 0.25)

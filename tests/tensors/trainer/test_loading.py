@@ -35,8 +35,8 @@ from rlrun.hub.pickled import convert_command
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import load_weights
-from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.shard import check_source, load_model, local_part
+from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from tests.trainer.family_models import make_model
 
@@ -93,7 +93,7 @@ def gpt_bigcode() -> Any:
 
 
 def load(folder: Path, group: Group) -> Any:
-    return load_weights.load_sharded(ModelConfig(path=str(folder)), str(folder), group, seq_len=128)
+    return load_checked(ModelConfig(path=str(folder)), str(folder), group, seq_len=128)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_the_architecture_freezes_is_read_where_a_checkpoint_follows(tmp_pa
     whole = make_model("ernie4_5_moe", 0)
     whole.save_pretrained(tmp_path)
     frozen = [name for name, parameter in whole.named_parameters() if not parameter.requires_grad]
-    model = load_sharded(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=16, with_weights=False)
+    model = load_checked(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=16, with_weights=False)
     assert [name.rpartition(".")[2] for name in frozen] == ["e_score_correction_bias"]
     for name in frozen:
         assert torch.equal(local_part(model.get_parameter(name)), whole.get_parameter(name)), name
@@ -226,7 +226,7 @@ def test_pickled_weights_are_refused_with_the_command_that_converts(name: str, t
     with pytest.raises(RoleError):
         load_model(config, str(folder))
     with pytest.raises(RoleError):
-        load_sharded(config, str(folder), solo, seq_len=16)
+        load_checked(config, str(folder), solo, seq_len=16)
     assert not (tmp_path / "executed").exists()
 
 

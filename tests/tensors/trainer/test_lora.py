@@ -30,9 +30,10 @@ from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.adapter_sets import Adapters
+from rlrun.trainer.modeling.model_files import model_files
 from rlrun.trainer.modeling.shard import local_part, shard
-from rlrun.trainer.modeling.small_model import small_model
 from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.proof.small_model import small_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import export, hf_writer
 from tests.tensors.trainer.companions import SMOOTH
@@ -238,7 +239,7 @@ def test_merged_weights_answer_as_the_adapted_model(
 ) -> None:
     config = ModelConfig(path=str(source), dtype="float32")
     model = make_model()
-    files = hf_writer.model_files(model, config, str(source))
+    files = model_files(model, config, str(source))
     adapt(model, solo, CONFIG.model_copy(update={"modules_to_save": ["lm_head"]}))
     train(model, solo, make_batch([9, 7]))
     path = RunPaths(tmp_path).version(1, 1)
@@ -269,7 +270,7 @@ def test_an_exported_checkpoint_is_the_model_with_its_updates(
         CONFIG.model_copy(update={"modules_to_save": full}),
     )
     model = make_model()
-    files = hf_writer.model_files(model, config, str(source))
+    files = model_files(model, config, str(source))
     adapt(model, solo, lora_config)
     train(model, solo, make_batch([9, 7]))
     optimizer = make_optimizer(model, OptimizerConfig(), solo.device)

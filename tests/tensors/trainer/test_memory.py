@@ -16,17 +16,16 @@ from rlrun.config.models.parallel import GPU_KERNELS
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.files.failures import RoleError
-from rlrun.trainer.learning import gradient_accumulation
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.forward import token_statistics
-from rlrun.trainer.learning.gradient_accumulation import check_memory
 from rlrun.trainer.learning.step_buffer import micro_batch
-from rlrun.trainer.modeling import activation_choice, packed_attention
+from rlrun.trainer.modeling import activation_choice, gradient_accumulation, packed_attention
 from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.attention import packages
-from rlrun.trainer.modeling.parallel.dims import ParallelDims
+from rlrun.trainer.modeling.gradient_accumulation import check_memory
 from rlrun.trainer.modeling.shard import Memory, decoder_layers, fsdp_modules, local_part, shard
+from rlrun.trainer.ranks.dims import ParallelDims
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.attention import stand_ins
 

@@ -11,8 +11,8 @@ from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.modeling.packed_attention import layout
-from rlrun.trainer.modeling.parallel.dims import ParallelDims
 from rlrun.trainer.modeling.parallel.rows import _runs
+from rlrun.trainer.ranks.dims import ParallelDims
 
 SIZES = st.integers(1, 4)
 

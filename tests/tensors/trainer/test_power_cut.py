@@ -24,6 +24,7 @@ from rlrun.trainer.checkpoints.completion import Completer
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.model_files import model_files
 from rlrun.trainer.modeling.shard import load_model, shard
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
@@ -51,7 +52,7 @@ def test_a_version_is_durable_before_it_is_complete(
     make_model().save_pretrained(source)
     config = ModelConfig(path=str(source))
     model = load_model(config, str(source))
-    files = hf_writer.model_files(model, config, str(source))
+    files = model_files(model, config, str(source))
     shard(model, solo)
     agree, shards = Together.agree, []
 

@@ -19,9 +19,10 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.protocol.messages.buckets import Bucket, plan_buckets
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.model_files import ModelFiles, model_files
 from rlrun.trainer.modeling.shard import load_model, shard
-from rlrun.trainer.modeling.small_model import small_model
+from rlrun.trainer.proof.small_model import small_model
+from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
 from rlrun.trainer.weights.bucketing import gather_buckets, layout
@@ -54,7 +55,7 @@ def test_what_is_sent_is_what_is_written(
     make_model("qwen3_moe").save_pretrained(source)
     config = ModelConfig(path=str(source), dtype=dtype)
     model = load_model(config, str(source))
-    files = hf_writer.model_files(model, config, str(source))
+    files = model_files(model, config, str(source))
     shard(model, solo)
     hf_writer.publish(model, tmp_path / "v1", files=files, dtype=config.dtype, group=solo)
     written = load_file(tmp_path / "v1" / hf_writer.shard_names(1)[0])
@@ -82,7 +83,7 @@ def test_transformers_loads_identical_logits(
     make_model(family, tied=tied).save_pretrained(source)
     config = ModelConfig(path=str(source), dtype="bfloat16")
     model = load_model(config, str(source))
-    files = hf_writer.model_files(model, config, str(source))
+    files = model_files(model, config, str(source))
     shard(model, solo)
     path = RunPaths(tmp_path).version(3, 1)
     hf_writer.publish(model, path, files=files, dtype=config.dtype, group=solo, shard_bytes=10_000)
@@ -110,11 +111,11 @@ def test_files_have_the_names_of_the_source(kind: str, tmp_path: Path, solo: Gro
     config = ModelConfig(path=str(source), dtype="float32")
     for number, model in enumerate(
         (
-            load_sharded(config, str(source), solo, seq_len=64),
+            load_checked(config, str(source), solo, seq_len=64),
             shard(load_model(config, str(source)), solo),
         )
     ):
-        files = hf_writer.model_files(model, config, str(source))
+        files = model_files(model, config, str(source))
         path = tmp_path / f"v{number}"
         hf_writer.publish(model, path, files=files, dtype="float32", group=solo, shard_bytes=300_000)
         written: dict[str, torch.Tensor] = {}
@@ -139,7 +140,7 @@ def test_a_full_volume_is_told_and_leaves_nothing_behind(
     monkeypatch.setattr(hf_writer, "save_file", full)
     path = RunPaths(tmp_path).version(1, 1)
     with pytest.raises(RoleError, match="volume is full") as caught:
-        hf_writer.publish(shard(make_model(), solo), path, files=hf_writer.ModelFiles({}), dtype="float32", group=solo)
+        hf_writer.publish(shard(make_model(), solo), path, files=ModelFiles({}), dtype="float32", group=solo)
     assert caught.value.code == exit_codes.STORAGE
     assert str(path.parent) in str(caught.value)
     assert list(path.parent.iterdir()) == []
@@ -188,5 +189,5 @@ def test_files_that_are_named_as_in_memory_stay_so(tmp_path: Path, solo: Group, 
     small.save_pretrained(source, save_original_format=False)
     expected = load_file(source / "model.safetensors")
     assert "lm_head.weight" in expected
-    model = load_sharded(ModelConfig(path=str(source), dtype="float32"), str(source), solo, seq_len=64)
+    model = load_checked(ModelConfig(path=str(source), dtype="float32"), str(source), solo, seq_len=64)
     assert sorted(everything(model)) == sorted(expected)

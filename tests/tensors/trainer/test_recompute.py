@@ -34,6 +34,7 @@ from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.modeling.shared_model import load_policy
 from rlrun.trainer.process import Link, Process
+from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.recompute.job import Job
 from rlrun.trainer.recompute.program import Recomputation
@@ -78,7 +79,7 @@ def make_run(tmp_path: Path, source: Path, solo: Group, rewarded: Callable[..., 
         attempt = first_attempt(world_size=1, config_hash=fingerprint(config))
         write_attempt(paths, attempt)
         paths.run_json.write_text(json.dumps({"trainer": config.model_dump(mode="json")}))
-        policy = load_policy(config, str(source), solo, with_weights=True)
+        policy = load_policy(config, str(source), solo, with_weights=True, check=check_model)
         process = Process(policy, lambda: None, lambda *_: None)
         run = Run(config, attempt, bind_objective(config), process, Link(replay=True), output_dir=root)
         run.begin()

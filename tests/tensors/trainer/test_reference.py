@@ -20,6 +20,7 @@ from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import (
     LENGTHS,
@@ -128,7 +129,7 @@ def test_a_teacher_comes_from_its_own_folder_and_must_have_the_vocabulary(
 ) -> None:
     monkeypatch.setattr(load_weights, "load_model", None)  # nothing is loaded whole
     policy = ModelConfig(path=str(source))
-    options = {"initial": str(source), "group": solo}
+    options = {"initial": str(source), "group": solo, "check": check_model}
     found = FrozenReference.load(ReferenceConfig(), policy, vocabulary=50, seq_len=64, **options)
     assert torch.equal(weights(found.model), weights(make_model()))
     assert not found.model.training

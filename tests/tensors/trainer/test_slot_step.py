@@ -31,6 +31,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.shared_model import load_policy
 from rlrun.trainer.process import Link, Process
+from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.run import Run
 from rlrun.trainer.weights import hf_writer, publisher
@@ -62,7 +63,7 @@ class Bench:
         self.paths, self.updates = RunPaths(root), list[dict[str, Tensor]]()
         attempt = first_attempt(world_size=1, config_hash="h")
         write_attempt(self.paths, attempt)
-        self.policy = load_policy(self.config, str(source), group, with_weights=True)
+        self.policy = load_policy(self.config, str(source), group, with_weights=True, check=check_model)
         self.slot = Run(
             self.config,
             attempt,
@@ -132,7 +133,7 @@ def test_a_checkpoint_is_what_its_step_trained(
     for step in (1, 2):
         bench.step(step)
     expected: dict[str, Any] = bench.parameters()
-    policy = load_policy(bench.config, str(source), solo, with_weights=True)
+    policy = load_policy(bench.config, str(source), solo, with_weights=True, check=check_model)
     part = Part(policy.module, make_optimizer(policy.module, bench.config.optimizer, solo.device))
     assert load_checkpoint({POLICY: part}, bench.paths.checkpoint(2, 1)).step == 2
     for name, parameter in policy.module.named_parameters():

@@ -25,9 +25,9 @@ from rlrun.trainer.learning.critic import check_layout
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.parallel.stage_check import fault_of_stages
 from rlrun.trainer.modeling.parallel.stages import keep_stage, second_copy, stage_of
 from rlrun.trainer.modeling.shard import decoder_layers
+from rlrun.trainer.proof.stage_check import fault_of_stages
 
 SIZES = {
     "vocab_size": 96,

@@ -18,8 +18,9 @@ from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.flops import model_cost
-from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.model_files import ModelFiles
 from rlrun.trainer.modeling.shard import load_model
+from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
 from tests.trainer.family_models import make_model
@@ -60,7 +61,7 @@ def test_a_step_is_trained_and_its_weights_are_published(
     config = ModelConfig(path=str(source))
     cost = model_cost(load_model(config, str(source)))
     assert cost.pair == 12 * 2 * 32, "of the text alone"
-    model = load_sharded(config, str(source), solo, seq_len=64)
+    model = load_checked(config, str(source), solo, seq_len=64)
     optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
     trained = train_step(
         model,
@@ -77,7 +78,7 @@ def test_a_step_is_trained_and_its_weights_are_published(
     hf_writer.publish(
         model,
         target,
-        files=hf_writer.ModelFiles({"config.json": (source / "config.json").read_bytes()}),
+        files=ModelFiles({"config.json": (source / "config.json").read_bytes()}),
         dtype="float32",
         group=solo,
     )

@@ -16,10 +16,10 @@ import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.inference.client.engine_client import Completion, EngineUnavailableError
-from rlrun.orchestrator.checkpoint.state import is_lost
 from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
 from rlrun.orchestrator.journal.writer import Journal
 from rlrun.orchestrator.rollouts import engine_session as sessions_module
+from rlrun.protocol.files.attempts import is_lost
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 

@@ -15,19 +15,18 @@ from orch_simulation import eventually, make_config, simulate
 
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.batches.assemble import choose
-from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.evaluation import schedule
 from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question
-from rlrun.orchestrator.groups import Flight, Groups
+from rlrun.orchestrator.groups.groups import Flight, Groups
 from rlrun.orchestrator.journal import recovery
 from rlrun.orchestrator.journal.format import Entry, RolloutEntry
 from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
-from rlrun.orchestrator.rollouts.conversation import Recorded
+from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
-from rlrun.orchestrator.types import Rollout
+from rlrun.orchestrator.types import Recorded, Rollout
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.runtime import exit_codes
 from rlrun.runtime.compute import stepwise

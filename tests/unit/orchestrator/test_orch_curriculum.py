@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.config.models.rollout import CurriculumConfig
-from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
+from rlrun.orchestrator.groups.filters import Rules, reason_to_drop
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
 from rlrun.orchestrator.staleness import capacity, rebased
 from rlrun.orchestrator.tasks.curriculum import TaskPools, pool_of

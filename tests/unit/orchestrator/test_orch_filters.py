@@ -12,7 +12,7 @@ from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, Filte
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.orchestrator.batches.assemble import assemble
-from rlrun.orchestrator.batches.filters import (
+from rlrun.orchestrator.groups.filters import (
     Rules,
     filter_metrics,
     is_gibberish,
@@ -22,8 +22,7 @@ from rlrun.orchestrator.batches.filters import (
     rules_of,
     shaped_reward,
 )
-from rlrun.orchestrator.rollouts.conversation import Recorded
-from rlrun.orchestrator.types import FinishedGroup, Rollout
+from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 
 VOCABULARY = 1000
 

@@ -14,8 +14,8 @@ from orch_simulation import make_config
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.batches.filters import rules_of
-from rlrun.orchestrator.groups import Flight, Groups
+from rlrun.orchestrator.groups.filters import rules_of
+from rlrun.orchestrator.groups.groups import Flight, Groups
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup

@@ -18,18 +18,17 @@ from hypothesis import strategies as st
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.environments.bounds import MAX_METRICS
 from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
-from rlrun.orchestrator.batches.assemble import assemble, choose, choose_first, split_by_age
-from rlrun.orchestrator.batches.filters import Rules
+from rlrun.orchestrator.batches.assemble import assemble, choose, choose_first
 from rlrun.orchestrator.evaluation.evaluator import Answer, due, evaluation_metrics
+from rlrun.orchestrator.groups.filters import Rules
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerError
 from rlrun.orchestrator.progress.metrics_file import MetricsFile, delete_old_traces, is_trace_old, spans
 from rlrun.orchestrator.progress.step_metrics import OwnMetrics, batch_metrics, counter_metrics, group_metrics
-from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
-from rlrun.orchestrator.staleness import capacity, oldest_version, rebased, too_old
+from rlrun.orchestrator.staleness import capacity, oldest_version, rebased, split_by_age, too_old
 from rlrun.orchestrator.tasks.permutation import permuted, share_out
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
-from rlrun.orchestrator.types import FinishedGroup, Rollout
+from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.metrics_line import FURTHEST, read_metrics
 from rlrun.protocol.files.paths import RunPaths

@@ -12,13 +12,13 @@ from orch_simulation import FakeEngine, eventually, make_config
 from rlrun.config.models.rollout import SamplingConfig
 from rlrun.inference.client.completions import Completion
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.batches.filters import rules_of
 from rlrun.orchestrator.engines.pool import EnginePool
-from rlrun.orchestrator.engines.replica import Replica
-from rlrun.orchestrator.groups import Groups, Outcome
+from rlrun.orchestrator.engines.replica import Affinity, Replica
+from rlrun.orchestrator.groups.filters import rules_of
+from rlrun.orchestrator.groups.groups import Groups, Outcome
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.progress.step_metrics import counter_metrics
-from rlrun.orchestrator.rollouts.engine_session import Affinity, Opening, Session
+from rlrun.orchestrator.rollouts.engine_session import Opening, Session
 from rlrun.orchestrator.tasks.sampler import Sampler
 
 CONFIG = make_config(Path("run"), Path("model"), algorithm={"max_async_level": 1, "max_off_policy_steps": 2})

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.orchestrator.checkpoint.state import earlier_attempts
-from rlrun.protocol.files.attempts import first_attempt, next_attempt, read_attempt, write_attempt
+from rlrun.protocol.files.attempts import earlier_attempts, first_attempt, next_attempt, read_attempt, write_attempt
 from rlrun.protocol.files.batch import BatchError, read_batch, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, ManifestError, describe, read_manifest, write_manifest
 from rlrun.protocol.files.failures import RoleError

@@ -11,9 +11,8 @@ from rlrun.advantages import ADVANTAGES
 from rlrun.config.algorithm.names import complete_options
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.orchestrator.batches.assemble import assemble
-from rlrun.orchestrator.batches.filters import Rules
-from rlrun.orchestrator.rollouts.conversation import Recorded
-from rlrun.orchestrator.types import FinishedGroup, Rollout
+from rlrun.orchestrator.groups.filters import Rules
+from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.protocol.files.batch import Batch
 from rlrun.replay.advantage import ESTIMATORS, OFF, explain_advantage, outcomes_of
 from rlrun.replay.sample import report, text

@@ -19,8 +19,9 @@ from rlrun.hub.revisions import keep_revisions
 from rlrun.orchestrator.aio.background import Background, background_tasks
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
+from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.progress.exposition import Measures
-from rlrun.orchestrator.progress.lease import Wishes, lease_from_environment, stall_of
+from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
 from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.client import TrainerClient

@@ -26,16 +26,16 @@ from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.file_limit import raise_limit
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.attempt import feed, open_training
-from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.connect import open_engines
 from rlrun.orchestrator.engines.discovery import Resolve, resolve
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
+from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.engines.replica import Engine
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.progress.lease import Wishes
 from rlrun.orchestrator.rl_pipeline import Pipeline
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
 from rlrun.orchestrator.rollouts.template_check import check_turns, load_tokens
 from rlrun.orchestrator.rollouts.tokenizer import preload

@@ -32,19 +32,19 @@ from rlrun.orchestrator.batches.producer import BatchProducer, readmit_rollouts
 from rlrun.orchestrator.batches.replay import Recording
 from rlrun.orchestrator.checkpoint import state
 from rlrun.orchestrator.checkpoint.writer import PartWriter
-from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.draining import Drain
 from rlrun.orchestrator.engines.gpu_turns import GPUTurns
 from rlrun.orchestrator.engines.load_meter import LoadMeter
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.evaluator import Evaluator, due
 from rlrun.orchestrator.evaluation.schedule import Evaluations
-from rlrun.orchestrator.groups import Groups
+from rlrun.orchestrator.groups.groups import Groups
 from rlrun.orchestrator.journal.writer import Journal, SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.metrics_file import MetricsFile, delete_old_traces
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.orchestrator.progress.snapshot import EngineReports, Standing
+from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.trainer.client import TrainerGoneError
@@ -97,7 +97,15 @@ class Pipeline:
         self._evaluations = Evaluations(context, evaluator, sync=self._sync, metrics=self._metrics, writer=self._writer)
         self._recording = _recording(config, attempt)
         self._journal = _journal(context) if self._recording is None else None
-        self._groups = Groups.restore(context, base, self._journal)
+        self._groups = Groups.restore(
+            context.config,
+            base,
+            made=context.attempt.base_step,
+            tasks=[len(arena.tasks) for arena in context.arenas],
+            vocabulary=context.chat.vocabulary,
+            journal=self._journal,
+            signal=context.signal,
+        )
         self._dispatcher = Dispatcher(context, self._groups, player)
         self._turns, wishes = self._gpu_turns(), context.wishes
         self._meter = LoadMeter(pool, ahead=self._dispatcher.ahead, window=lambda: wishes.window_seconds)

@@ -5,6 +5,10 @@ Group sizes and batch sizes are counted in rollouts, versions as in the architec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rlrun.orchestrator.types import FinishedGroup
+
 
 def capacity(
     *,
@@ -56,3 +60,15 @@ def rebased(step: int, batch_size: int) -> int:
 def newest_seen(step: int, max_async_level: int) -> int:
     """The newest batch that is certain to be made when groups for `step` are dispatched: the one that trains version `step-1-k`."""
     return step - 1 - max_async_level
+
+
+def split_by_age(
+    groups: Sequence[FinishedGroup], *, step: int, max_off_policy_steps: int
+) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
+    """Groups that may be trained in `step`, and those that no later step may train either."""
+    usable: list[FinishedGroup] = []
+    expired: list[FinishedGroup] = []
+    for group in groups:
+        old = too_old(group.dispatch_version, step=step, max_off_policy_steps=max_off_policy_steps)
+        (expired if old else usable).append(group)
+    return usable, expired

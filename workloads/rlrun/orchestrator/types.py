@@ -1,4 +1,4 @@
-"""Types of a finished rollout and a finished group."""
+"""Types of a recorded sequence, a finished rollout and a finished group."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from rlrun.environments.protocol import Message, Tool
-from rlrun.orchestrator.rollouts.conversation import Recorded
 
 
 def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
     """Lengths of the runs of true values in `mask` `[T]`, in order."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     return [int(length) for length in edges[1::2] - edges[::2]]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One finished sequence, columns as in `rlrun.protocol.files.batch.Sample`, all `[T]`."""
+
+    input_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.bool_]
+    logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -10,17 +9,14 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.loading.loader import load_file
-from rlrun.config.loading.problems import ConfigError
-from rlrun.config.models.roles import TrainerConfig
 from rlrun.config.models.run import fingerprint
 from rlrun.diagnostics import crash, heap, stacks
 from rlrun.diagnostics.symptoms import lost_peer
 from rlrun.protocol.files.failures import RoleError, exit_code_of, write_error
-from rlrun.protocol.files.identity import claim, complete
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes, role_log
 from rlrun.trainer.bench_options import BenchOptions
+from rlrun.trainer.ranks.rank_arguments import attempt_number, crash_file, rank_parser, read_config
 from rlrun.trainer.ranks.stop import Stop
 from rlrun.trainer.recompute.job import Job
 
@@ -31,64 +27,9 @@ def configure_log(rank: int) -> None:
     role_log.configure_log(sys.stderr, layout, level="INFO" if rank == 0 else "WARNING")
 
 
-def crash_file(rank: int) -> str:
-    """Crash file of a rank, in the folder of its group."""
-    return f"rank-{rank}"
-
-
-def read_config(file: Path) -> TrainerConfig:
-    """The trainer's part of `run.json`, or a file of the trainer's own fields; what that leaves out is the same on every rank.
-
-    Raises:
-        RoleError: the file is missing or wrong; names every wrong field.
-    """
-    try:
-        return claim(load_file(TrainerConfig, file, section="trainer", complete=complete))
-    except ConfigError as error:
-        raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
-
-
-def attempt_number() -> int:
-    """`RLRUN_ATTEMPT`.
-
-    Raises:
-        RoleError: it is not set, or not a positive number.
-    """
-    text = os.environ.get("RLRUN_ATTEMPT", "")
-    if not text.isdecimal() or int(text) < 1:
-        raise RoleError(f"RLRUN_ATTEMPT has to be the attempt's number, from 1; got {text!r}", exit_codes.USAGE)
-    return int(text)
-
-
-def log_folder(argv: Sequence[str]) -> Path | None:
-    """Log folder for the errors of a rank with these arguments; None: a measurement or a replay reports on stderr alone.
-
-    Raises:
-        RoleError: as of `read_config` and `attempt_number`.
-    """
-    options = _parser().parse_args(argv)
-    if options.bench is not None or options.recompute is not None:
-        return None
-    return RunPaths(Path(read_config(options.config).output_dir)).logs(attempt_number(), "trainer")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trainer", description="One rank of the trainer; torchrun starts it.")
-    parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
-    parser.add_argument(
-        "--replay",
-        type=Path,
-        metavar="DIR",
-        help="train on the recorded batches of this folder, without an orchestrator",
-    )
-    parser.add_argument("--bench", type=BenchOptions.read, metavar="JSON", help="measure steps on fake data, and end")
-    parser.add_argument("--recompute", type=Job.read, metavar="JSON", help="compute steps of a run again, and end")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns its exit code."""
-    options = _parser().parse_args(argv)
+    options = rank_parser(read_bench=BenchOptions.read, read_recompute=Job.read).parse_args(argv)
     stacks.listen()
     crash.listen(crash_file(int(os.environ.get("RANK", "0"))))
     stop = Stop()

@@ -39,12 +39,12 @@ from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.reference import FrozenReference, freeze
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.architecture_check import examine
 from rlrun.trainer.modeling.attention.select import needs_of, select
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
 from rlrun.trainer.modeling.packed_attention import kernel_of, set_kernel
-from rlrun.trainer.modeling.parallel.stage_check import check_stages
 from rlrun.trainer.modeling.shard import Memory, load_model, shard
+from rlrun.trainer.proof.architecture_check import examine
+from rlrun.trainer.proof.stage_check import check_stages
 from rlrun.trainer.ranks.group import Group, process_group
 
 

@@ -34,6 +34,7 @@ from rlrun.trainer.guests.shared_runs import SharedRuns
 from rlrun.trainer.learning.objective import bind_objective, log_band_warnings
 from rlrun.trainer.modeling.shared_model import load_policy, model_source
 from rlrun.trainer.process import Link, Process
+from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.agreement import Agreement
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.ranks.phases import Phases
@@ -90,7 +91,9 @@ def train(
         phases.say("loading", begun.base_step)
         # A checkpoint holds what is trained: the weights that adapters leave as they are come from the model.
         with_weights = config.lora is not None or (begun.base_step == 0 and begun.origin is None)
-        policy = load_policy(config, model_source(config, paths, group), group, with_weights=with_weights)
+        policy = load_policy(
+            config, model_source(config, paths, group), group, with_weights=with_weights, check=check_model
+        )
         clock.done("model")
         process = Process(policy, agreement.meet, phases.say, engines)
         host = Run(config, begun, objective, process, link, output_dir=paths.root)

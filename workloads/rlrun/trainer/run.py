@@ -42,6 +42,7 @@ from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.process import Link, Process
+from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.start_clock import StartClock
 from rlrun.trainer.report import RunReport, append
 from rlrun.trainer.weights.publisher import Publisher
@@ -100,7 +101,9 @@ class Run:
         policy.adapters.hold(config.name, config.lora)
         lora.initialise(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)
-        learner = make_learner(config, policy.module, optimizer, objective, source=policy.source, group=self._group)
+        learner = make_learner(
+            config, policy.module, optimizer, objective, source=policy.source, group=self._group, check=check_model
+        )
         self._steps = Steps(config, policy, learner)
         self._memory = None if process.engines is None else _memory(learner, process.engines, config)
         self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)

@@ -16,19 +16,18 @@ import numpy as np
 
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.config.models.rollout import CurriculumConfig, PoolConfig
-from rlrun.orchestrator.batches.assemble import assemble, choose, split_by_age
-from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
+from rlrun.orchestrator.batches.assemble import assemble, choose
 from rlrun.orchestrator.checkpoint import state
+from rlrun.orchestrator.groups.filters import Rules, reason_to_drop
 from rlrun.orchestrator.journal.format import DroppedEntry, RolloutEntry, encode
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.journal.recovery import Unfinished, read_journal, readmit
 from rlrun.orchestrator.journal.writer import SegmentWriter, remove_settled
 from rlrun.orchestrator.progress.step_metrics import group_means
-from rlrun.orchestrator.rollouts.conversation import Recorded
-from rlrun.orchestrator.staleness import too_old
+from rlrun.orchestrator.staleness import split_by_age, too_old
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
-from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, write_attempt
+from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
+from rlrun.protocol.files.attempts import Attempt, first_attempt, is_lost, next_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, Dropped, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, complete_checkpoints, write_manifest
 from rlrun.protocol.files.paths import RunPaths
@@ -228,7 +227,7 @@ class World:
         batch = self.trained[self.version] = self.batches[self.version]
         for sample in batch.samples:
             [made] = [m for m in self.made[sample.group, sample.rollout] if m.serial == sample.input_ids[0]]
-            assert not state.is_lost(made.newest_version, made.attempt, self.attempt), "a lost version is trained on"
+            assert not is_lost(made.newest_version, made.attempt, self.attempt), "a lost version is trained on"
             assert not too_old(made.dispatch_version, step=batch.step, max_off_policy_steps=self.limit)
         return True
 
@@ -290,5 +289,5 @@ class World:
         """A rollout that counted before is generated again only if it can no longer be trained on."""
         for before in self.made.get((group, member), []):
             old = too_old(before.dispatch_version, step=self.step + 1, max_off_policy_steps=self.limit)
-            lost = state.is_lost(before.newest_version, before.attempt, self.attempt)
+            lost = is_lost(before.newest_version, before.attempt, self.attempt)
             assert old or lost, f"group {group}, member {member} is generated again in {self.attempt.attempt}"

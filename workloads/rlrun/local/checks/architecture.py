@@ -16,7 +16,7 @@ from rlrun.environments.process.life import Command, Limits
 from rlrun.local.shared.proved import is_proved, keep, proof_name
 from rlrun.local.user_code import Finding, Piece
 
-CHECK = "rlrun.trainer.modeling.load_weights:check_folder"
+CHECK = "rlrun.trainer.proof.start_check:check_folder"
 LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
 """Limits of a proof: most of its time is the import of torch and transformers; a model's own code may do anything."""
 

@@ -8,23 +8,10 @@ from itertools import accumulate
 import numpy as np
 
 from rlrun.advantages.of_batch import Values, batch_advantages
-from rlrun.orchestrator.batches.filters import Rules, masked_by, shaped_reward
-from rlrun.orchestrator.rollouts.conversation import Recorded
-from rlrun.orchestrator.staleness import too_old
-from rlrun.orchestrator.types import FinishedGroup, Rollout
+from rlrun.orchestrator.groups.filters import Rules, masked_by, shaped_reward
+from rlrun.orchestrator.staleness import split_by_age
+from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.protocol.files.batch import NO_VERSION, Batch, Outcome, Sample
-
-
-def split_by_age(
-    groups: Sequence[FinishedGroup], *, step: int, max_off_policy_steps: int
-) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
-    """Groups that may be trained in `step`, and those that no later step may train either."""
-    usable: list[FinishedGroup] = []
-    expired: list[FinishedGroup] = []
-    for group in groups:
-        old = too_old(group.dispatch_version, step=step, max_off_policy_steps=max_off_policy_steps)
-        (expired if old else usable).append(group)
-    return usable, expired
 
 
 def choose_first(

@@ -12,14 +12,13 @@ from loguru import logger
 from rlrun.config.models.rollout import solved_rewards
 from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.aio.volume import in_thread, insist
-from rlrun.orchestrator.batches.assemble import assemble, choose_first, split_by_age
-from rlrun.orchestrator.batches.filters import filter_metrics
+from rlrun.orchestrator.batches.assemble import assemble, choose_first
 from rlrun.orchestrator.batches.replay import Recording
 from rlrun.orchestrator.checkpoint import state
-from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.gpu_turns import GPUTurns
 from rlrun.orchestrator.engines.weight_sync import WeightSync
-from rlrun.orchestrator.groups import Batched, Groups
+from rlrun.orchestrator.groups.filters import filter_metrics
+from rlrun.orchestrator.groups.groups import Batched, Groups
 from rlrun.orchestrator.journal.recovery import read_journal, readmit
 from rlrun.orchestrator.journal.writer import rollout_fingerprint
 from rlrun.orchestrator.progress.metrics_file import MetricsFile, is_trace_old, write_trace
@@ -30,7 +29,8 @@ from rlrun.orchestrator.progress.step_metrics import (
     group_means,
     group_metrics,
 )
-from rlrun.orchestrator.staleness import too_old
+from rlrun.orchestrator.rollouts.context import RunContext
+from rlrun.orchestrator.staleness import split_by_age, too_old
 from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, BatchError, write_batch
 from rlrun.protocol.files.failures import RoleError

@@ -15,7 +15,7 @@ from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.journal.ledger import FORMAT_VERSION, Ledger, LedgerError, LedgerState
 from rlrun.orchestrator.staleness import too_old
 from rlrun.orchestrator.tasks.sampler import SamplerState
-from rlrun.protocol.files.attempts import Attempt, read_attempt
+from rlrun.protocol.files.attempts import Attempt, earlier_attempts, is_lost
 from rlrun.protocol.files.batch import NO_VERSION, Batch, BatchError, read_batch
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, complete_checkpoints
 from rlrun.protocol.files.durable import write_json
@@ -116,36 +116,6 @@ def base_snapshot(paths: RunPaths, attempt: Attempt) -> Snapshot:
     if attempt.base_attempt is None:
         return Snapshot(0, Ledger().state())
     return read_snapshot(paths.checkpoint(attempt.base_step, attempt.base_attempt))
-
-
-def _trained_by(attempt: Attempt, version: int) -> int | None:
-    """The attempt that trained a policy version; 0 for the model itself, None if the lineage has no such version."""
-    if version == 0:
-        return 0
-    for segment in attempt.lineage:
-        if segment.first <= version and (segment.last is None or version <= segment.last):
-            return segment.attempt
-    return None
-
-
-def is_lost(version: int, writer: Attempt, attempt: Attempt) -> bool:
-    """True if a policy version that `writer` sampled from is another one, or none, in the lineage of `attempt`.
-
-    The base of an attempt fixes all versions before it, so where a version is not lost no older one is.
-    """
-    return writer.origin != attempt.origin or _trained_by(writer, version) != _trained_by(attempt, version)
-
-
-def earlier_attempts(paths: RunPaths, attempt: Attempt) -> dict[int, Attempt]:
-    """All attempts before this one whose files are undamaged, by number: batches and rollouts of others are made again."""
-    found = {}
-    for number in paths.attempts_on_disk():
-        if number < attempt.attempt:
-            try:
-                found[number] = read_attempt(paths.attempt_file(number))
-            except RoleError as error:
-                logger.warning(f"nothing of attempt {number} is taken over: {error}")
-    return found
 
 
 def _refusal(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_steps: int) -> str | None:

@@ -145,3 +145,14 @@ class Replica:
             return 1.0
         multiple = self.seconds_per_token / fastest
         return multiple if multiple > SLOW else 1.0
+
+
+@dataclass
+class Affinity:
+    """Replica that has a group's prefix: that of the member that asked first."""
+
+    replica: Replica | None = None
+    since: float = 0.0
+    """Time (monotonic seconds) at which the latest request was sent to it."""
+    asked: bool = False
+    """True once a member of the group has got a replica; before, the group counts as a request to come."""

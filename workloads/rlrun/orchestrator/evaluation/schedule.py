@@ -12,10 +12,10 @@ from loguru import logger
 
 from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, trace_line
 from rlrun.orchestrator.progress.metrics_file import MetricsFile, write_jsonl
+from rlrun.orchestrator.rollouts.context import RunContext
 
 
 class Evaluations:

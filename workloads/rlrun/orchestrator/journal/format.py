@@ -16,8 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rlrun.orchestrator.rollouts.conversation import Recorded
-from rlrun.orchestrator.types import Rollout
+from rlrun.orchestrator.types import Recorded, Rollout
 
 FORMAT_VERSION = 1
 _START = struct.Struct("<II")

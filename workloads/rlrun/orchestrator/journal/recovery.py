@@ -15,12 +15,11 @@ from loguru import logger
 
 from rlrun.environments.bounds import MAX_REWARD, BoundsError, number, plain_score
 from rlrun.environments.protocol import Score
-from rlrun.orchestrator.checkpoint.state import earlier_attempts, is_lost
 from rlrun.orchestrator.journal.format import Content, DroppedEntry, Entry, RolloutEntry, read_segment
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.attempts import Attempt, earlier_attempts, is_lost
 from rlrun.protocol.files.paths import JournalSegment, RunPaths
 
 Member = tuple[int, int]

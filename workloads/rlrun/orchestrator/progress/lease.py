@@ -8,14 +8,11 @@ does not get on either calls itself not ready.
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import os
 import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,11 +20,11 @@ import aiohttp
 from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
+from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.protocol.messages import annotations as names
 from rlrun.protocol.messages.annotations import DRAINED_MAX, RENEW_SECONDS, RESULT_MAX, RESULTS_MAX
 from rlrun.protocol.messages.engine_load import EngineLoad
-from rlrun.protocol.messages.spot_wish import SpotWish
 from rlrun.protocol.messages.start_times import start_text
 
 CHANGE_SECONDS = 5.0
@@ -118,31 +115,6 @@ class ApiServer:
 def _message(text: str) -> str:
     found = re.search(r'"message":\s*"((?:[^"\\]|\\.)*)"', text)
     return (found[1] if found else text.strip())[:300]
-
-
-@dataclass
-class Wishes:
-    """Requests of the operator to a run, in the answers to the Lease's renewals."""
-
-    engines: int | None = None
-    """Number of engines to leave in use; None: it asks for nothing."""
-    spot: SpotWish | None = None
-    """Engines of these on interruptible nodes; None: no engine is."""
-    window_seconds: float | None = None
-    """Seconds that a report of their load is to cover."""
-
-    def take(self, lease: str) -> None:
-        """Read an answer; what cannot be read leaves all as it was."""
-        try:
-            found = json.loads(lease)["metadata"].get("annotations") or {}
-            engines = int(found[names.ENGINES_WANTED]) if names.ENGINES_WANTED in found else None
-            window = float(found[names.ENGINES_WINDOW]) if names.ENGINES_WINDOW in found else None
-            spot = SpotWish.read(found[names.ENGINES_SPOT]) if names.ENGINES_SPOT in found else None
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return
-        self.engines = None if engines is None or engines < 1 else engines
-        self.spot = spot
-        self.window_seconds = window if window is not None and math.isfinite(window) and window >= 0 else None
 
 
 def progress_annotations(progress: Progress, attempt: int) -> dict[str, str | None]:

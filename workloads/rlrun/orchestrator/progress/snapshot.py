@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from rlrun.orchestrator.aio.volume import worst
-from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.draining import Drain
 from rlrun.orchestrator.engines.load_meter import LoadMeter
 from rlrun.orchestrator.engines.weight_sync import WeightSync
-from rlrun.orchestrator.evaluation.schedule import Evaluations
-from rlrun.orchestrator.groups import Groups
+from rlrun.orchestrator.groups.groups import Groups
 from rlrun.orchestrator.progress.activity import Activity
 from rlrun.orchestrator.progress.exposition import Measures, engine_loads
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.orchestrator.progress.server import Progress, StepClock, told
 from rlrun.orchestrator.progress.step_metrics import discarded
+from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.trainer.waiting import Since, Waiting, is_idle, of_trainer
 from rlrun.protocol.files.volume_faults import Trouble
 
@@ -36,13 +36,29 @@ class EngineReports:
         return found.model_dump() if found is not None else None
 
 
+class EvaluationCounts(Protocol):
+    """Counts of the evaluations next to the training: `evaluation.schedule.Evaluations`, a room above this one."""
+
+    @property
+    def pending(self) -> int:
+        """Evaluations that are wanted and not finished."""
+
+    @property
+    def answered(self) -> int:
+        """Answers so far."""
+
+    @property
+    def rewards(self) -> Mapping[str, float]:
+        """Latest mean reward of each environment."""
+
+
 class Standing:
     """Read-only view of all parts of the run. Only events (`trained`, `saved`) are passed to it.
 
     Args:
         context: of the attempt.
         groups: where groups are.
-        evaluations: beside the training.
+        evaluations: counts of the evaluations.
         engines: what is known of them.
         metrics: of the steps.
     """
@@ -52,7 +68,7 @@ class Standing:
         context: RunContext,
         groups: Groups,
         *,
-        evaluations: Evaluations,
+        evaluations: EvaluationCounts,
         engines: EngineReports,
         metrics: MetricsFile,
     ) -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from rlrun.config.models.roles import TrajectoryStrategy
 from rlrun.environments.protocol import Message, Reply, Tool
@@ -28,6 +27,7 @@ from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import PREFILLED, SAMPLED_ENDS, ChatTokens
 from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, Said, parse_text
+from rlrun.orchestrator.types import Recorded
 from rlrun.protocol.files.batch import NO_VERSION
 from rlrun.protocol.messages.packed import FLOATS, INTEGERS
 from rlrun.runtime.compute import SMALL, compute
@@ -142,16 +142,6 @@ class _Place(NamedTuple):
     """Tokens of the new messages."""
     text: str
     """The whole conversation; only in branching."""
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """One finished sequence, columns as in `rlrun.protocol.files.batch.Sample`, all `[T]`."""
-
-    input_ids: npt.NDArray[np.int32]
-    loss_mask: npt.NDArray[np.bool_]
-    logprobs: npt.NDArray[np.float32]
-    versions: npt.NDArray[np.int32]
 
 
 class Conversation:

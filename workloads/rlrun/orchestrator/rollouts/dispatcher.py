@@ -13,8 +13,8 @@ from rlrun.config.models.rollout import SamplingConfig
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
-from rlrun.orchestrator.context import RunContext
-from rlrun.orchestrator.groups import Flight, Groups, Outcome
+from rlrun.orchestrator.groups.groups import Flight, Groups, Outcome
+from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.rollouts.conversation import RolloutError
 from rlrun.orchestrator.rollouts.engine_session import Opening, Session, derived_seed
 from rlrun.orchestrator.rollouts.environment_pool import Arena

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
@@ -16,7 +15,7 @@ from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
 from rlrun.environments.protocol import Tool
 from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
-from rlrun.orchestrator.engines.replica import Replica
+from rlrun.orchestrator.engines.replica import Affinity, Replica
 from rlrun.orchestrator.rollouts.tool_parsing import Said
 from rlrun.protocol.messages.packed import integers
 
@@ -38,17 +37,6 @@ class Sample(Protocol):
     """Sends one request for several continuations."""
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]: ...
-
-
-@dataclass
-class Affinity:
-    """Replica that has a group's prefix: that of the member that asked first."""
-
-    replica: Replica | None = None
-    since: float = 0.0
-    """Time (monotonic seconds) at which the latest request was sent to it."""
-    asked: bool = False
-    """True once a member of the group has got a replica; before, the group counts as a request to come."""
 
 
 class Session:

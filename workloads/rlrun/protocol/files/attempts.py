@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from loguru import logger
 from pydantic import TypeAdapter
 
 from rlrun.diagnostics.fault_points import reach
@@ -171,3 +172,33 @@ def check_number(paths: RunPaths, attempt: int) -> None:
 def next_number(paths: RunPaths, at_least: int = 1) -> int:
     """1 + the highest attempt on disk, at least `at_least`."""
     return max([at_least, *(n + 1 for n in paths.attempts_on_disk())])
+
+
+def _trained_by(attempt: Attempt, version: int) -> int | None:
+    """The attempt that trained a policy version; 0 for the model itself, None if the lineage has no such version."""
+    if version == 0:
+        return 0
+    for segment in attempt.lineage:
+        if segment.first <= version and (segment.last is None or version <= segment.last):
+            return segment.attempt
+    return None
+
+
+def is_lost(version: int, writer: Attempt, attempt: Attempt) -> bool:
+    """True if a policy version that `writer` sampled from is another one, or none, in the lineage of `attempt`.
+
+    The base of an attempt fixes all versions before it, so where a version is not lost no older one is.
+    """
+    return writer.origin != attempt.origin or _trained_by(writer, version) != _trained_by(attempt, version)
+
+
+def earlier_attempts(paths: RunPaths, attempt: Attempt) -> dict[int, Attempt]:
+    """All attempts before this one whose files are undamaged, by number: batches and rollouts of others are made again."""
+    found = {}
+    for number in paths.attempts_on_disk():
+        if number < attempt.attempt:
+            try:
+                found[number] = read_attempt(paths.attempt_file(number))
+            except RoleError as error:
+                logger.warning(f"nothing of attempt {number} is taken over: {error}")
+    return found

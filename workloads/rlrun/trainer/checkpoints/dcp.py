@@ -6,7 +6,6 @@ so progress is the step and the count of skipped updates.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +39,6 @@ class Progress:
     """The last trained step; the policy version that the parameters are."""
     skipped_steps: int = 0
     """Updates that were left out so far because the gradient was not finite."""
-
-
-def seed_step(seed: int, step: int) -> None:
-    """Seed the generators for a step: a resumed run draws what the uninterrupted one drew."""
-    torch.manual_seed(zlib.crc32(f"{seed}/{step}".encode()))  # the CPU's generator looks at 32 bits only
 
 
 @dataclass(frozen=True)

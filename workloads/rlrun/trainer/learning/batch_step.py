@@ -11,10 +11,10 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Validation
 from rlrun.protocol.packing.micro_batches import Row, plan
 from rlrun.trainer.channel.batch_feed import read_checked
-from rlrun.trainer.checkpoints.dcp import seed_step
 from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.lr_schedule import learning_rate
 from rlrun.trainer.learning.minibatches import Update, mini_batches
+from rlrun.trainer.learning.seed import seed_step
 from rlrun.trainer.learning.validation import validate
 from rlrun.trainer.modeling.flops import peak_flops
 from rlrun.trainer.modeling.shared_model import Policy

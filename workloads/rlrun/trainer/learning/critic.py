@@ -22,13 +22,13 @@ from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import Signals, release
-from rlrun.trainer.learning.gradient_accumulation import prepare_backward
 from rlrun.trainer.learning.optim.stopwatch import Stopwatch
 from rlrun.trainer.learning.optim.update import all_finite, apply_gradient
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.learning.token_advantages import group_places, normalize_tokens, token_moments
-from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.gradient_accumulation import prepare_backward
+from rlrun.trainer.modeling.load_weights import ArchitectureCheck, load_sharded
 from rlrun.trainer.modeling.lora import fill
 from rlrun.trainer.modeling.parallel.rows import join, row_part
 from rlrun.trainer.modeling.shard import Memory
@@ -59,7 +59,9 @@ class Estimates:
     """`explained_variance`, `value_mean` and `return_mean`, over the loss tokens of all ranks."""
 
 
-def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, group: Group) -> Critic:
+def make_critic(
+    config: CriticConfig, trainer: TrainerConfig, source: str, *, group: Group, check: ArchitectureCheck
+) -> Critic:
     """Load the policy's body from `source`, give it a value head, shard it like the policy.
 
     Args:
@@ -67,6 +69,7 @@ def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, gr
         trainer: for everything that it shares with the policy.
         source: of the policy's model.
         group: every rank takes part.
+        check: see `load_sharded`.
 
     Raises:
         RoleError: it cannot be loaded or divided.
@@ -77,6 +80,7 @@ def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, gr
         source,
         group,
         seq_len=trainer.seq_len,
+        check=check,
         memory=Memory.of(trainer),
         kernel=trainer.attention,
         prepare=to_critic,

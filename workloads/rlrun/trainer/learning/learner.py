@@ -20,6 +20,7 @@ from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
 from rlrun.trainer.learning.token_advantages import KlInputs, kl_advantages, kl_token_rewards, token_moments
 from rlrun.trainer.learning.train_step import train_step
+from rlrun.trainer.modeling.load_weights import ArchitectureCheck
 from rlrun.trainer.ranks.group import Group
 
 
@@ -160,6 +161,7 @@ def make_learner(
     *,
     source: str,
     group: Group,
+    check: ArchitectureCheck,
 ) -> Learner:
     """Load what stands beside the policy.
 
@@ -173,6 +175,7 @@ def make_learner(
         loss: what a step minimises, bound.
         source: where the policy's model is loaded from.
         group: every rank takes part.
+        check: see `load_sharded`.
 
     Raises:
         RoleError: a model cannot be loaded, or the reference has another vocabulary.
@@ -188,9 +191,10 @@ def make_learner(
             vocabulary=vocabulary,
             seq_len=config.seq_len,
             group=group,
+            check=check,
         )
     if algorithm.critic is not None:
-        critic = make_critic(algorithm.critic, config, source, group=group)
+        critic = make_critic(algorithm.critic, config, source, group=group, check=check)
     return Learner(
         model,
         optimizer,

@@ -15,7 +15,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.optim.update import all_finite
 from rlrun.trainer.learning.step_buffer import MicroBatch
-from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.load_weights import ArchitectureCheck, load_sharded
 from rlrun.trainer.modeling.shard import check_source
 from rlrun.trainer.ranks.group import Group
 
@@ -51,7 +51,15 @@ class FrozenReference:
 
     @classmethod
     def load(
-        cls, config: ReferenceConfig, policy: ModelConfig, *, initial: str, vocabulary: int, seq_len: int, group: Group
+        cls,
+        config: ReferenceConfig,
+        policy: ModelConfig,
+        *,
+        initial: str,
+        vocabulary: int,
+        seq_len: int,
+        group: Group,
+        check: ArchitectureCheck,
     ) -> FrozenReference:
         """Load it from its source, again in every attempt: no checkpoint holds it.
 
@@ -62,6 +70,7 @@ class FrozenReference:
             vocabulary: size of the policy's.
             seq_len: longest sequence of the run, in tokens.
             group: every rank takes part.
+            check: see `load_sharded`.
 
         Raises:
             RoleError: it cannot be loaded, or its vocabulary has another size.
@@ -74,7 +83,7 @@ class FrozenReference:
         source = initial if chosen is policy else reference_source(config, chosen)
         try:
             check_source(chosen, source)
-            model = load_sharded(chosen, source, group, seq_len=seq_len, prepare=prepare)
+            model = load_sharded(chosen, source, group, seq_len=seq_len, check=check, prepare=prepare)
         except RoleError as error:
             raise RoleError(f"algorithm.reference: {error}", error.code) from error
         return cls(model.eval())

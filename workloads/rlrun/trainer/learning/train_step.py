@@ -21,10 +21,10 @@ from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.forward import stage_output, token_statistics, weighted_statistics
-from rlrun.trainer.learning.gradient_accumulation import prepare_backward
 from rlrun.trainer.learning.optim.stopwatch import Stopwatch
 from rlrun.trainer.learning.optim.update import apply_gradient
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
+from rlrun.trainer.modeling.gradient_accumulation import prepare_backward
 from rlrun.trainer.modeling.parallel.pipeline import run_rows
 from rlrun.trainer.modeling.parallel.rows import part_tokens
 from rlrun.trainer.modeling.parallel.stages import add_shared_gradients, stage_of

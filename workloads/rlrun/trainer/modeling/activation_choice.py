@@ -14,7 +14,7 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.architecture import Architecture, ShapeError, from_config
 from rlrun.fit.sources import UnknownModelError, shape_of
 from rlrun.fit.trainer import ChosenMode, chosen_mode
-from rlrun.trainer.learning.gradient_accumulation import device_memory
+from rlrun.trainer.modeling.gradient_accumulation import device_memory
 from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.ranks.group import Group
 

@@ -15,15 +15,14 @@ from transformers.utils.hub import cached_file
 
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import AttentionKernel
+from rlrun.fit.kernel_table import Feature
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.architecture_check import check_architecture, find_fault, remember_noise
 from rlrun.trainer.modeling.attention.select import needs_of, select
-from rlrun.trainer.modeling.parallel.stage_check import check_stages
+from rlrun.trainer.modeling.noise import read_noise, remember_noise, remove_noise
 from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard
-from rlrun.trainer.modeling.small_config import deterministic, noise
 from rlrun.trainer.modeling.stored.buffers import make_buffers
 from rlrun.trainer.modeling.stored.files import Files, open_files, stored_names
 from rlrun.trainer.modeling.stored.lazy import Lazy
@@ -35,12 +34,17 @@ _NAMED = 3
 """Most tensors that an error names."""
 
 
+ArchitectureCheck = Callable[[PreTrainedModel, str, Group, int], frozenset[Feature]]
+"""Check of a model on meta: model, source, ranks, longest sequence in tokens. Returns the demands on the kernel; raises `RoleError`."""
+
+
 def load_sharded(
     config: ModelConfig,
     source: str,
     group: Group,
     *,
     seq_len: int,
+    check: ArchitectureCheck,
     with_weights: bool = True,
     memory: Memory | None = None,
     kernel: AttentionKernel = "auto",
@@ -55,6 +59,7 @@ def load_sharded(
         source: folder or name on the hub.
         group: says the layout.
         seq_len: longest sequence of the run, in tokens.
+        check: check of the architecture before weights are read: `proof.start_check.check_model`, a room above this one.
         with_weights: False leaves them undefined, to be filled from a checkpoint; but for those that the architecture itself freezes
             (biases of routers), which no checkpoint has.
         memory: what is kept, recomputed and rounded; see `shard`.
@@ -64,13 +69,8 @@ def load_sharded(
     Raises:
         RoleError: it cannot be loaded, its architecture gives wrong numbers here, or it cannot be divided so.
     """
-    options = {"revision": config.revision or "main"}
-    with loading_errors(source):
-        model = _on_meta(config, source, options)
-        names = stored_names(source, options)
-    remember(model, names)
-    features = check_architecture(model, source, group, seq_len=seq_len)
-    check_stages(model, group, seq_len=seq_len)
+    model, names = model_on_meta(config, source)
+    features = check(model, source, group, seq_len)
     compute_dtype = None if memory is None else memory.compute_dtype
     needs = needs_of(model.config, features)
     chosen = select(kernel, type(model).__name__, needs, group, compute_dtype=compute_dtype)
@@ -86,7 +86,7 @@ def load_sharded(
         return shard(whole, group, memory=memory)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     with loading_errors(source):
-        files = open_files(source, options, names or []) if with_weights or frozen else Files({})
+        files = open_files(source, _revision(config), names or []) if with_weights or frozen else Files({})
     _by_slices(model, files, group, memory, source=source, finish=finished, only=None if with_weights else frozen)
     if files.where and group.leads:
         logger.info(f"read {files.bytes_read / 2**30:.2f} GiB of the weights on rank 0")
@@ -129,36 +129,38 @@ def _by_slices(
                 _fill(tensor, planned[name])
 
 
-def check_folder(path: str, *, trust_remote_code: bool, seq_len: int) -> None:
-    """Refuse a model folder whose architecture the trainer computes wrongly, as `load_sharded` does, without its weights.
-
-    Args:
-        path: of the folder.
-        trust_remote_code: whether its own code may run.
-        seq_len: longest sequence of the run, in tokens.
-
-    Raises:
-        RoleError: what the trainer would refuse it with.
-    """
-    options = {"revision": "main"}
-    with loading_errors(path):
-        model = _on_meta(ModelConfig(path=path, trust_remote_code=trust_remote_code), path, options)
-        names = stored_names(path, options)
-    remember(model, names)
-    if (fault := find_fault(model, seq_len=seq_len)) is not None:
-        raise RoleError(fault, exit_codes.CONFIGURATION)
-
-
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
+
+
+def model_on_meta(config: ModelConfig, source: str) -> tuple[PreTrainedModel, list[str] | None]:
+    """Build a model without memory for its tensors, which remembers the names in its files; return it and these names.
+
+    Args:
+        config: revision, and whether the model's own code may run.
+        source: folder or name on the hub.
+
+    Raises:
+        RoleError: there is no such model, or transformers cannot build it.
+    """
+    options = _revision(config)
+    with loading_errors(source):
+        model = _on_meta(config, source, options)
+        names = stored_names(source, options)
+    remember(model, names)
+    return model, names
+
+
+def _revision(config: ModelConfig) -> dict[str, str]:
+    return {"revision": config.revision or "main"}
 
 
 def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> PreTrainedModel:
     packed_attention.register()
     trust = config.trust_remote_code
     architecture = AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
-    values = noise(architecture)
-    deterministic(architecture)
+    values = read_noise(architecture)
+    remove_noise(architecture)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(

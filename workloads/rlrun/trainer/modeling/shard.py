@@ -27,21 +27,20 @@ from rlrun.hub.pickled import refuse_pickles
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.learning import gradient_accumulation
-from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling import gradient_accumulation, packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.activation_choice import NO_COMPILER, activation_mode, compiled_layers, has_compiler
 from rlrun.trainer.modeling.activation_offload import Offload
 from rlrun.trainer.modeling.compiled.fallback import compile_layer
+from rlrun.trainer.modeling.noise import remove_noise
 from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.modeling.parallel import rows
-from rlrun.trainer.modeling.parallel.dims import ParallelDims
 from rlrun.trainer.modeling.parallel.experts import divide_experts, experts_of
 from rlrun.trainer.modeling.parallel.later_weights import postpone
 from rlrun.trainer.modeling.parallel.stages import Elsewhere, keep_stage, second_copy
 from rlrun.trainer.modeling.parallel.tensor import check_family, divide_layers
-from rlrun.trainer.modeling.small_config import deterministic
 from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.ranks.dims import ParallelDims
 from rlrun.trainer.ranks.group import Group
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -79,7 +78,7 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
     shape: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": packed_attention.NAME}
     with loading_errors(source):
         architecture = AutoConfig.from_pretrained(source, **options)
-        deterministic(architecture)
+        remove_noise(architecture)
         if with_weights:
             model = AutoModelForCausalLM.from_pretrained(
                 source, config=architecture, use_safetensors=True, **options, **shape

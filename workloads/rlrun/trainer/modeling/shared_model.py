@@ -15,10 +15,10 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.adapter_sets import Adapters
 from rlrun.trainer.modeling.flops import Cost, model_cost
-from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.load_weights import ArchitectureCheck, load_sharded
+from rlrun.trainer.modeling.model_files import ModelFiles, model_files
 from rlrun.trainer.modeling.shard import Memory, check_source, fsdp_modules
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.weights import hf_writer
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Policy:
     group: Group
     source: str
     """Folder that it was loaded from."""
-    files: hf_writer.ModelFiles
+    files: ModelFiles
     cost: Cost
     adapters: Adapters
 
@@ -76,7 +76,9 @@ def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
     return source
 
 
-def load_policy(config: TrainerConfig, source: str, group: Group, *, with_weights: bool) -> Policy:
+def load_policy(
+    config: TrainerConfig, source: str, group: Group, *, with_weights: bool, check: ArchitectureCheck
+) -> Policy:
     """Load the model and divide it. Trained values are not set yet. Every rank calls it.
 
     Args:
@@ -84,6 +86,7 @@ def load_policy(config: TrainerConfig, source: str, group: Group, *, with_weight
         source: of the model.
         group: the ranks.
         with_weights: False leaves all weights to be filled from a checkpoint.
+        check: see `load_sharded`.
 
     Raises:
         RoleError: it cannot be loaded, divided, or adapted.
@@ -100,10 +103,11 @@ def load_policy(config: TrainerConfig, source: str, group: Group, *, with_weight
         source,
         group,
         seq_len=config.seq_len,
+        check=check,
         with_weights=with_weights,
         memory=Memory.of(config),
         kernel=config.attention,
         prepare=prepare,
     )
-    files = hf_writer.model_files(module, config.model, source)
+    files = model_files(module, config.model, source)
     return Policy(module, group, source, files, costs[-1], Adapters(module))

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
+from rlrun.trainer.ranks.dims import Meshes, ParallelDims
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longest time that ranks wait for each other; covers one rank that reads or writes a large model alone."""

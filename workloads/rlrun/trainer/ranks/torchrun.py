@@ -19,7 +19,7 @@ from typing import Protocol
 
 from rlrun.diagnostics import crash, heap, stacks
 from rlrun.protocol.files.failures import RoleError, telling_lines, write_error
-from rlrun.trainer.__main__ import crash_file, log_folder
+from rlrun.trainer.ranks.rank_arguments import crash_file, log_folder
 
 _SIGNALLED = 128
 _SAME_LOOK_SECONDS = 1

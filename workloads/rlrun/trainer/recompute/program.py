@@ -22,6 +22,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.shared_model import load_policy, model_source
+from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.recompute.job import Job
 from rlrun.trainer.recompute.sample import Explained, Keeping, explain, sample_of
@@ -61,11 +62,13 @@ class Recomputation:
         self._loss = Keeping.from_mixture(bind_objective(config))
         source = model_source(config, RunPaths(Path(config.output_dir)), group)
         with_weights = config.lora is not None or job.start is None
-        self._policy = policy = load_policy(config, source, group, with_weights=with_weights)
+        self._policy = policy = load_policy(config, source, group, with_weights=with_weights, check=check_model)
         policy.adapters.hold(config.name, config.lora)
         lora.initialise(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, group.device)
-        learner = make_learner(config, policy.module, optimizer, self._loss, source=policy.source, group=group)
+        learner = make_learner(
+            config, policy.module, optimizer, self._loss, source=policy.source, group=group, check=check_model
+        )
         self._parts: dict[str, Part] = trained_parts(learner)
         self._steps = Steps(config, policy, learner)
         progress = dcp.Progress()

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from rlrun.config.models.model import DType
 from rlrun.protocol.messages.buckets import Bucket, Slot, TensorInfo
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.model_files import published_tensors
 from rlrun.trainer.modeling.parallel.rows import meshes_of
 from rlrun.trainer.modeling.parallel.stages import Stage, of_all_stages, stage_of
 from rlrun.trainer.modeling.tensor_names import file_tensors, parts
-from rlrun.trainer.weights.hf_writer import gather, published_tensors
+from rlrun.trainer.weights.hf_writer import gather
 
 
 def layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:

@@ -30,19 +30,12 @@ from rlrun.trainer.checkpoints import dcp_reader
 from rlrun.trainer.checkpoints.dcp import POLICY, parameter_key
 from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
 from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import load_model
 from rlrun.trainer.modeling.stored.files import open_files, stored_names
 from rlrun.trainer.modeling.stored.plan import plan
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, remember
-from rlrun.trainer.weights.hf_writer import (
-    SHARD_BYTES,
-    file_shards,
-    model_files,
-    published_tensors,
-    shard_names,
-    sizes_of,
-    write_index,
-)
+from rlrun.trainer.weights.hf_writer import SHARD_BYTES, file_shards, shard_names, sizes_of, write_index
 
 
 @dataclass(frozen=True)

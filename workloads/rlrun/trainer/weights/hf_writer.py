@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,64 +16,20 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
-from rlrun.config.models.model import DType, ModelConfig
+from rlrun.config.models.model import DType
 from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.durable import fsync_path, fsync_tree, make_folder, put_in_place, remove_folder
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
 from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.parallel.stages import of_all_stages, second_copy, stage_of
+from rlrun.trainer.modeling.model_files import ModelFiles, published_tensors
+from rlrun.trainer.modeling.parallel.stages import of_all_stages, stage_of
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, parts
 from rlrun.trainer.ranks.group import Group
 
 SHARD_BYTES = 4 * 1024**3
 """Most bytes of one file; with more ranks than that makes files, there is one file per rank."""
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """The small files of a model folder, by name: `config.json`, `generation_config.json`, the tokenizer's."""
-
-    contents: Mapping[str, bytes]
-
-
-def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFiles:
-    """Files that every version's folder repeats, read once; the configuration gives the format that weights are published in."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
-        )
-        tokenizer.save_pretrained(folder)
-        generation = getattr(model, "generation_config", None)
-        if isinstance(generation, GenerationConfig):
-            generation.save_pretrained(folder)
-        document = _source_config(model, config, source).to_dict() | {"dtype": config.dtype, "use_cache": True}
-        document["architectures"] = [type(model).__name__.removeprefix("FSDP")]
-        document.pop("_attn_implementation", None)
-        (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
-        return ModelFiles({path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()})
-
-
-def _source_config(model: Any, config: ModelConfig, source: str) -> PreTrainedConfig:
-    """The configuration as the source has it: the model's own has no dropout."""
-    original = AutoConfig.from_pretrained(
-        source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
-    )
-    return original if type(original) is type(model.config) else original.get_text_config()
-
-
-def published_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of a version's files, by name: each parameter once (tied ones under their first name) and persistent buffers; no adapters.
-
-    Those of this rank's stage, with a pipeline.
-    """
-    state, copy = model.state_dict(), second_copy(model)
-    first = {name for name, one in model.named_parameters() if not lora.of_adapter(name) and one is not copy}
-    buffers = {name for name, _ in model.named_buffers()}
-    return {name: tensor for name, tensor in state.items() if name in first or name in buffers}
 
 
 def divide(sizes: Mapping[str, int], parts: int) -> list[list[str]]:

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.nn.functional import pad
 
-from rlrun.trainer.learning.gradient_accumulation import prepare_backward
+from rlrun.trainer.modeling.gradient_accumulation import prepare_backward
 from rlrun.trainer.modeling.parallel.later_weights import hold_gradients, later_weights_of, reduce_gradients
 from rlrun.trainer.modeling.parallel.schedules import Order, order
 from rlrun.trainer.modeling.parallel.stages import Stage

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlrun.trainer.modeling.packed_attention import Layout, layout, part_layout
 from rlrun.trainer.modeling.parallel.collectives import reduce_from
-from rlrun.trainer.modeling.parallel.dims import Meshes
+from rlrun.trainer.ranks.dims import Meshes
 
 _ATTRIBUTE = "_rlrun_meshes"
 

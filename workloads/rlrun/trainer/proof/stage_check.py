@@ -18,7 +18,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.lm_head import find_head
 from rlrun.trainer.modeling.parallel.stages import keep_stage
 from rlrun.trainer.modeling.shard import decoder_layers
-from rlrun.trainer.modeling.small_model import quiet, small_model
+from rlrun.trainer.proof.small_model import quiet, small_model
 from rlrun.trainer.ranks.group import Group
 
 if TYPE_CHECKING:

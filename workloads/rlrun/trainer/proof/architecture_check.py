@@ -28,12 +28,13 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.model_files import published_tensors
+from rlrun.trainer.modeling.noise import set_noise, source_noise
 from rlrun.trainer.modeling.packed_attention import layout
-from rlrun.trainer.modeling.small_config import LONGEST, noise, set_noise
-from rlrun.trainer.modeling.small_model import quiet, small_model
 from rlrun.trainer.modeling.tensor_names import copy_names, file_tensors, parts
+from rlrun.trainer.proof.small_config import LONGEST
+from rlrun.trainer.proof.small_model import quiet, small_model
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.weights.hf_writer import published_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,7 +108,9 @@ def examine(model: PreTrainedModel, *, seq_len: int) -> Verdict:
         model: see `check_architecture`.
         seq_len: longest sequence of the run, in tokens.
     """
-    key = f"{type(model)} {seq_len} {model.config!r} {_noise_of(model)} {getattr(model, '_weight_conversions', None)}"
+    key = (
+        f"{type(model)} {seq_len} {model.config!r} {source_noise(model)} {getattr(model, '_weight_conversions', None)}"
+    )
     if key not in _found:
         with _undisturbed(), packed_attention.observed_features() as features:
             fault = _fault(model, seq_len)
@@ -123,7 +126,7 @@ def _fault(model: PreTrainedModel, seq_len: int) -> str | None:
             small = small_model(type(model), model.config, attention="eager", seq_len=seq_len, seed=seed)
             ours, alone, in_training = (copy.deepcopy(small) for _ in range(3))
             ids, weights = _inputs(len(small.get_input_embeddings().weight), seed)
-            expected = _eager(_as_engines_compute(small, _noise_of(model)), ids, weights)
+            expected = _eager(_as_engines_compute(small, source_noise(model)), ids, weights)
         except Exception as error:
             return f"a small model of it, made to check it, fails: {_reason(error)}{_too_long(model, seq_len)}"
         try:
@@ -147,16 +150,6 @@ def _fault(model: PreTrainedModel, seq_len: int) -> str | None:
         return f"{fault} (on a small model of it with random weights)"
     copy_names(model, ours)
     return _file_fault(ours)
-
-
-def remember_noise(model: PreTrainedModel, values: Mapping[str, float]) -> None:
-    """Keep with a model the noise (`small_config.noise`) that its source has, where its own configuration has none any more."""
-    model._noise = dict(values)
-
-
-def _noise_of(model: PreTrainedModel) -> dict[str, float]:
-    found: dict[str, float] = getattr(model, "_noise", None) or noise(model.config)
-    return found
 
 
 def _as_engines_compute(small: PreTrainedModel, values: Mapping[str, float]) -> PreTrainedModel:

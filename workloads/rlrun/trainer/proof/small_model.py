@@ -13,8 +13,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
+from rlrun.trainer.modeling.noise import remove_noise
 from rlrun.trainer.modeling.shard import decoder_layers
-from rlrun.trainer.modeling.small_config import deterministic, shrunk
+from rlrun.trainer.proof.small_config import shrunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +43,7 @@ def small_model(
         Exception: whatever the architecture's own code raises.
     """
     small = shrunk(config, seq_len=seq_len)
-    deterministic(small)
+    remove_noise(small)
     small.use_cache = False
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)

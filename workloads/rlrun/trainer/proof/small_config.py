@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedConfig
+
+from rlrun.trainer.modeling.noise import config_parts
 
 LONGEST = 24
 """Tokens of the longest sequence that a small model is run on."""
@@ -20,35 +22,12 @@ _VOCABULARY = 96
 _HEADS = 4
 _HEAD_DIM = 16
 _EXPERTS = 8
-_RANDOM = re.compile(r"dropout|drop_rate|pdrop|layerdrop|jitter")
 _LENGTH = re.compile(
     r"position_embeddings$|^n_positions$|^n_ctx$|max_seq_len|max_sequence_length|model_max_length|^max_(source|target)_positions$"
     r"|sliding_window(_size)?$|attention_chunk_size|attention_window_size|^window_size$|^local_attention$|^index_topk$|context_length"
     r"|^floor_scale$"  # positions after which queries of Llama 4 grow
 )
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
-
-def deterministic(config: PreTrainedConfig) -> None:
-    """Set every dropout and router jitter to 0, in place: log-probabilities must not depend on chance."""
-    set_noise(config, dict.fromkeys(noise(config), 0.0))
-
-
-def noise(config: PreTrainedConfig) -> dict[str, float]:
-    """Dropouts and router jitters that are above 0, by name; of parts that have the same one, the last part's."""
-    return {
-        name: value
-        for part in _parts(config)
-        for name, value in vars(part).items()
-        if isinstance(value, float) and value > 0 and _RANDOM.search(name)
-    }
-
-
-def set_noise(config: PreTrainedConfig, values: Mapping[str, float]) -> None:
-    """Set dropouts and router jitters by name, in place, in every part that has them."""
-    for part in _parts(config):
-        for name in values.keys() & vars(part).keys():
-            setattr(part, name, values[name])
 
 
 def shrunk(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig:
@@ -60,17 +39,11 @@ def shrunk(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig:
             so that it acts; any other one does not.
     """
     small = copy.deepcopy(config)
-    for part in _parts(small):
+    for part in config_parts(small):
         _shrink(part, seq_len)
         if hasattr(part, "quantization_config"):
             del part.quantization_config
     return small
-
-
-def _parts(config: PreTrainedConfig) -> list[PreTrainedConfig]:
-    """A configuration and those in it, the outer one first."""
-    nested = [value for value in vars(config).values() if isinstance(value, PreTrainedConfig)]
-    return [config, *(part for inner in nested for part in _parts(inner))]
 
 
 @dataclass(frozen=True)

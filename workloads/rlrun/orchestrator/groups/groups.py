@@ -21,16 +21,14 @@ from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.batches.assemble import split_by_age
-from rlrun.orchestrator.batches.filters import Rules, reason_to_drop, rules_of
 from rlrun.orchestrator.checkpoint.state import Snapshot
-from rlrun.orchestrator.context import RunContext
+from rlrun.orchestrator.engines.replica import Affinity
+from rlrun.orchestrator.groups.filters import Rules, reason_to_drop, rules_of
 from rlrun.orchestrator.journal.format import DroppedEntry, RolloutEntry
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.journal.recovery import Readmitted, Unfinished
 from rlrun.orchestrator.journal.writer import Journal
-from rlrun.orchestrator.rollouts.engine_session import Affinity
-from rlrun.orchestrator.staleness import is_fed, rebased, too_old
+from rlrun.orchestrator.staleness import is_fed, rebased, split_by_age, too_old
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.batch import Dropped
@@ -114,22 +112,39 @@ class Groups:
         """Rollouts that were filtered since the last group that was not, by reason."""
 
     @classmethod
-    def restore(cls, context: RunContext, base: Snapshot, journal: Journal | None) -> Groups:
-        """Groups at the attempt's start."""
-        config, sampler = (
-            context.config,
-            Sampler.from_config(context.config, [len(arena.tasks) for arena in context.arenas]),
-        )
+    def restore(
+        cls,
+        config: OrchestratorConfig,
+        base: Snapshot,
+        *,
+        made: int,
+        tasks: Sequence[int],
+        vocabulary: int,
+        journal: Journal | None,
+        signal: Signal,
+    ) -> Groups:
+        """Create the groups at the start of an attempt.
+
+        Args:
+            config: configuration of the role.
+            base: state of the orchestrator at the attempt's base step.
+            made: the attempt's base step.
+            tasks: number of training tasks of each environment, in the order of the configuration.
+            vocabulary: number of tokens of the tokenizer.
+            journal: see the class.
+            signal: see the class.
+        """
+        sampler = Sampler.from_config(config, tasks)
         if not sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group):
             logger.warning("environments or curricula have changed since the checkpoint: the pools start empty")
         return cls(
             config,
-            made=context.attempt.base_step,
+            made=made,
             ledger=Ledger.restore(base.ledger),
             sampler=sampler,
-            rules=rules_of(config, vocabulary=context.chat.vocabulary),
+            rules=rules_of(config, vocabulary=vocabulary),
             journal=journal,
-            signal=context.signal,
+            signal=signal,
         )
 
     # ---- counts

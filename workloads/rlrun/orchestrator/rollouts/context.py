@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.engines.pool import EnginePool
-from rlrun.orchestrator.progress.lease import Wishes
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.trainer.client import TrainerClient
