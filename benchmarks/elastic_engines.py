@@ -34,7 +34,7 @@ from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import endpoints
 from rlrun.protocol.messages.engine_load import EngineLoad
-from rlrun_operator.decide.engines.autoscale import Rules, choose
+from rlrun_operator.decide.engines.autoscale import Rules, choose_engines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support/orchestrator/simulation"))
 
@@ -140,7 +140,7 @@ async def operate(fleet: Fleet, wishes: Wishes, url: str, rules: Rules) -> None:
             except aiohttp.ClientError:
                 continue
             load, drained = found["engine_load"], found["engines_drained"] or ()
-            choice = choose(wanted, EngineLoad(**load) if load else None, rules)
+            choice = choose_engines(wanted, EngineLoad(**load) if load else None, rules)
             if choice.why:
                 logger.info(f"step {found['step']}: {wanted} to {choice.engines} engines: {choice.why}")
             wanted = wishes.engines = choice.engines

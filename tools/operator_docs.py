@@ -25,7 +25,7 @@ _NOTE = (
 
 def files() -> dict[Path, str]:
     """Every generated file with its text."""
-    found = {PAGE: page(), METRICS_PAGE: metrics_page(), ADMISSION_POLICY: admission_policy.template()}
+    found = {PAGE: page(), METRICS_PAGE: metrics_page(), ADMISSION_POLICY: admission_policy.render_template()}
     return found | {PICTURES / f"{each.name}.json": dashboard_json(each) for each in DASHBOARDS}
 
 

@@ -53,9 +53,9 @@ def rendered(name: str, namespace: str) -> list[Json]:
     """Every child of such a run, as the operator makes it; nobody owns them."""
     spec = RLRunSpec.model_validate(run(name, **SPEC)["spec"])
     context = render.RunContext(name, namespace, "uid", spec, 1, RenderSettings())
-    needs = render.prerequisites(context)
+    needs = render.render_prerequisites(context)
     key = render.api_key_secret(context, "the key of a run")
-    made = [dict(child) for child in (*needs.create, key, *needs.apply, *render.workloads(context).made)]
+    made = [dict(child) for child in (*needs.create, key, *needs.apply, *render.render_workloads(context).made)]
     for child in made:
         child["metadata"] = {k: v for k, v in child["metadata"].items() if k != "ownerReferences"}
     return made

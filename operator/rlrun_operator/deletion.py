@@ -16,7 +16,7 @@ _FIRST = "firstDeletion"
 """Key in the metadata of a pod in the store: seconds since the epoch."""
 
 
-def remembered(pod: Manifest, known: Manifest | None) -> Manifest:
+def remember_deletion(pod: Manifest, known: Manifest | None) -> Manifest:
     """`pod` with the first deletion from `known`, the state of the same name before."""
     if known is None or known["metadata"].get("uid") != pod["metadata"].get("uid"):
         return pod

@@ -26,7 +26,7 @@ COLLECT_AFTER = (50_000, 20, 50)
 log = logging.getLogger("rlrun_operator")
 
 
-def parser() -> Parser:
+def build_parser() -> Parser:
     """The command line. A Deployment sets the environment."""
     made = Parser(
         "rlrun-operator",
@@ -41,37 +41,37 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Exit codes: 0 stopped, 1 another operator leads, 2 cannot work like this, 3 unexpected error, 64 wrong command line."""
-    check = parser().parse_args(argv).check
+    check = build_parser().parse_args(argv).check
     try:
-        _run(check=check)
+        _run_operator(check=check)
     except ModuleNotFoundError as error:
         message = extras.explain(error, operator=True)
         if message is None:
             raise
-        sys.exit(_say(message))
+        sys.exit(_print_line(message))
 
 
-def _run(*, check: bool) -> None:
+def _run_operator(*, check: bool) -> None:
     try:
         settings = from_environment(os.environ)
     except SettingsError as error:
-        sys.exit(_say(error))
+        sys.exit(_print_line(error))
     log_setup.set_up(settings.log_level, settings.log_format)
 
     # Imported late: kopf takes most of a second, and wrong settings deserve an answer at once.
     from rlrun_operator.decide.state_machine import decide
-    from rlrun_operator.kube.kubeconfig import ConnectionSetupError, connect
+    from rlrun_operator.kube.kubeconfig import ConnectionSetupError, load_credentials
     from rlrun_operator.manager import LeadershipLostError, Operator
     from rlrun_operator.reconcile import watch
 
-    watch.quiet(debug=settings.log_level == "debug")
+    watch.quiet_kopf(debug=settings.log_level == "debug")
     try:
-        connection = connect()
+        connection = load_credentials()
     except ConnectionSetupError as error:
-        sys.exit(_say(error))
+        sys.exit(_print_line(error))
 
     if check:
-        sys.exit(asyncio.run(_check(settings, connection)))
+        sys.exit(asyncio.run(_check_installation(settings, connection)))
     # Parsed JSON is plenty and without cycles; by default the collector would look through all of it again and again, for more CPU
     # than everything else here takes.
     gc.freeze()
@@ -91,29 +91,29 @@ def _run(*, check: bool) -> None:
         log.error("port %d (RLRUN_HTTP_PORT) cannot be served: %s", settings.http_port, error)
         sys.exit(PROBLEM)
     except Exception as error:
-        log.error("ended by an error that nobody expected: %s", log_setup.where(error))
+        log.error("ended by an error that nobody expected: %s", log_setup.describe_exception(error))
         sys.exit(UNEXPECTED)
     log.info("stopped")
 
 
-async def _check(settings: OperatorSettings, connection: Connection) -> int:
+async def _check_installation(settings: OperatorSettings, connection: Connection) -> int:
     """Print what is wrong with the installation; returns the exit code."""
     from rlrun_operator.kube.client import Client, UnavailableError
-    from rlrun_operator.runtime.installation_check import faults
+    from rlrun_operator.runtime.installation_check import find_faults
 
     async with connection.session() as session:
         try:
-            found = await faults(Client(session, connection.server), settings)
+            found = await find_faults(Client(session, connection.server), settings)
         except UnavailableError as error:
             found = [f"the API server {connection.server} cannot be used: {error}"]
     for fault in found:
-        _say(fault)
+        _print_line(fault)
     if not found:
         where = ", ".join(settings.namespaces) or "all namespaces"
         print(f"rlrun-operator: RLRun is installed, the rights are complete, and an operator serves {where}")
     return PROBLEM if found else 0
 
 
-def _say(error: Exception | str) -> int:
+def _print_line(error: Exception | str) -> int:
     print(f"rlrun-operator: {error}", file=sys.stderr)
     return PROBLEM

@@ -27,7 +27,7 @@ _KEPT_OF_METADATA = ("f:labels", "f:ownerReferences")
 _UNCOMPARED = ("apiVersion", "kind", "metadata")
 
 
-def held(manifest: Manifest) -> str:
+def held_fields(manifest: Manifest) -> str:
     """Fields that the operator's apply holds, as JSON; the same string for all objects of one shape. `null`: none.
 
     Args:
@@ -35,11 +35,11 @@ def held(manifest: Manifest) -> str:
     """
     for entry in manifest["metadata"].get("managedFields") or ():
         if entry.get("manager") == MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource"):
-            return sys.intern(json.dumps(_shape(entry.get("fieldsV1") or {}), sort_keys=True))
+            return sys.intern(json.dumps(_field_shape(entry.get("fieldsV1") or {}), sort_keys=True))
     return "null"
 
 
-def _shape(fields: Manifest) -> Json:
+def _field_shape(fields: Manifest) -> Json:
     """Fields without what differs between two runs: owners by their UID, and annotations."""
     metadata = fields.get("f:metadata") or {}
     kept = {name: metadata[name] for name in _KEPT_OF_METADATA if name in metadata}
@@ -48,29 +48,31 @@ def _shape(fields: Manifest) -> Json:
     return {**fields, "f:metadata": kept}
 
 
-def unheld(found: str, manifest: Manifest) -> list[str]:
+def unheld_fields(found: str, manifest: Manifest) -> list[str]:
     """Fields of `manifest` that the operator does not hold any more, as paths; empty: none was touched.
 
     Args:
-        found: `held` of the object that exists.
+        found: `held_fields` of the object that exists.
         manifest: as it is applied. The values of its fields do not matter.
     """
-    fields = _parsed(found) or {}
+    fields = _parse_fields(found) or {}
     metadata = manifest["metadata"]
     wanted: Json = {"labels": metadata["labels"]} if metadata.get("labels") else {}
     if metadata.get("ownerReferences"):
         wanted["ownerReferences"] = True
-    lost = _missing(fields.get("f:metadata") or {}, wanted, "metadata")
-    return lost + _missing(fields, {name: value for name, value in manifest.items() if name not in _UNCOMPARED}, "")
+    lost = _missing_paths(fields.get("f:metadata") or {}, wanted, "metadata")
+    return lost + _missing_paths(
+        fields, {name: value for name, value in manifest.items() if name not in _UNCOMPARED}, ""
+    )
 
 
 @lru_cache(maxsize=256)
-def _parsed(found: str) -> Json | None:
+def _parse_fields(found: str) -> Json | None:
     fields: Json | None = json.loads(found)
     return fields
 
 
-def _missing(fields: Manifest, wanted: Manifest, path: str) -> list[str]:
+def _missing_paths(fields: Manifest, wanted: Manifest, path: str) -> list[str]:
     lost: list[str] = []
     for name, value in wanted.items():
         here = f"{path}.{name}" if path else name
@@ -78,7 +80,7 @@ def _missing(fields: Manifest, wanted: Manifest, path: str) -> list[str]:
         if inner is None:
             lost.append(here)
         elif isinstance(value, Mapping) and inner:  # {}: the field is held as a whole
-            lost += _missing(inner, value, here)
+            lost += _missing_paths(inner, value, here)
         elif isinstance(value, list) and any(key != "." for key in inner):
             lost += _of_items(inner, value, here)
     return lost
@@ -96,11 +98,11 @@ def _of_items(fields: Manifest, wanted: Sequence[object], path: str) -> list[str
             continue
         # Keys that the API server fills in, such as a port's protocol, are not in the item.
         key = next((key for key, named in keyed.items() if all(item.get(k, v) == v for k, v in named.items())), None)
-        lost += [here] if key is None else _missing(fields[key], item, here)
+        lost += [here] if key is None else _missing_paths(fields[key], item, here)
     return lost
 
 
-def edits(manifest: Manifest) -> dict[str, tuple[str, str]]:
+def foreign_edits(manifest: Manifest) -> dict[str, tuple[str, str]]:
     """Fields of `spec` that other clients have set: path -> (field manager, value as it may be shown, or empty).
 
     Args:
@@ -108,37 +110,37 @@ def edits(manifest: Manifest) -> dict[str, tuple[str, str]]:
             is of its controller.
     """
     entries = manifest["metadata"].get("managedFields") or ()
-    if held(manifest) == "null":
+    if held_fields(manifest) == "null":
         return {}
     found: dict[str, tuple[str, str]] = {}
     for entry in entries:
         if entry.get("manager") == MANAGER or (entry.get("subresource") or SCALE) != SCALE:
             continue
         fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
-        for path, value in _leaves(fields, manifest.get("spec"), "spec"):
+        for path, value in _leaf_fields(fields, manifest.get("spec"), "spec"):
             if len(found) < EDITS_MAX:
                 found[path] = (str(entry.get("manager")), value)
     return found
 
 
-def _leaves(fields: Manifest, value: object, path: str) -> Iterator[tuple[str, str]]:
+def _leaf_fields(fields: Manifest, value: object, path: str) -> Iterator[tuple[str, str]]:
     """Paths of the fields that an entry holds, each with its value."""
     inner = {key: each for key, each in fields.items() if key != "."}
     if not inner:
-        yield path, _shown(path, value)
+        yield path, _show_scalar(path, value)
     for key, each in inner.items():
         if key.startswith("f:"):
             name = key[2:]
-            yield from _leaves(each, value.get(name) if isinstance(value, Mapping) else None, f"{path}.{name}")
+            yield from _leaf_fields(each, value.get(name) if isinstance(value, Mapping) else None, f"{path}.{name}")
         elif key.startswith("k:") and isinstance(value, list):
             named = json.loads(key[2:])
             for index, item in enumerate(value):
                 if isinstance(item, Mapping) and all(item.get(k, v) == v for k, v in named.items()):
-                    yield from _leaves(each, item, f"{path}[{index}]")
+                    yield from _leaf_fields(each, item, f"{path}[{index}]")
                     break
 
 
-def _shown(path: str, value: object) -> str:
+def _show_scalar(path: str, value: object) -> str:
     """A scalar in one line; empty for values that may be secret, and for lists and mappings."""
     hidden = any(part.partition("[")[0] in _HIDDEN for part in path.split("."))
     if hidden or value is None or isinstance(value, Mapping | list):

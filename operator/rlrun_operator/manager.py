@@ -23,7 +23,7 @@ from rlrun_operator.reconcile.kept_out import request_refused
 from rlrun_operator.reconcile.kueue_queue import KueueQueue
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.reconcile.queues import queue_of
-from rlrun_operator.reconcile.reconciler import Decide, Outside, Queue, Reconciler
+from rlrun_operator.reconcile.reconciler import Decide, Dependencies, Queue, Reconciler
 from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.reconcile.volcano_queue import VolcanoQueue
 from rlrun_operator.runtime import health, preflight
@@ -31,7 +31,7 @@ from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.defaults_files import DefaultsFiles
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.leader_election import Leader, LeadershipLostError, NotLeadingError
-from rlrun_operator.runtime.log_setup import where
+from rlrun_operator.runtime.log_setup import describe_exception
 from rlrun_operator.runtime.metrics import Metrics
 from rlrun_operator.runtime.territory import DURATION_SECONDS, Place, Territory
 from rlrun_operator.runtime.watch_health import Stream, Watches
@@ -89,7 +89,7 @@ class Operator:
         self._queue = self._queue_of(look_ups)
         self._reconciler = Reconciler(
             decide=decide,
-            outside=Outside(self._client, self._store, look_ups, self._poster, self._metrics, self._queue),
+            outside=Dependencies(self._client, self._store, look_ups, self._poster, self._metrics, self._queue),
             settings=settings.render,
             name=settings.name,
             again=self._workers.add,
@@ -134,7 +134,7 @@ class Operator:
             OSError: the health port is taken.
         """
         self._take_signals()
-        site = await health.serve(self._health(), self._metrics.registry, self._settings.http_port)
+        site = await health.serve_health(self._health(), self._metrics.registry, self._settings.http_port)
         tasks: list[asyncio.Task[None]] = []
         try:
             tasks.append(asyncio.create_task(self._beat(), name="beat"))
@@ -179,7 +179,7 @@ class Operator:
         told: list[str] = []
         while not self._stop.is_set():
             try:
-                self._waiting_for = await preflight.problems(
+                self._waiting_for = await preflight.find_problems(
                     self._client, self._settings.namespaces, self._settings.pod_namespace
                 )
             except (UnavailableError, ApiError) as error:
@@ -293,7 +293,9 @@ class Operator:
         if run is not None and (place := self._place_of(run)) is not None and not await self._territory.may_act(place):
             if place in self._to_tell and (other := self._territory.others().get(place)):
                 self._to_tell.discard(place)
-                await self._poster.post(run, EventRecord("Warning", reasons.SERVED_BY_ANOTHER, _served(place, other)))
+                await self._poster.post(
+                    run, EventRecord("Warning", reasons.SERVED_BY_ANOTHER, _served_namespaces(place, other))
+                )
             return
         await self._reconciler.reconcile(key)
 
@@ -310,7 +312,7 @@ class Operator:
     def _place_changed(self, place: Place, other: str) -> None:
         if other:
             self._to_tell.add(place)
-            log.warning("%s", _served(place, other))
+            log.warning("%s", _served_namespaces(place, other))
         else:
             self._to_tell.discard(place)
             self._wake_all(place[0])
@@ -323,7 +325,7 @@ class Operator:
         elif isinstance(error, ApiError | UnavailableError):
             log.warning("run %s/%s: %s; retry in %g s", *key, error, pause)
         else:
-            log.error("run %s/%s: unexpected %s; retry in %g s", *key, where(error), pause)
+            log.error("run %s/%s: unexpected %s; retry in %g s", *key, describe_exception(error), pause)
 
     async def _beat(self) -> None:
         """Measure how late the event loop is."""
@@ -363,7 +365,9 @@ class Operator:
             dead=self._dead,
             stands_by=lambda: self._leader.stands_by,
             not_ready=self._not_ready,
-            served_by_others=lambda: [_served(place, other) for place, other in self._territory.others().items()],
+            served_by_others=lambda: [
+                _served_namespaces(place, other) for place, other in self._territory.others().items()
+            ],
             before_scrape=[
                 lambda: self._metrics.observe_objects(self._store.count()),
                 lambda: self._metrics.observe_places(self._territory.held(), self._territory.others()),
@@ -371,7 +375,7 @@ class Operator:
         )
 
 
-def _served(place: Place, other: str) -> str:
+def _served_namespaces(place: Place, other: str) -> str:
     return (
         f"namespace {place[0]}: the operator {other} looks after its runs; this one takes over {DURATION_SECONDS} s after that one "
         "is gone. Take the namespace out of watchNamespaces of one of them, or give one an operatorName"

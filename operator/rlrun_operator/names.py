@@ -150,7 +150,7 @@ class Names:
         return f"{self.trainer}-{ordinal}"
 
 
-def labels(run: str, role: Role | None = None, attempt: int | None = None) -> dict[str, str]:
+def child_labels(run: str, role: Role | None = None, attempt: int | None = None) -> dict[str, str]:
     """Labels of a child."""
     result = {
         "app.kubernetes.io/name": "rlrun",
@@ -194,12 +194,12 @@ def is_made_for(metadata: Manifest, run: str) -> bool:
 
 def attempt_of(metadata: Mapping[str, object]) -> int | None:
     """The attempt that an object belongs to, by its label; None when it has none, or one that no attempt has."""
-    return _number(metadata.get("labels"), ATTEMPT_LABEL)
+    return _read_number(metadata.get("labels"), ATTEMPT_LABEL)
 
 
 def key_attempt_of(metadata: Mapping[str, object]) -> int:
     """The attempt whose key a workload was rendered with, by its annotation; 0: the run's first key."""
-    return _number(metadata.get("annotations"), KEY_ANNOTATION) or 0
+    return _read_number(metadata.get("annotations"), KEY_ANNOTATION) or 0
 
 
 def attempt_number(text: object) -> int | None:
@@ -209,5 +209,5 @@ def attempt_number(text: object) -> int | None:
     return int(text)
 
 
-def _number(found: object, name: str) -> int | None:
+def _read_number(found: object, name: str) -> int | None:
     return attempt_number(found.get(name) if isinstance(found, Mapping) else None)

@@ -31,7 +31,7 @@ def demands_of(spec: Manifest) -> dict[str, float]:
     """Sum of what the pod's containers ask for, devices first."""
     total: Counter[str] = Counter()
     for container in spec.get("containers") or ():
-        total.update(_asked(container))
+        total.update(_container_requests(container))
     return dict(sorted(((n, a) for n, a in total.items() if a), key=lambda item: ("/" not in item[0], item[0])))
 
 
@@ -44,25 +44,25 @@ def requests_of(spec: Manifest) -> dict[str, float]:
     steady: Counter[str] = Counter()
     peak: Counter[str] = Counter()
     for container in spec.get("initContainers") or ():
-        asked = _asked(container)
+        asked = _container_requests(container)
         if container.get("restartPolicy") == "Always":
             steady.update(asked)
             peak |= steady
         else:
             peak |= steady + Counter(asked)
     for container in spec.get("containers") or ():
-        steady.update(_asked(container))
-    total = dict(steady | peak) | _asked(spec)
+        steady.update(_container_requests(container))
+    total = dict(steady | peak) | _container_requests(spec)
     for name, amount in (spec.get("overhead") or {}).items():
-        total[name] = total.get(name, 0.0) + quantity(amount)
+        total[name] = total.get(name, 0.0) + parse_quantity(amount)
     return {name: amount for name, amount in total.items() if amount} | {"pods": 1.0}
 
 
-def takes(node: Manifest, spec: Manifest, wanted: Mapping[str, set[str]], demands: Mapping[str, float]) -> bool:
+def takes_pod(node: Manifest, spec: Manifest, wanted: Mapping[str, set[str]], demands: Mapping[str, float]) -> bool:
     """True if an empty node of this kind would take the pod."""
     labelled = all(label_of(node, key) in values for key, values in wanted.items())
-    open_to_it = not (node.get("spec") or {}).get("unschedulable") and not untolerated(node, spec)
-    return labelled and open_to_it and all(allocatable(node, name) >= amount for name, amount in demands.items())
+    open_to_it = not (node.get("spec") or {}).get("unschedulable") and not untolerated_taints(node, spec)
+    return labelled and open_to_it and all(allocatable_amount(node, name) >= amount for name, amount in demands.items())
 
 
 def obstacle_between(node: Manifest, spec: Manifest) -> str | None:
@@ -77,18 +77,18 @@ def obstacle_between(node: Manifest, spec: Manifest) -> str | None:
     conditions = (node.get("status") or {}).get("conditions") or ()
     if any(c.get("type") == "Ready" and c.get("status") != "True" for c in conditions):
         return "not ready"
-    if taints := untolerated(node, {**spec, "tolerations": spec.get("tolerations") or []}):
+    if taints := untolerated_taints(node, {**spec, "tolerations": spec.get("tolerations") or []}):
         return f"taint {taints[0]}"
     for key, value in (spec.get("nodeSelector") or {}).items():
         if label_of(node, key) != str(value):
             return f"no label {key}={value}"
     terms = _node_terms(spec)
-    if terms and not any(_matches(term, node) for term in terms):
+    if terms and not any(_matches_term(term, node) for term in terms):
         return "the pod's node affinity"
     return None
 
 
-def healthy(node: Manifest) -> Manifest:
+def healthy_node(node: Manifest) -> Manifest:
     """The node as it is once it is ready, not cordoned, and not under pressure: without the taints that Kubernetes itself sets."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     taints = [taint for taint in spec.get("taints") or () if not str(taint.get("key")).startswith(_OF_HEALTH)]
@@ -106,14 +106,14 @@ def _node_terms(spec: Manifest) -> Sequence[Manifest]:
     return found
 
 
-def _matches(term: Manifest, node: Manifest) -> bool:
+def _matches_term(term: Manifest, node: Manifest) -> bool:
     """True if a node meets all rules of one term; one without rules is met by none."""
     rules = [(rule, label_of(node, str(rule.get("key")))) for rule in term.get("matchExpressions") or ()]
     rules += [(rule, str(node["metadata"].get("name"))) for rule in term.get("matchFields") or ()]
-    return bool(rules) and all(_holds(rule, value) for rule, value in rules)
+    return bool(rules) and all(_rule_holds(rule, value) for rule, value in rules)
 
 
-def _holds(rule: Manifest, value: str | None) -> bool:
+def _rule_holds(rule: Manifest, value: str | None) -> bool:
     operator, values = str(rule.get("operator")), [str(v) for v in rule.get("values") or ()]
     if operator in ("Exists", "DoesNotExist"):
         return (value is not None) == (operator == "Exists")
@@ -128,7 +128,7 @@ def _holds(rule: Manifest, value: str | None) -> bool:
     return number > limit if operator == "Gt" else number < limit
 
 
-def untolerated(node: Manifest, spec: Manifest) -> list[str]:
+def untolerated_taints(node: Manifest, spec: Manifest) -> list[str]:
     """Taints that keep the pod away."""
     if "tolerations" not in spec:  # the API server adds some to every pod: without any, this is not the whole pod
         return []
@@ -136,12 +136,12 @@ def untolerated(node: Manifest, spec: Manifest) -> list[str]:
     for taint in (node.get("spec") or {}).get("taints") or ():
         if taint.get("effect") == "PreferNoSchedule":
             continue
-        if not any(_tolerates(toleration, taint) for toleration in spec.get("tolerations") or ()):
+        if not any(_tolerates_taint(toleration, taint) for toleration in spec.get("tolerations") or ()):
             result.append(f"{taint.get('key')}={taint['value']}" if taint.get("value") else str(taint.get("key")))
     return result
 
 
-def _tolerates(toleration: Manifest, taint: Manifest) -> bool:
+def _tolerates_taint(toleration: Manifest, taint: Manifest) -> bool:
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     if toleration.get("operator") == "Exists":
@@ -155,24 +155,24 @@ def label_of(node: Manifest, key: str) -> str | None:
     return str(found) if found is not None else None
 
 
-def allocatable(node: Manifest, resource: str) -> float:
+def allocatable_amount(node: Manifest, resource: str) -> float:
     """Amount of a resource that a node has for pods."""
-    return quantity(((node.get("status") or {}).get("allocatable") or {}).get(resource, 0))
+    return parse_quantity(((node.get("status") or {}).get("allocatable") or {}).get(resource, 0))
 
 
-def quantity(value: object) -> float:
+def parse_quantity(value: object) -> float:
     """A Kubernetes quantity as a number; 0 where it cannot be read."""
     found = _QUANTITY.fullmatch(str(value))
     return float(found.group(1)) * _UNITS[found.group(2) or ""] if found else 0.0
 
 
-def show(resource: str, amount: float) -> str:
+def show_amount(resource: str, amount: float) -> str:
     """An amount of a resource, for messages."""
     return f"{amount / 2**30:.4g}Gi" if resource in ("memory", "ephemeral-storage") else f"{amount:g}"
 
 
-def _asked(container: Manifest) -> dict[str, float]:
+def _container_requests(container: Manifest) -> dict[str, float]:
     """Requests of a container; what has a limit alone is requested as much."""
     resources = container.get("resources") or {}
     asked = (resources.get("limits") or {}) | (resources.get("requests") or {})
-    return {name: quantity(amount) for name, amount in asked.items()}
+    return {name: parse_quantity(amount) for name, amount in asked.items()}

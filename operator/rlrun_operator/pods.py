@@ -134,7 +134,7 @@ def read_pods(manifests: Iterable[Manifest], *, uid: str, born_after: float) -> 
     own: list[Pod] = []
     others: list[Pod] = []
     for manifest in manifests:
-        if (pod := _read(manifest)) is not None:
+        if (pod := _read_pod(manifest)) is not None:
             said = run_uid_of(manifest["metadata"])
             if said is None and not manifest["metadata"].get("ownerReferences"):
                 continue  # made by hand: it was not made for a run
@@ -143,7 +143,7 @@ def read_pods(manifests: Iterable[Manifest], *, uid: str, born_after: float) -> 
     return own, others
 
 
-def _read(manifest: Manifest) -> Pod | None:
+def _read_pod(manifest: Manifest) -> Pod | None:
     metadata, spec, status = (manifest.get(part) or {} for part in ("metadata", "spec", "status"))
     role = (metadata.get("labels") or {}).get(ROLE_LABEL)
     if role not in ROLES or not _is_original(metadata, cast(Role, role)):
@@ -151,22 +151,22 @@ def _read(manifest: Manifest) -> Pod | None:
     conditions = {c.get("type"): c for c in status.get("conditions") or ()}
     first = first_asked_at(metadata)
     return Pod(
-        ref=Ref("Pod", _text(metadata, "name")),
-        uid=_text(metadata, "uid"),
+        ref=Ref("Pod", _read_text(metadata, "name")),
+        uid=_read_text(metadata, "uid"),
         role=cast(Role, role),
         attempt=attempt_of(metadata) or 0,
         node=spec.get("nodeName"),
         phase=str(status.get("phase", "Pending")),
-        reason=_text(status, "reason"),
-        message=_text(status, "message"),
+        reason=_read_text(status, "reason"),
+        message=_read_text(status, "message"),
         created_at=seconds_of(metadata.get("creationTimestamp")) or 0.0,
         deleted_at=first if first is not None else asked_at(metadata),
         deletion_seen=first is not None,
-        ready=_is(conditions, "Ready", "True"),
-        mounted=_is(conditions, "PodReadyToStartContainers", "True"),
-        disruption=_words(conditions, "DisruptionTarget", "True"),
-        unscheduled=_words(conditions, "PodScheduled", "False"),
-        containers=_containers(spec, status),
+        ready=_condition_is(conditions, "Ready", "True"),
+        mounted=_condition_is(conditions, "PodReadyToStartContainers", "True"),
+        disruption=_condition_words(conditions, "DisruptionTarget", "True"),
+        unscheduled=_condition_words(conditions, "PodScheduled", "False"),
+        containers=_reported_containers(spec, status),
         manifest=manifest,
         spot=role == "inference" and SPOT_LABEL in (metadata.get("labels") or {}),
     )
@@ -184,22 +184,22 @@ def _is_original(metadata: Manifest, role: Role) -> bool:
     return number.isdecimal() and start == (names.trainer if role == "trainer" else f"{names.run}-orchestrator")
 
 
-def _text(block: Manifest, name: str) -> str:
+def _read_text(block: Manifest, name: str) -> str:
     return str(block.get(name) or "")
 
 
-def _containers(spec: Manifest, status: Manifest) -> tuple[Container, ...]:
+def _reported_containers(spec: Manifest, status: Manifest) -> tuple[Container, ...]:
     """Containers that the kubelet reports, with the images that were asked for."""
     asked = [c for part in ("initContainers", "containers") for c in spec.get(part) or ()]
     images = {c.get("name"): c.get("image", "") for c in asked}
     return tuple(
-        _container(container, part.startswith("init"), images)
+        _read_container(container, part.startswith("init"), images)
         for part in ("initContainerStatuses", "containerStatuses")
         for container in status.get(part) or ()
     )
 
 
-def _container(status: Manifest, init: bool, images: Mapping[str, str]) -> Container:
+def _read_container(status: Manifest, init: bool, images: Mapping[str, str]) -> Container:
     state = status.get("state") or {}
     waiting = state.get("waiting") or {}
     name = str(status.get("name", ""))
@@ -210,13 +210,13 @@ def _container(status: Manifest, init: bool, images: Mapping[str, str]) -> Conta
         running="running" in state,
         ready=bool(status.get("ready")),
         restarts=int(status.get("restartCount") or 0),
-        waiting_reason=_text(waiting, "reason"),
-        waiting_message=_text(waiting, "message"),
-        exit=_exit(state, status.get("lastState") or {}),
+        waiting_reason=_read_text(waiting, "reason"),
+        waiting_message=_read_text(waiting, "message"),
+        exit=_container_exit(state, status.get("lastState") or {}),
     )
 
 
-def _exit(state: Manifest, last: Manifest) -> Exit | None:
+def _container_exit(state: Manifest, last: Manifest) -> Exit | None:
     """End of a container, or of the one before it: a later clean end hides no failure."""
     ends = [end for part in (state, last) if (end := part.get("terminated"))]
     if not ends:
@@ -224,18 +224,18 @@ def _exit(state: Manifest, last: Manifest) -> Exit | None:
     ended = next((end for end in ends if end.get("exitCode")), ends[0])
     return Exit(
         int(ended.get("exitCode") or 0),
-        _text(ended, "reason"),
-        _text(ended, "message").strip(),
+        _read_text(ended, "reason"),
+        _read_text(ended, "message").strip(),
         seconds_of(ended.get("finishedAt")),
     )
 
 
-def _is(conditions: Mapping[str, Manifest], kind: str, status: str) -> bool:
+def _condition_is(conditions: Mapping[str, Manifest], kind: str, status: str) -> bool:
     return bool((conditions.get(kind) or {}).get("status") == status)
 
 
-def _words(conditions: Mapping[str, Manifest], kind: str, status: str) -> tuple[str, str] | None:
-    if not _is(conditions, kind, status):
+def _condition_words(conditions: Mapping[str, Manifest], kind: str, status: str) -> tuple[str, str] | None:
+    if not _condition_is(conditions, kind, status):
         return None
     found = conditions[kind]
     return str(found.get("reason") or ""), str(found.get("message") or "")

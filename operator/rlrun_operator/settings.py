@@ -208,17 +208,17 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         return value
 
     defaults = OperatorSettings()
-    namespaces = _namespaces(environ, wrong)
-    images = _images(environ, wrong)
-    domain = _domain(environ, wrong, defaults.render.cluster_domain)
+    namespaces = _read_namespaces(environ, wrong)
+    images = _read_images(environ, wrong)
+    domain = _read_domain(environ, wrong, defaults.render.cluster_domain)
     if (policy := environ.get("RLRUN_IMAGE_PULL_POLICY") or None) is not None:
         choice("RLRUN_IMAGE_PULL_POLICY", get_args(PullPolicy), "")
     level = choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
     log_format = choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
     read_nodes, assigned = (choice(name, ("true", "false"), "false") == "true" for name in _FLAGS)
     name, lease = label("RLRUN_OPERATOR_NAME", ""), label("RLRUN_LEASE_NAME", MANAGER)
-    installation, network = _installation(environ, problems), _network(environ, problems)
-    queue, port = _queue(environ, problems), _port(environ, problems)
+    installation, network = _read_installation(environ, problems), _read_network(environ, problems)
+    queue, port = _read_queue(environ, problems), _read_port(environ, problems)
     if problems:
         raise SettingsError("; ".join(problems))
     return OperatorSettings(
@@ -246,14 +246,14 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     )
 
 
-def _domain(environ: Mapping[str, str], wrong: Callable[[str, str], None], default: str) -> str:
+def _read_domain(environ: Mapping[str, str], wrong: Callable[[str, str], None], default: str) -> str:
     domain = environ.get("RLRUN_CLUSTER_DOMAIN") or default
     if not _DOMAIN.fullmatch(domain):
         wrong("RLRUN_CLUSTER_DOMAIN", "set the cluster's DNS domain, such as cluster.local")
     return domain
 
 
-def _namespaces(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> tuple[str, ...]:
+def _read_namespaces(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> tuple[str, ...]:
     """The namespaces that are served, in order; what is wrong is reported."""
     namespaces = tuple(sorted({n.strip() for n in environ.get("RLRUN_WATCH_NAMESPACES", "").split(",") if n.strip()}))
     for namespace in namespaces:
@@ -262,7 +262,7 @@ def _namespaces(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -
     return namespaces
 
 
-def _port(environ: Mapping[str, str], problems: list[str]) -> int:
+def _read_port(environ: Mapping[str, str], problems: list[str]) -> int:
     port = environ.get("RLRUN_HTTP_PORT") or str(HTTP_PORT)
     if port.isdecimal() and 0 < int(port) < 65536:
         return int(port)
@@ -270,16 +270,16 @@ def _port(environ: Mapping[str, str], problems: list[str]) -> int:
     return HTTP_PORT
 
 
-def _queue(environ: Mapping[str, str], problems: list[str]) -> QueueSettings:
+def _read_queue(environ: Mapping[str, str], problems: list[str]) -> QueueSettings:
     """The queue's settings; what is wrong is added to `problems`."""
     try:
         return QueueSettings.model_validate_json(environ.get("RLRUN_QUEUE") or "{}")
     except ValidationError as error:
-        _note("RLRUN_QUEUE", "queue", error, problems)
+        _note_problem("RLRUN_QUEUE", "queue", error, problems)
         return QueueSettings()
 
 
-def _images(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> dict[Role, str]:
+def _read_images(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> dict[Role, str]:
     """The image of each role; what is wrong is given to `wrong`, by variable and fix."""
     images = dict(RenderSettings().images)
     for name, role in _IMAGES.items():
@@ -290,13 +290,13 @@ def _images(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> di
     return images
 
 
-def _installation(environ: Mapping[str, str], problems: list[str]) -> Installation:
+def _read_installation(environ: Mapping[str, str], problems: list[str]) -> Installation:
     """The policy for runs and the operator's identity; what is wrong is added to `problems`."""
     policy = RunPolicy()
     try:
         policy = RunPolicy.model_validate_json(environ.get("RLRUN_POLICY") or "{}")
     except ValidationError as error:
-        _note("RLRUN_POLICY", "policy", error, problems)
+        _note_problem("RLRUN_POLICY", "policy", error, problems)
     namespace = environ.get("POD_NAMESPACE") or OperatorSettings.pod_namespace
     return Installation(policy, namespace, environ.get("POD_SERVICE_ACCOUNT", ""))
 
@@ -311,18 +311,18 @@ class _Network(BaseModel):
     metrics_from: tuple[Json, ...] = ()
 
 
-def _network(environ: Mapping[str, str], problems: list[str]) -> NetworkSettings:
+def _read_network(environ: Mapping[str, str], problems: list[str]) -> NetworkSettings:
     """The network's settings; what is wrong is added to `problems`."""
     try:
         given = _Network.model_validate_json(environ.get("RLRUN_NETWORK") or "{}")
     except ValidationError as error:
-        _note("RLRUN_NETWORK", "networkPolicy", error, problems)
+        _note_problem("RLRUN_NETWORK", "networkPolicy", error, problems)
         return NetworkSettings()
     ways = given.api_server or ANY_API_SERVER
     return NetworkSettings(given.dns, ways, given.metrics_from, given=bool(given.api_server))
 
 
-def _note(variable: str, value: str, error: ValidationError, problems: list[str]) -> None:
+def _note_problem(variable: str, value: str, error: ValidationError, problems: list[str]) -> None:
     for problem in error.errors():
         path = ".".join(map(str, problem["loc"])) or "as a whole"
         problems.append(

@@ -29,7 +29,7 @@ def holds_slot(guest: Manifest) -> bool:
     return bool(status.get("attempt")) and status.get("phase") not in _OVER and not is_ending(guest)
 
 
-def told(run: Manifest) -> Json:
+def shared_run_status(run: Manifest) -> Json:
     """Inputs for the runs that share a trainer with `run`: they are looked at again when these change."""
     status = run.get("status") or {}
     metadata = {key: run["metadata"].get(key) for key in ("uid", "generation", "deletionTimestamp")}

@@ -10,7 +10,7 @@ from rlrun_operator.render import former_spec_hashes, spec_hash
 from rlrun_operator.state import Manifest
 
 _remembered: dict[tuple[str, str], tuple[Manifest, Judgement]] = {}
-"""Judgements by namespace and name, until `forget`: a run is judged again at every event, however many there are."""
+"""Judgements by namespace and name, until `forget_run`: a run is judged again at every event, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Judgement(Reading):
         return former_spec_hashes(self.spec) if self.spec is not None else frozenset()
 
 
-def judge(run: Manifest) -> Judgement:
+def judge_spec(run: Manifest) -> Judgement:
     """Read the specification of an RLRun.
 
     The last answer for each run is kept with the very document that it was for, so that the result is always that of a fresh reading.
@@ -45,11 +45,11 @@ def judge(run: Manifest) -> Judgement:
     return result
 
 
-def forget(namespace: str, name: str) -> None:
+def forget_run(namespace: str, name: str) -> None:
     """Drop what is kept of a run that is gone."""
     _remembered.pop((namespace, name), None)
 
 
-def counted(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """`1 engine`, `2 engines`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

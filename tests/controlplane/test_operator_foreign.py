@@ -14,7 +14,7 @@ import pytest
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
 from rlrun_operator import render
-from rlrun_operator.kube.client import address
+from rlrun_operator.kube.client import address_of
 from rlrun_operator.kube.resources import BY_KIND, EVENT, NODE, POD_GROUP, QUOTA, RLRUN, SECRET, WORKLOAD
 from rlrun_operator.names import RUN_LABEL, Ref
 from rlrun_operator.render import Host, RunContext
@@ -39,9 +39,9 @@ UNSEEN = (POD_GROUP.kind, SECRET.kind, WORKLOAD.kind)
 def children(name: str, spec: RLRunSpec, host: Host | None = None) -> dict[Ref, Manifest]:
     """All children of a run's first attempt, as the operator makes them."""
     context = RunContext(name, "default", "uid", spec, 1, RenderSettings(), host)
-    needs = render.prerequisites(context)
+    needs = render.render_prerequisites(context)
     key = render.api_key_secret(context, "k" * 8)
-    made = (*needs.create, key, *needs.apply, *render.workloads(context).made)
+    made = (*needs.create, key, *needs.apply, *render.render_workloads(context).existing)
     return {Ref(child["kind"], child["metadata"]["name"]): child for child in made}
 
 
@@ -107,7 +107,7 @@ def test_no_example_has_a_child_that_is_not_tried(path: Path) -> None:
 )
 def test_an_object_of_somebody_else_is_left_alone_told_and_waited_for(world: World, case: str, ref: Ref) -> None:
     """It is neither used nor taken over: an owner's reference to the run would delete it with the run."""
-    resource, _, _ = address((OF_FULL | OF_GUEST)[ref])
+    resource, _, _ = address_of((OF_FULL | OF_GUEST)[ref])
     path = resource.path(world.namespace, ref.name)
     before = world.kube("POST", resource.path(world.namespace), foreign((OF_FULL | OF_GUEST)[ref]))
     if case == "guest":
@@ -134,7 +134,7 @@ def test_an_object_of_somebody_else_is_left_alone_told_and_waited_for(world: Wor
 @pytest.mark.full
 @pytest.mark.parametrize("ref", [ref for ref in OF_FULL if ref.kind in ("ServiceAccount", "ConfigMap")], ids=str)
 def test_a_copied_label_makes_nothing_the_runs_own(world: World, ref: Ref) -> None:
-    resource, _, _ = address(OF_FULL[ref])
+    resource, _, _ = address_of(OF_FULL[ref])
     made = foreign(OF_FULL[ref])
     made["metadata"]["labels"][RUN_LABEL] = NAME
     before = world.kube("POST", resource.path(world.namespace), made)

@@ -8,7 +8,7 @@ from typing import Any
 from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.kube.resources import RLRUN
 from rlrun_operator.reconcile.cache_sync import PRUNE_SECONDS
-from rlrun_operator.status.conditions import find
+from rlrun_operator.status.conditions import find_condition
 from tests.sim import invariants
 from tests.sim.cluster.admission import FOR_GOOD
 from tests.sim.cluster.api import Json
@@ -472,5 +472,5 @@ class World(Surroundings):
 
     def reason(self, kind: str) -> str:
         """Of a condition; empty without it."""
-        found = find(read_status(self.status).conditions, kind)
+        found = find_condition(read_status(self.status).conditions, kind)
         return found.reason if found is not None else ""

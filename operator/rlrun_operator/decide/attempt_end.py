@@ -11,40 +11,40 @@ from dataclasses import replace
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus
 from rlrun_operator.decide import status_builder
-from rlrun_operator.decide.running import configuration, of_inference, standing
-from rlrun_operator.decide.snapshot import Case
-from rlrun_operator.decide.status_builder import finish
+from rlrun_operator.decide.running import configuration_condition, of_inference, standing_conditions
+from rlrun_operator.decide.snapshot import RunSnapshot
+from rlrun_operator.decide.status_builder import finish_decision
 from rlrun_operator.failures import detect, node_exclusion, policy
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.render import placement
 from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Decision
 from rlrun_operator.status import progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
-from rlrun_operator.status.conditions import Say, find
+from rlrun_operator.status.conditions import ConditionUpdate, find_condition
 from rlrun_operator.times import rfc3339
 
 FAILURES_KEPT = 5
 """Most entries of `status.failures`."""
 
 
-def record(case: Case, cause: Cause) -> Decision:
+def record_end(run: RunSnapshot, cause: Cause) -> Decision:
     """Put on record why the current attempt ends, and what follows; the next pass acts."""
-    if case.spec is None:
-        told = f"attempt {case.past.attempt} ended ({detect.told_of(cause)}), and the specification is invalid: {case.problems}"
-        return fail(case, reasons.INVALID_CONFIGURATION, told, failure_record(case, cause, counted=False))
-    past, policy_spec = case.past, case.spec.failure_policy
-    heard = progress.read_lease(case.observed.lease, past.attempt)
-    reached = progress.progressed(past, heard, case.total_steps, case.now)
+    if run.spec is None:
+        told = f"attempt {run.past.attempt} ended ({detect.told_of(cause)}), and the specification is invalid: {run.problems}"
+        return fail_run(run, reasons.INVALID_CONFIGURATION, told, failure_record(run, cause, counted=False))
+    past, policy_spec = run.past, run.spec.failure_policy
+    report = progress.read_lease(run.observed.lease, past.attempt)
+    reached = progress.progress_after(past, report, run.total_steps, run.now)
     budget = policy.budget_of(past, reached, policy_spec)
-    what = policy.verdict(cause, budget=budget, policy=policy_spec, random=case.random)
+    what = policy.apply_policy(cause, budget=budget, policy=policy_spec, random=run.random)
     if what.rule is not None:
         cause = replace(cause, message=f"{what.rule}: {cause.message}")
-    failure = failure_record(case, cause, counted=what.counted)
+    failure = failure_record(run, cause, counted=what.counted)
     if what.fails is not None:
-        return fail(case, *what.fails, failure)
-    retry = rfc3339(math.ceil(case.now + what.wait_seconds)) if what.wait_seconds else None
-    return restarting(
-        case,
+        return fail_run(run, *what.fails, failure)
+    retry = rfc3339(math.ceil(run.now + what.wait_seconds)) if what.wait_seconds else None
+    return report_restart(
+        run,
         f"attempt {past.attempt} ended: {detect.told_of(cause)}",
         reasons.PODS_ENDING,
         StatusChange(
@@ -54,34 +54,34 @@ def record(case: Case, cause: Cause) -> Decision:
             restarts_counted_towards_max=budget.counted + what.counted,
             counted_at_step=reached.furthest_step if what.counted else past.counted_at_step,
             restarts_without_step=budget.without_step + 1,
-            excluded_nodes=_excluded(case, case.spec, failure) or None,
+            excluded_nodes=_exclude_node(run, run.spec, failure) or None,
             next_retry_time=retry,
         ),
         AT_ONCE,
     )
 
 
-def _excluded(case: Case, spec: RLRunSpec, failure: FailureRecord) -> list[ExcludedNode]:
+def _exclude_node(run: RunSnapshot, spec: RLRunSpec, failure: FailureRecord) -> list[ExcludedNode]:
     """A guest has no node of its own to leave, and a volume of one node holds its run there."""
-    movable = case.host_name is None and not placement.one_node(spec)
-    nodes = [pod.node for pod in case.pods if pod.node is not None]
-    return node_exclusion.after(case.past, failure, nodes, movable=movable, now=case.now)
+    movable = run.host_name is None and not placement.one_node(spec)
+    nodes = [pod.node for pod in run.pods if pod.node is not None]
+    return node_exclusion.exclusions_after(run.past, failure, nodes, movable=movable, now=run.now)
 
 
-def ends_run(case: Case, cause: Cause, spec: RLRunSpec) -> bool:
+def ends_run(run: RunSnapshot, cause: Cause, spec: RLRunSpec) -> bool:
     """True if the failure policy would fail the run for `cause`."""
-    budget = policy.budget_of(case.past, case.past.progress, spec.failure_policy)
-    what = policy.verdict(cause, budget=budget, policy=spec.failure_policy, random=case.random)
+    budget = policy.budget_of(run.past, run.past.progress, spec.failure_policy)
+    what = policy.apply_policy(cause, budget=budget, policy=spec.failure_policy, random=run.random)
     return what.fails is not None
 
 
-def give_up(case: Case, cause: Cause) -> Decision:
+def give_up(run: RunSnapshot, cause: Cause) -> Decision:
     """End a hanging run for good, because its specification asks for it."""
-    return fail(case, cause.reason, detect.told_of(cause), failure_record(case, cause, counted=False))
+    return fail_run(run, cause.reason, detect.told_of(cause), failure_record(run, cause, counted=False))
 
 
-def fail(
-    case: Case, reason: str, message: str, failure: FailureRecord | None = None, *, corrects: bool = False
+def fail_run(
+    run: RunSnapshot, reason: str, message: str, failure: FailureRecord | None = None, *, corrects: bool = False
 ) -> Decision:
     """End the run for good; the next pass frees its GPUs.
 
@@ -89,74 +89,74 @@ def fail(
         failure: to put on record.
         corrects: whether it takes the place of the last one.
     """
-    past, attempt = case.past, case.past.attempt
-    heard = progress.read_lease(case.observed.lease, attempt)
-    said = {
-        reasons.FAILED: Say("True", reason, message),
-        reasons.CONFIGURATION_VALID: configuration(case, pending=False),
-        reasons.RESTARTING: Say("False", reasons.NOT_RESTARTING, "the run has failed"),
-        **run_over(case, "the run has failed"),
+    past, attempt = run.past, run.past.attempt
+    report = progress.read_lease(run.observed.lease, attempt)
+    updates = {
+        reasons.FAILED: ConditionUpdate("True", reason, message),
+        reasons.CONFIGURATION_VALID: configuration_condition(run, pending=False),
+        reasons.RESTARTING: ConditionUpdate("False", reasons.NOT_RESTARTING, "the run has failed"),
+        **run_over(run, "the run has failed"),
     }
-    change = StatusChange(completion_time=rfc3339(case.now), next_retry_time=None)
-    change |= progress.measured(past, heard, case.total_steps, case.now)
+    change = StatusChange(completion_time=rfc3339(run.now), next_retry_time=None)
+    change |= progress.measured_fields(past, report, run.total_steps, run.now)
     if failure is not None:
         before = past.failures[:-1] if corrects else past.failures
         change |= StatusChange(last_failure=failure, failures=[*before, failure][-FAILURES_KEPT:])
-    return finish(case, said, change, AT_ONCE)
+    return finish_decision(run, updates, change, AT_ONCE)
 
 
-def run_over(case: Case, message: str) -> dict[str, Say]:
+def run_over(run: RunSnapshot, message: str) -> dict[str, ConditionUpdate]:
     """Conditions of a run that has ended."""
-    engines = (reasons.INFERENCE_AVAILABLE,) if case.serves else ()
-    host = (reasons.HOST_AVAILABLE,) if case.host_name is not None else ()
-    waits = _waits(case, reasons.SCHEDULED, reasons.CHILDREN_INTACT)
+    engines = (reasons.INFERENCE_AVAILABLE,) if run.serves else ()
+    host = (reasons.HOST_AVAILABLE,) if run.host_name is not None else ()
+    waits = _end_waits(run, reasons.SCHEDULED, reasons.CHILDREN_INTACT)
     kinds = (reasons.PODS_READY, *engines, *host, *waits, reasons.PROGRESSING)
-    return {kind: Say("False", reasons.RUN_OVER, message) for kind in kinds}
+    return {kind: ConditionUpdate("False", reasons.RUN_OVER, message) for kind in kinds}
 
 
-def _waits(case: Case, *kinds: str) -> list[str]:
+def _end_waits(run: RunSnapshot, *kinds: str) -> list[str]:
     """Conditions of `kinds` that name what the ended attempt waited for: with its pods that wait is over."""
-    past = {kind: find(case.past.conditions, kind) for kind in kinds}
+    past = {kind: find_condition(run.past.conditions, kind) for kind in kinds}
     return [kind for kind, known in past.items() if known is not None and known.status != "True"]
 
 
-def restarting(
-    case: Case, message: str, reason: str, change: StatusChange = NO_CHANGE, actions: Actions = NO_ACTIONS
+def report_restart(
+    run: RunSnapshot, message: str, reason: str, change: StatusChange = NO_CHANGE, actions: Actions = NO_ACTIONS
 ) -> Decision:
     """Say that the run restarts, and why; `change`: more fields of the status."""
-    attempt = case.past.attempt
-    heard = progress.read_lease(case.observed.lease, attempt)
-    said: dict[str, Say | None] = {
-        reasons.RESTARTING: Say("True", reason, message),
-        reasons.PODS_READY: Say("False", reasons.PODS_ENDING, "the ended attempt's pods are being removed"),
+    attempt = run.past.attempt
+    report = progress.read_lease(run.observed.lease, attempt)
+    updates: dict[str, ConditionUpdate | None] = {
+        reasons.RESTARTING: ConditionUpdate("True", reason, message),
+        reasons.PODS_READY: ConditionUpdate("False", reasons.PODS_ENDING, "the ended attempt's pods are being removed"),
         **dict.fromkeys(
-            (*_waits(case, reasons.SCHEDULED), reasons.PROGRESSING),
-            Say("False", reasons.RESTARTING, "the run restarts"),
+            (*_end_waits(run, reasons.SCHEDULED), reasons.PROGRESSING),
+            ConditionUpdate("False", reasons.RESTARTING, "the run restarts"),
         ),
         reasons.COMPLETE: None,  # a run that had stayed for its guests alone goes through its end once more
-        **of_inference(case, attempt),
-        **standing(case, pending=True),
+        **of_inference(run, attempt),
+        **standing_conditions(run, pending=True),
     }
     fields = StatusChange(attempt=attempt, completion_time=None)
-    fields |= status_builder.roles(case, attempt, heard)
-    fields |= progress.measured(case.past, heard, case.total_steps, case.now)
-    return finish(case, said, fields | change, actions)
+    fields |= status_builder.role_status(run, attempt, report)
+    fields |= progress.measured_fields(run.past, report, run.total_steps, run.now)
+    return finish_decision(run, updates, fields | change, actions)
 
 
-def begun(case: Case) -> RLRunStatus:
+def status_before_attempt(run: RunSnapshot) -> RLRunStatus:
     """The status before, without where the attempt before began, should the newest one's beginning not be on record."""
-    if case.attempt == case.past.attempt:
-        return case.past
-    return StatusChange(checkpoint=progress.unresumed(case.past.checkpoint)).applied_to(case.past)
+    if run.attempt == run.past.attempt:
+        return run.past
+    return StatusChange(checkpoint=progress.unresumed_checkpoint(run.past.checkpoint)).applied_to(run.past)
 
 
-def failure_record(case: Case, cause: Cause, *, counted: bool) -> FailureRecord:
+def failure_record(run: RunSnapshot, cause: Cause, *, counted: bool) -> FailureRecord:
     """Record of the current attempt's end."""
-    heard = progress.read_lease(case.observed.lease, case.past.attempt)
-    step = heard.step if heard is not None and heard.step is not None else case.past.progress.step
+    report = progress.read_lease(run.observed.lease, run.past.attempt)
+    step = report.step if report is not None and report.step is not None else run.past.progress.step
     return FailureRecord(
-        time=rfc3339(cause.at if cause.at is not None else case.now),
-        attempt=case.past.attempt,
+        time=rfc3339(cause.at if cause.at is not None else run.now),
+        attempt=run.past.attempt,
         role=cause.role,
         pod_name=cause.pod,
         node_name=cause.node,

@@ -7,57 +7,57 @@ from dataclasses import replace
 
 from rlrun_operator.decide import host_run
 from rlrun_operator.decide.objects import keys, parts, volumes
-from rlrun_operator.decide.reading.children import is_ending, replicas
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.reading.children import desired_replicas, is_ending
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.failures import detect, node_exclusion
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.pods import Pod
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import since
+from rlrun_operator.status.conditions import true_since
 
 
-def cause_of(case: Case, settled_at: float | None) -> Cause | None:
+def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
     """Cause that ends the current attempt. A guest's ends with its host's, and what the host's trainer breaks does not count."""
-    attempt = case.past.attempt
-    guest = case.host_name is not None
-    lost = host_run.lost(case.observed.run, case.observed.host, case.host_mark(attempt)) if guest else None
+    attempt = run.past.attempt
+    guest = run.host_name is not None
+    lost = host_run.explain_lost_host(run.observed.run, run.observed.host, run.host_mark(attempt)) if guest else None
     if lost is not None:
         return lost
     cause = detect.first_cause(
-        _without_surplus(case, case.pods),
-        _without_surplus(case, case.gone),
+        _without_surplus(run, run.pods),
+        _without_surplus(run, run.gone),
         attempt,
-        case.names,
-        trainers=min(case.wanted.trainers, replicas(case.statefulset)),
-        has_statefulset=guest or not case.trains or (case.statefulset is not None and not is_ending(case.statefulset)),
+        run.names,
+        trainers=min(run.wanted.trainers, desired_replicas(run.statefulset)),
+        has_statefulset=guest or not run.trains or (run.statefulset is not None and not is_ending(run.statefulset)),
         settled_at=settled_at,
-        now=case.now,
+        now=run.now,
     )
-    if guest and cause is not None and cause.kind == "failure" and not host_run.trainer_ready(case.observed.host):
+    if guest and cause is not None and cause.kind == "failure" and not host_run.trainer_ready(run.observed.host):
         return replace(cause, kind="disruption")
     return (
         cause
-        or volumes.withheld(case)
-        or parts.withheld(case)
-        or keys.withheld(case)
-        or node_exclusion.lifted(case.pods_of_attempt(attempt), case.past, case.now)
+        or volumes.ending_claim_cause(run)
+        or parts.missing_configuration_cause(run)
+        or keys.missing_key_cause(run)
+        or node_exclusion.lift_exclusions(run.pods_of_attempt(attempt), run.past, run.now)
     )
 
 
-def _without_surplus(case: Case, pods: Iterable[Pod]) -> list[Pod]:
+def _without_surplus(run: RunSnapshot, pods: Iterable[Pod]) -> list[Pod]:
     """Pods that may end an attempt: not those that nobody asks for, as a StatefulSet takes in, and ends, a foreign pod with its labels."""
-    most = max(case.wanted.trainers, replicas(case.statefulset))
+    most = max(run.wanted.trainers, desired_replicas(run.statefulset))
 
     def asked(pod: Pod) -> bool:
-        return pod.role != "trainer" or case.host_name is not None or int(pod.name.rpartition("-")[2]) < most
+        return pod.role != "trainer" or run.host_name is not None or int(pod.name.rpartition("-")[2]) < most
 
-    return [pod for pod in pods if case.is_needed(pod) and asked(pod)]
+    return [pod for pod in pods if run.is_needed(pod) and asked(pod)]
 
 
-def settled_at(case: Case) -> float | None:
+def settled_at(run: RunSnapshot) -> float | None:
     """Time at which the attempt's pods were all ready, as far as the status remembers: it trains, or PodsReady is true still."""
     times = [
-        since(case.past.conditions, reasons.PODS_READY, true=True),
-        since(case.past.conditions, reasons.RECONCILING, true=False),
+        true_since(run.past.conditions, reasons.PODS_READY, true=True),
+        true_since(run.past.conditions, reasons.RECONCILING, true=False),
     ]
     return min((t for t in times if t is not None), default=None)

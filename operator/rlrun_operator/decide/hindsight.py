@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlrun.api.status import FailureRecord
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.failures import detect
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.names import ROLES
@@ -33,44 +33,46 @@ AFTERMATH_SECONDS = 10.0
 """A peer that ended so much later than the one on record may still have been the first: nodes' clocks differ, and so do time-outs."""
 
 
-def corrections(case: Case, silent: Sequence[Pod]) -> StatusChange:
+def correct_record(run: RunSnapshot, silent: Sequence[Pod]) -> StatusChange:
     """Fields of the status that the record of the current attempt's end needs; none while it stands.
 
     Args:
-        case: of a run that restarts.
+        run: of a run that restarts.
         silent: pods of the ended attempt on nodes that do not answer.
     """
-    known = case.past.last_failure
-    if known is None or known.attempt != case.past.attempt or known.reason not in AFTERMATH:
+    known = run.past.last_failure
+    if known is None or known.attempt != run.past.attempt or known.reason not in AFTERMATH:
         return NO_CHANGE
     lost = next((pod for pod in silent if pod.name != known.pod_name and pod.attempt == known.attempt), None)
     if lost is not None and known.counted:
         told = f"the node does not answer, so that {known.role} pod {known.pod_name} failed: {known.message}"
-        found = _record(known, _of(lost, failure_reasons.NODE_LOST, told), counted=False)
-        uncounted = StatusChange(restarts_counted_towards_max=case.past.restarts_counted_towards_max - 1)
-        return uncounted | _kept(case, found)
-    first = _first(case, known)
-    return NO_CHANGE if first is None else _kept(case, _record(known, first, counted=known.counted))
+        found = _corrected_record(known, _disruption_cause(lost, failure_reasons.NODE_LOST, told), counted=False)
+        uncounted = StatusChange(restarts_counted_towards_max=run.past.restarts_counted_towards_max - 1)
+        return uncounted | _kept_record(run, found)
+    first = _first_failure(run, known)
+    return NO_CHANGE if first is None else _kept_record(run, _corrected_record(known, first, counted=known.counted))
 
 
-def ends_for_good(case: Case) -> Cause | None:
+def ends_for_good(run: RunSnapshot) -> Cause | None:
     """The end of another pod of the attempt that no restart can repair, and that came before the one on record; None: there is none.
 
     One that came later may be what a lost peer made of a role, and the next attempt shows whether it was.
     """
-    known = case.past.last_failure
-    if known is None or known.attempt != case.past.attempt or known.reason not in AFTERMATH:
+    known = run.past.last_failure
+    if known is None or known.attempt != run.past.attempt or known.reason not in AFTERMATH:
         return None
-    first = _first(case, known)
+    first = _first_failure(run, known)
     return first if first is not None and first.kind == "permanent" else None
 
 
-def _first(case: Case, known: FailureRecord) -> Cause | None:
+def _first_failure(run: RunSnapshot, known: FailureRecord) -> Cause | None:
     """The end of another pod of the attempt that explains the one on record."""
-    at = seconds_of(known.time) or case.now
+    at = seconds_of(known.time) or run.now
     recorded = (detect.echo_of(known.reason), at, ROLES.index(known.role), known.pod_name)
     ends = [
-        _end(pod) for pod in (*case.group, *case.gone) if pod.attempt == known.attempt and pod.name != known.pod_name
+        _own_failure(pod)
+        for pod in (*run.group, *run.gone)
+        if pod.attempt == known.attempt and pod.name != known.pod_name
     ]
     found = {
         (detect.echo_of(end.reason), end.at, ROLES.index(end.role), end.pod): end
@@ -81,17 +83,17 @@ def _first(case: Case, known: FailureRecord) -> Cause | None:
     return found[first] if first < recorded else None
 
 
-def _end(pod: Pod) -> Cause | None:
+def _own_failure(pod: Pod) -> Cause | None:
     """Failure of a pod by itself, if any. Node and API server clocks differ: one asked to end that SIGTERM ended did not fail by itself."""
     end = detect.end_of(pod)
     return None if end is not None and pod.deleted_at is not None and end.exit_code == TERMINATED else end
 
 
-def _of(pod: Pod, reason: str, message: str) -> Cause:
+def _disruption_cause(pod: Pod, reason: str, message: str) -> Cause:
     return Cause("disruption", pod.deleted_at, pod.role, pod.name, pod.node, None, reason, message)
 
 
-def _record(known: FailureRecord, cause: Cause, *, counted: bool) -> FailureRecord:
+def _corrected_record(known: FailureRecord, cause: Cause, *, counted: bool) -> FailureRecord:
     return FailureRecord(
         time=rfc3339(cause.at) if cause.at is not None else known.time,
         attempt=known.attempt,
@@ -106,5 +108,5 @@ def _record(known: FailureRecord, cause: Cause, *, counted: bool) -> FailureReco
     )
 
 
-def _kept(case: Case, found: FailureRecord) -> StatusChange:
-    return StatusChange(last_failure=found, failures=[*case.past.failures[:-1], found])
+def _kept_record(run: RunSnapshot, found: FailureRecord) -> StatusChange:
+    return StatusChange(last_failure=found, failures=[*run.past.failures[:-1], found])

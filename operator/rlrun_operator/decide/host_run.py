@@ -16,8 +16,8 @@ from rlrun_operator.render import Host
 from rlrun_operator.sharing import holds_slot, host_name, is_ending
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import failure_reasons, reasons
-from rlrun_operator.status.conditions import Say
-from rlrun_operator.validate_spec import judge
+from rlrun_operator.status.conditions import ConditionUpdate
+from rlrun_operator.validate_spec import judge_spec
 
 _TEXT_MAX = 300
 
@@ -26,11 +26,13 @@ def known_host(host: Manifest | None) -> Host | None:
     """Host from which children of a guest are rendered; None while there is no host with a usable specification."""
     if host is None or is_ending(host) or host_name(host) is not None:
         return None
-    metadata, spec = host["metadata"], judge(host).spec
-    return Host(str(metadata["name"]), str(metadata["uid"]), spec, _attempt(host)) if spec is not None else None
+    metadata, spec = host["metadata"], judge_spec(host).spec
+    return Host(str(metadata["name"]), str(metadata["uid"]), spec, _host_attempt(host)) if spec is not None else None
 
 
-def available(guest: Manifest, spec: RLRunSpec, host: Manifest | None, guests: Sequence[Manifest]) -> Say:
+def host_condition(
+    guest: Manifest, spec: RLRunSpec, host: Manifest | None, guests: Sequence[Manifest]
+) -> ConditionUpdate:
     """HostAvailable.
 
     Args:
@@ -42,28 +44,32 @@ def available(guest: Manifest, spec: RLRunSpec, host: Manifest | None, guests: S
     name, field = host_name(guest), f"trainer.sharedWith ({host_name(guest)})"
     if host is None or is_ending(host):
         state = "there is no RLRun of this name in the namespace" if host is None else "that run is being deleted"
-        return _no(reasons.HOST_NOT_FOUND, f"{field}: {state}; create it, or delete this run and name another host")
+        return _deny_host(
+            reasons.HOST_NOT_FOUND, f"{field}: {state}; create it, or delete this run and name another host"
+        )
     if (of := host_name(host)) is not None:
-        fix = "name a run with a trainer of its own" if of in (name, _name(guest)) else f"name {of}"
-        return _no(reasons.HOST_IS_GUEST, f"{field}: that run is itself a guest, of {of}; {fix}")
+        fix = "name a run with a trainer of its own" if of in (name, _host_name_of(guest)) else f"name {of}"
+        return _deny_host(reasons.HOST_IS_GUEST, f"{field}: that run is itself a guest, of {of}; {fix}")
     known = known_host(host)
     if known is None:
-        what = shorten(judge(host).problems, _TEXT_MAX)
-        return _no(reasons.HOST_NOT_READY, f"{field}: that run's specification is invalid ({what}); mend it")
+        what = shorten(judge_spec(host).problems, _TEXT_MAX)
+        return _deny_host(reasons.HOST_NOT_READY, f"{field}: that run's specification is invalid ({what}); mend it")
     if known.spec.trainer.lora is None or known.spec.trainer.lora.slots < 2:
         has = "no trainer.lora" if known.spec.trainer.lora is None else "trainer.lora.slots 1"
         fix = f"give {name} trainer.lora with slots of 2 or more, or name another host"
-        return _no(reasons.HOST_NOT_SHARED, f"{field}: that run has {has}, so its trainer takes nobody else; {fix}")
-    if not _named(known.spec.trainer.guests, _name(guest)):
+        return _deny_host(
+            reasons.HOST_NOT_SHARED, f"{field}: that run has {has}, so its trainer takes nobody else; {fix}"
+        )
+    if not _name_host(known.spec.trainer.guests, _host_name_of(guest)):
         listed = ", ".join(known.spec.trainer.guests) or "none"
-        fix = f"add {_name(guest)} to trainer.guests of {name}, at any time, or name another host"
-        return _no(
+        fix = f"add {_host_name_of(guest)} to trainer.guests of {name}, at any time, or name another host"
+        return _deny_host(
             reasons.HOST_NOT_NAMED, f"{field}: that run takes no guest of this name (trainer.guests: {listed}); {fix}"
         )
-    problem = storage_problem(spec, known) or _mismatch(spec, guest, known)
+    problem = storage_problem(spec, known) or _explain_mismatch(spec, guest, known)
     if problem is not None:
-        return _no(reasons.HOST_INCOMPATIBLE, problem)
-    return _state(guest, host, known, guests)
+        return _deny_host(reasons.HOST_INCOMPATIBLE, problem)
+    return _host_state(guest, host, known, guests)
 
 
 def storage_problem(spec: RLRunSpec, host: Host) -> str | None:
@@ -86,7 +92,7 @@ def storage_problem(spec: RLRunSpec, host: Host) -> str | None:
     return None
 
 
-def lost(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | None:
+def explain_lost_host(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | None:
     """Reason why an attempt of a guest is over through no fault of its own: the trainer's process that had its slot is, or will be.
 
     Args:
@@ -101,10 +107,10 @@ def lost(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | No
 
     if host is None or is_ending(host):
         return cause(failure_reasons.HOST_GONE, f"run {name}, whose trainer this run uses, was deleted")
-    phase = _status(host).get("phase")
-    if phase in ("Complete", "Failed") or _frees(host):
+    phase = _host_status(host).get("phase")
+    if phase in ("Complete", "Failed") or _is_freeing_trainer(host):
         return cause(failure_reasons.HOST_GONE, f"run {name}, whose trainer this run uses, is {phase}")
-    now = host_mark(str(host["metadata"]["uid"]), _attempt(host))
+    now = host_mark(str(host["metadata"]["uid"]), _host_attempt(host))
     if phase in ("Suspending", "Suspended", "Queued"):  # the last: its queue has taken its room back
         return cause(reasons.HOST_SUSPENDED, f"run {name}, whose trainer this run uses, was suspended")
     if phase == "Restarting" or (mark is not None and mark != now):
@@ -114,51 +120,57 @@ def lost(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | No
 
 def trainer_ready(host: Manifest | None) -> bool:
     """True if every pod of the host's trainer is ready, so that it takes guests."""
-    trainer = _status(host).get("trainer") or {}
+    trainer = _host_status(host).get("trainer") or {}
     return 0 < int(trainer.get("desired", 0)) <= int(trainer.get("ready", 0))
 
 
-def _state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[Manifest]) -> Say:
-    name, status = known.name, _status(host)
+def _host_state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[Manifest]) -> ConditionUpdate:
+    name, status = known.name, _host_status(host)
     field, phase, joined = f"trainer.sharedWith ({name})", status.get("phase"), holds_slot(guest)
     if phase == "Failed":
         told = shorten(str(status.get("message") or ""), _TEXT_MAX)
         fix = f"mend {name}, delete it and create it again; this run then goes on from its checkpoint"
-        return _no(reasons.HOST_FAILED, f"{field}: that run has failed: {told}; {fix}")
-    if phase == "Complete" or (phase == "Completing" and (not joined or _frees(host))):
+        return _deny_host(reasons.HOST_FAILED, f"{field}: that run has failed: {told}; {fix}")
+    if phase == "Complete" or (phase == "Completing" and (not joined or _is_freeing_trainer(host))):
         fix = f"delete this run and name another host, or give {name} more steps: raise its maxSteps"
         left = {"Complete": "is Complete, its trainer is gone"}
         what = left.get(phase, "has trained all its steps and takes no more runs")
-        return _no(reasons.HOST_COMPLETE, f"{field}: that run {what}; {fix}")
+        return _deny_host(reasons.HOST_COMPLETE, f"{field}: that run {what}; {fix}")
     if not joined and (full := _slots_taken(guest, known, guests)) is not None:
-        return _no(reasons.HOST_SLOTS_TAKEN, f"{field}: {full}; this run begins when one of them is over")
+        return _deny_host(reasons.HOST_SLOTS_TAKEN, f"{field}: {full}; this run begins when one of them is over")
     if phase in ("Suspending", "Suspended"):
-        return _no(reasons.HOST_SUSPENDED, f"{field}: that run is suspended; this run goes on when it is resumed")
+        return _deny_host(
+            reasons.HOST_SUSPENDED, f"{field}: that run is suspended; this run goes on when it is resumed"
+        )
     if phase == "Restarting":
-        return _no(reasons.HOST_RESTARTING, f"{field}: that run restarts; this run goes on with its next attempt")
+        return _deny_host(
+            reasons.HOST_RESTARTING, f"{field}: that run restarts; this run goes on with its next attempt"
+        )
     if not trainer_ready(host):
         trainer = status.get("trainer") or {}
         ready = f"{trainer.get('ready', 0)} of {trainer.get('desired') or known.spec.trainer.replicas}"
         told = shorten(str(status.get("message") or "not looked at yet"), _TEXT_MAX)
         what = f"{ready} pods of its trainer are ready; that run is {phase or 'Pending'}: {told}"
-        return _no(reasons.HOST_NOT_READY, f"{field}: {what}")
-    return Say("True", reasons.HOST_READY, f"the trainer of run {name} is ready")
+        return _deny_host(reasons.HOST_NOT_READY, f"{field}: {what}")
+    return ConditionUpdate("True", reasons.HOST_READY, f"the trainer of run {name} is ready")
 
 
 def _slots_taken(guest: Manifest, known: Host, guests: Sequence[Manifest]) -> str | None:
     """Holders of the host's slots if they leave none for this run; None: one is free."""
-    others = sorted(g["metadata"]["name"] for g in guests if holds_slot(g) and g["metadata"]["name"] != _name(guest))
+    others = sorted(
+        g["metadata"]["name"] for g in guests if holds_slot(g) and g["metadata"]["name"] != _host_name_of(guest)
+    )
     slots = known.spec.trainer.lora.slots if known.spec.trainer.lora is not None else 1
     if len(others) < slots - 1:
         return None
     return f"all slots are taken (trainer.lora.slots: {slots}): by itself and by {', '.join(others)}"
 
 
-def _named(patterns: Sequence[str], name: str) -> bool:
+def _name_host(patterns: Sequence[str], name: str) -> bool:
     return any(name.startswith(p[:-1]) if p.endswith("*") else name == p for p in patterns)
 
 
-def _mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | None:
+def _explain_mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | None:
     """Message on a difference that one trainer cannot hold side by side, or one engine cannot serve; None: there is none."""
     of, theirs = f"of run {host.name}, whose trainer this run uses", host.spec
     if spec.task != theirs.task:
@@ -166,27 +178,27 @@ def _mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | None:
     longest = theirs.inference.max_model_len or theirs.seq_len
     if spec.task == "RL" and spec.seq_len > longest:
         return f"seqLen ({spec.seq_len}) is more than the engines {of} take ({longest}); lower it, or raise the host's"
-    own = resolve(spec, name=_name(guest), uid="-", output_dir="-").trainer
+    own = resolve(spec, name=_host_name_of(guest), uid="-", output_dir="-").trainer
     return refusal(resolve(theirs, name=host.name, uid=host.uid, output_dir="-").trainer, own)
 
 
-def _frees(host: Manifest) -> bool:
+def _is_freeing_trainer(host: Manifest) -> bool:
     """True if the host's trainer is being removed: no guest can go on with it."""
-    return (_status(host).get("phase"), _status(host).get("reason")) == ("Completing", reasons.COMPLETING)
+    return (_host_status(host).get("phase"), _host_status(host).get("reason")) == ("Completing", reasons.COMPLETING)
 
 
-def _status(run: Manifest | None) -> Manifest:
+def _host_status(run: Manifest | None) -> Manifest:
     return (run or {}).get("status") or {}
 
 
-def _attempt(host: Manifest) -> int:
-    found = _status(host).get("attempt")
+def _host_attempt(host: Manifest) -> int:
+    found = _host_status(host).get("attempt")
     return found if isinstance(found, int) and 0 < found <= ATTEMPT_MAX else 0
 
 
-def _name(run: Manifest) -> str:
+def _host_name_of(run: Manifest) -> str:
     return str(run["metadata"]["name"])
 
 
-def _no(reason: str, message: str) -> Say:
-    return Say("False", reason, message)
+def _deny_host(reason: str, message: str) -> ConditionUpdate:
+    return ConditionUpdate("False", reason, message)

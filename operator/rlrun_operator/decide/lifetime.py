@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlrun.api.lifecycle import CleanupPolicySpec
 from rlrun.api.status import Condition, RLRunStatus
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
 from rlrun_operator.status import reasons
 from rlrun_operator.status.change import StatusChange
@@ -17,7 +17,7 @@ from rlrun_operator.times import rfc3339, seconds_of
 Cleanup = Literal["GPU", "All", "None"]
 
 
-def active(past: RLRunStatus, conditions: Sequence[Condition], attempt: int, now: float) -> StatusChange:
+def count_active_time(past: RLRunStatus, conditions: Sequence[Condition], attempt: int, now: float) -> StatusChange:
     """`activeSince` and `activeSeconds`: the clock runs from the first attempt on, except while the run is suspended or over."""
     stopped = any(is_true(conditions, kind) for kind in (reasons.SUSPENDED, reasons.COMPLETE, reasons.FAILED))
     since = seconds_of(past.active_since)
@@ -27,70 +27,70 @@ def active(past: RLRunStatus, conditions: Sequence[Condition], attempt: int, now
     return StatusChange(active_since=past.active_since or rfc3339(now))
 
 
-def seconds_left(case: Case) -> float | None:
+def seconds_left(run: RunSnapshot) -> float | None:
     """Seconds until `activeDeadlineSeconds` is over; None: there is none, or the clock stands still."""
-    since, limit = seconds_of(case.past.active_since), _number(case, "activeDeadlineSeconds")
+    since, limit = seconds_of(run.past.active_since), _live_number(run, "activeDeadlineSeconds")
     if since is None or limit is None:
         return None
-    return limit - case.past.active_seconds - (case.now - since)
+    return limit - run.past.active_seconds - (run.now - since)
 
 
-def deadline_message(case: Case) -> str:
+def deadline_message(run: RunSnapshot) -> str:
     """Message of Failed with reason DeadlineExceeded."""
-    limit = _number(case, "activeDeadlineSeconds")
+    limit = _live_number(run, "activeDeadlineSeconds")
     fix = f"the annotation {RESTART_ANNOTATION} with the time of now lets it go on from its last checkpoint, with as much time again"
     return f"the run was active for activeDeadlineSeconds ({limit}); it saves and ends; {fix}"
 
 
-def cleanup(case: Case) -> Cleanup:
+def effective_cleanup(run: RunSnapshot) -> Cleanup:
     """Remainder of a run that is over: the policy until `ttlSecondsAfterFinished` is over, then nothing but the volume."""
-    left = seconds_to_live(case)
+    left = seconds_to_live(run)
     if left is not None and left <= 0:
         return "All"
-    policy = case.judgement.spec.cleanup_policy if case.judgement.spec is not None else CleanupPolicySpec()
-    if not is_true(case.past.conditions, reasons.FAILED):
+    policy = run.judgement.spec.cleanup_policy if run.judgement.spec is not None else CleanupPolicySpec()
+    if not is_true(run.past.conditions, reasons.FAILED):
         return policy.on_complete
-    stops = is_true_with(case, reasons.FAILED, reasons.DEADLINE_EXCEEDED)
+    stops = is_true_with(run, reasons.FAILED, reasons.DEADLINE_EXCEEDED)
     return "GPU" if stops and policy.on_failure == "None" else policy.on_failure
 
 
-def seconds_to_live(case: Case) -> float | None:
+def seconds_to_live(run: RunSnapshot) -> float | None:
     """Seconds until the children of a run that is over are deleted; None: they stay."""
-    ended, ttl = seconds_of(case.past.completion_time), _number(case, "ttlSecondsAfterFinished")
-    return None if ended is None or ttl is None else ended + ttl - case.now
+    ended, ttl = seconds_of(run.past.completion_time), _live_number(run, "ttlSecondsAfterFinished")
+    return None if ended is None or ttl is None else ended + ttl - run.now
 
 
-def has_more_steps(case: Case) -> bool:
+def has_more_steps(run: RunSnapshot) -> bool:
     """True if `maxSteps` has grown beyond what the current attempt was made with."""
     return (
-        case.trains
-        and case.spec is not None
-        and case.past.max_steps is not None
-        and case.spec.max_steps > case.past.max_steps
+        run.trains
+        and run.spec is not None
+        and run.past.max_steps is not None
+        and run.spec.max_steps > run.past.max_steps
     )
 
 
-def restart_request(case: Case) -> str | None:
+def restart_request(run: RunSnapshot) -> str | None:
     """The value of the annotation that asks for a restart, where it was not acted on yet."""
-    return _request(case, RESTART_ANNOTATION, case.past.restart_requested_at)
+    return _requested_time(run, RESTART_ANNOTATION, run.past.restart_requested_at)
 
 
-def rotation_request(case: Case) -> str | None:
+def rotation_request(run: RunSnapshot) -> str | None:
     """The value of the annotation that asks for another API key, where it was not acted on yet."""
-    return _request(case, ROTATE_ANNOTATION, case.past.key_rotation_requested_at)
+    return _requested_time(run, ROTATE_ANNOTATION, run.past.key_rotation_requested_at)
 
 
-def _request(case: Case, annotation: str, heard: str | None) -> str | None:
-    value = (case.metadata.get("annotations") or {}).get(annotation)
-    return str(value)[:64] if value and str(value)[:64] != heard else None
+def _requested_time(run: RunSnapshot, annotation: str, report: str | None) -> str | None:
+    value = (run.metadata.get("annotations") or {}).get(annotation)
+    return str(value)[:64] if value and str(value)[:64] != report else None
 
 
-def is_true_with(case: Case, kind: str, reason: str) -> bool:
+def is_true_with(run: RunSnapshot, kind: str, reason: str) -> bool:
     """True if a condition holds for this reason."""
-    return any(c.type == kind and c.status == "True" and c.reason == reason for c in case.past.conditions)
+    return any(c.type == kind and c.status == "True" and c.reason == reason for c in run.past.conditions)
 
 
-def _number(case: Case, name: str) -> int | None:
+def _live_number(run: RunSnapshot, name: str) -> int | None:
     """A live field, as it stands there: the rest of the specification may be invalid."""
-    value = (case.observed.run.get("spec") or {}).get(name)
+    value = (run.observed.run.get("spec") or {}).get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlrun_operator.decide.attempt_end import restarting
+from rlrun_operator.decide.attempt_end import report_restart
 from rlrun_operator.decide.lifetime import has_more_steps, restart_request, rotation_request
 from rlrun_operator.decide.objects import unstarted
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
 from rlrun_operator.state import AT_ONCE, Decision, EventRecord
 from rlrun_operator.status import reasons
@@ -16,88 +16,88 @@ from rlrun_operator.status.conditions import is_true
 from rlrun_operator.times import seconds_of
 
 
-def revived(case: Case) -> Decision | None:
+def revive_ended_run(run: RunSnapshot) -> Decision | None:
     """A run that is over begins again: Complete with more steps to train, or Failed and asked to restart, with a fresh budget."""
-    if case.spec is None:
+    if run.spec is None:
         return None
-    if is_true(case.past.conditions, reasons.COMPLETE):
-        return more_steps(case) if has_more_steps(case) else None
-    request = restart_request(case)
-    if not is_true(case.past.conditions, reasons.FAILED) or seconds_of(request) is None:
+    if is_true(run.past.conditions, reasons.COMPLETE):
+        return more_steps(run) if has_more_steps(run) else None
+    request = restart_request(run)
+    if not is_true(run.past.conditions, reasons.FAILED) or seconds_of(request) is None:
         return None
-    return restarting(
-        case,
+    return report_restart(
+        run,
         f"the run had failed and begins again, as the annotation {RESTART_ANNOTATION} asks ({request})",
         reasons.PODS_ENDING,
         StatusChange(
-            restarts=case.past.restarts + 1,
+            restarts=run.past.restarts + 1,
             restarts_counted_towards_max=0,
             restarts_without_step=0,
             counted_at_step=None,
             next_retry_time=None,
             restart_requested_at=request,
-            launched_attempt=case.past.attempt,
+            launched_attempt=run.past.attempt,
             active_seconds=0,
         ),
         AT_ONCE,
     )
 
 
-def more_steps(case: Case) -> Decision:
+def more_steps(run: RunSnapshot) -> Decision:
     """The attempt has trained all the steps that it was made for, and `maxSteps` has grown since."""
-    message = f"maxSteps has grown from {case.past.max_steps} to {case.total_steps}: the next attempt trains the rest"
-    return restarting(case, message, reasons.PODS_ENDING, StatusChange(next_retry_time=None), AT_ONCE)
+    message = f"maxSteps has grown from {run.past.max_steps} to {run.total_steps}: the next attempt trains the rest"
+    return report_restart(run, message, reasons.PODS_ENDING, StatusChange(next_retry_time=None), AT_ONCE)
 
 
-def asked(case: Case, *, is_restarting: bool) -> Decision | None:
+def restart_by_request(run: RunSnapshot, *, is_restarting: bool) -> Decision | None:
     """A restart by hand, which does not count; one that is under way need not wait for the end of its backoff.
 
     So does another key. Where a restart is under way anyway, the attempt that begins has it.
     """
-    request, rotation = restart_request(case), rotation_request(case)
+    request, rotation = restart_request(run), rotation_request(run)
     restarts = seconds_of(request) is not None
     rotates = seconds_of(rotation) is not None and not is_restarting
-    begins = case.attempt != case.past.attempt or not case.attempt
-    if begins or case.spec is None or not (restarts or rotates):
+    begins = run.attempt != run.past.attempt or not run.attempt
+    if begins or run.spec is None or not (restarts or rotates):
         return None  # the attempt that begins has heard of it
-    if is_restarting and case.past.next_retry_time is None:
+    if is_restarting and run.past.next_retry_time is None:
         return None
     asks = f"{ROTATE_ANNOTATION} asks ({rotation})" if rotates else f"{RESTART_ANNOTATION} asks ({request})"
     change = StatusChange(
-        attempt=case.attempt,
-        launched_attempt=case.attempt,
-        restarts=case.past.restarts + (not is_restarting),
+        attempt=run.attempt,
+        launched_attempt=run.attempt,
+        restarts=run.past.restarts + (not is_restarting),
         next_retry_time=None,
     )
     if restarts:
         change |= StatusChange(restart_requested_at=request)
     if rotates:
-        change |= StatusChange(key_rotation_requested_at=rotation, key_attempt=case.attempt + 1)
-    message = f"attempt {case.attempt} ends, as the annotation {asks}"
-    return restarting(case, message, reasons.PODS_ENDING, change, AT_ONCE)
+        change |= StatusChange(key_rotation_requested_at=rotation, key_attempt=run.attempt + 1)
+    message = f"attempt {run.attempt} ends, as the annotation {asks}"
+    return report_restart(run, message, reasons.PODS_ENDING, change, AT_ONCE)
 
 
-def renewed(case: Case) -> Decision | None:
+def restart_after_edit(run: RunSnapshot) -> Decision | None:
     """Restart of an attempt whose specification was edited before every role had started; it does not count."""
-    attempt = case.past.attempt
-    if case.spec is None or case.spec_hash == case.past.spec_hash or not unstarted.remaining(case, attempt):
+    attempt = run.past.attempt
+    if run.spec is None or run.spec_hash == run.past.spec_hash or not unstarted.unstarted_roles(run, attempt):
         return None
     message = f"attempt {attempt} is made again: the specification was edited before all of its roles had started"
     change = StatusChange(launched_attempt=attempt, next_retry_time=None)
-    return restarting(case, message, reasons.PODS_ENDING, change, AT_ONCE)
+    return report_restart(run, message, reasons.PODS_ENDING, change, AT_ONCE)
 
 
-def told_of_nonsense(case: Case, decision: Decision) -> Decision:
+def warn_invalid_annotation(run: RunSnapshot, decision: Decision) -> Decision:
     """Report a value of an annotation that is no time, once, and do nothing else."""
     fix = "write the time of now, as `date -u +%FT%TZ` prints it"
     requests = (
-        (restart_request(case), RESTART_ANNOTATION, reasons.RESTART_REQUEST_INVALID, "restartRequestedAt"),
-        (rotation_request(case), ROTATE_ANNOTATION, reasons.KEY_ROTATION_REQUEST_INVALID, "keyRotationRequestedAt"),
+        (restart_request(run), RESTART_ANNOTATION, reasons.RESTART_REQUEST_INVALID, "restartRequestedAt"),
+        (rotation_request(run), ROTATE_ANNOTATION, reasons.KEY_ROTATION_REQUEST_INVALID, "keyRotationRequestedAt"),
     )
-    for request, annotation, reason, heard in requests:
+    for request, annotation, reason, report in requests:
         if request is None or seconds_of(request) is not None:
             continue
         event = EventRecord("Warning", reason, f"{annotation} ({request}) is no time; {fix}")
-        status = {**decision.status, heard: request}
+        status = {**decision.status, report: request}
         decision = replace(decision, status=status, urgency="now", events=(*decision.events, event))
     return decision

@@ -12,9 +12,9 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import Condition, QueueStatus, RLRunStatus
 from rlrun_operator import render
 from rlrun_operator.decide.cost import budget
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import Say, find, is_true
+from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is_true
 from rlrun_operator.times import rfc3339
 
 _NOT_KEPT_OUT = frozenset({reasons.SCHEDULING, *reasons.SUSPENSION})
@@ -23,28 +23,28 @@ LOOK_SECONDS = 10.0
 """A run that waits is looked at this often; the operator wakes it when its turn comes."""
 
 
-def shall_rest(case: Case) -> bool:
+def shall_rest(run: RunSnapshot) -> bool:
     """True if the run is to have no pods whatever its queue says: its user suspends it, or its budget is spent."""
-    return is_suspended_by_user(case) or budget.is_spent(case)
+    return is_suspended_by_user(run) or budget.is_spent(run)
 
 
-def is_suspended_by_user(case: Case) -> bool:
+def is_suspended_by_user(run: RunSnapshot) -> bool:
     """True if `spec.suspend` is true; the rest of the specification may be invalid."""
-    return (case.observed.run.get("spec") or {}).get("suspend") is True
+    return (run.observed.run.get("spec") or {}).get("suspend") is True
 
 
-def stops(case: Case) -> bool:
+def is_evicted(run: RunSnapshot) -> bool:
     """True if the queue takes the run's room back."""
-    answer = case.observed.admission
+    answer = run.observed.admission
     return answer is not None and answer.stops
 
 
-def stopping_words(case: Case) -> str:
+def stopping_words(run: RunSnapshot) -> str:
     """Reason why the queue takes the room back, with what has kept the run's pods from their nodes; empty: there is no queue.
 
     Whoever keeps a pod out does so in the next attempt as well, whose first seconds explain nothing yet.
     """
-    answer, scheduled = case.observed.admission, find(case.past.conditions, reasons.SCHEDULED)
+    answer, scheduled = run.observed.admission, find_condition(run.past.conditions, reasons.SCHEDULED)
     if answer is None:
         return ""
     unexplained = scheduled is None or scheduled.status != "False" or scheduled.reason in _NOT_KEPT_OUT
@@ -54,85 +54,91 @@ def stopping_words(case: Case) -> str:
     return f"{answer.message} ({scheduled.reason}: {scheduled.message})"
 
 
-def awaited(case: Case) -> Say | None:
+def awaited_admission(run: RunSnapshot) -> ConditionUpdate | None:
     """Admitted, of a run whose next attempt has to wait for it; None: the admission is on record, or there is no queue."""
-    answer = case.observed.admission
-    if answer is None or (is_true(case.past.conditions, reasons.ADMITTED) and not answer.lapsed):
+    answer = run.observed.admission
+    if answer is None or (is_true(run.past.conditions, reasons.ADMITTED) and not answer.lapsed):
         return None
-    return _answer(case)
+    return _report_answer(run)
 
 
-def conflict(case: Case, spec: RLRunSpec, attempt: int) -> str:
+def explain_conflict(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> str:
     """Contradictions between what the queue's admission adds to the run's pods and these; empty: there are none."""
-    answer = case.observed.admission
-    if answer is None or not answer.admitted or case.attempt >= attempt:
+    answer = run.observed.admission
+    if answer is None or not answer.admitted or run.attempt >= attempt:
         return ""
-    return answer.conflict or (render.conflicts(case.context(spec, attempt)) if answer.placed else "")
+    return answer.conflict or (render.queue_conflicts(run.context(spec, attempt)) if answer.placed else "")
 
 
-def noted(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None]:
+def with_admission_condition(
+    run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]
+) -> Mapping[str, ConditionUpdate | None]:
     """Conditions to write, Admitted among them."""
-    past = case.past.conditions
-    if case.observed.admission is None:
-        return said if find(past, reasons.ADMITTED) is None else {**said, reasons.ADMITTED: None}
-    suspended = _now(case, said, reasons.SUSPENDED)
-    if any(_now(case, said, kind)[0] == "True" for kind in (reasons.COMPLETE, reasons.FAILED)):
-        say = Say("False", reasons.RUN_OVER, "the run has ended")
-    elif suspended == ("True", reasons.SUSPENDED) and shall_rest(case):
-        say = Say("False", reasons.NOT_QUEUED, "a suspended run does not wait in the queue")
+    past = run.past.conditions
+    if run.observed.admission is None:
+        return updates if find_condition(past, reasons.ADMITTED) is None else {**updates, reasons.ADMITTED: None}
+    suspended = _status_and_reason(run, updates, reasons.SUSPENDED)
+    if any(_status_and_reason(run, updates, kind)[0] == "True" for kind in (reasons.COMPLETE, reasons.FAILED)):
+        update = ConditionUpdate("False", reasons.RUN_OVER, "the run has ended")
+    elif suspended == ("True", reasons.SUSPENDED) and shall_rest(run):
+        update = ConditionUpdate("False", reasons.NOT_QUEUED, "a suspended run does not wait in the queue")
     elif suspended == ("False", reasons.SUSPENDING):
-        before = find(past, reasons.ADMITTED)
+        before = find_condition(past, reasons.ADMITTED)
         if before is not None and before.reason in reasons.GIVES_BACK:
-            return said  # the reason stays until no pod is left
-        say = _answer(case) if stops(case) else Say("False", reasons.NOT_QUEUED, "the run is being stopped")
+            return updates  # the reason stays until no pod is left
+        update = (
+            _report_answer(run)
+            if is_evicted(run)
+            else ConditionUpdate("False", reasons.NOT_QUEUED, "the run is being stopped")
+        )
     else:
-        say = _answer(case)
-    return {**said, reasons.ADMITTED: say}
+        update = _report_answer(run)
+    return {**updates, reasons.ADMITTED: update}
 
 
-def place(case: Case, conditions: Sequence[Condition]) -> QueueStatus | None:
+def queue_status(run: RunSnapshot, conditions: Sequence[Condition]) -> QueueStatus | None:
     """Place in the queue; None: the run is over, suspended by its user or its budget, or there is no queue."""
-    answer, admitted = case.observed.admission, find(conditions, reasons.ADMITTED)
-    if answer is None or admitted is None or admitted.reason == reasons.RUN_OVER or shall_rest(case):
+    answer, admitted = run.observed.admission, find_condition(conditions, reasons.ADMITTED)
+    if answer is None or admitted is None or admitted.reason == reasons.RUN_OVER or shall_rest(run):
         return None
-    if admitted.reason == reasons.NOT_QUEUED and case.past.queue is None:
+    if admitted.reason == reasons.NOT_QUEUED and run.past.queue is None:
         return None
-    since = case.past.queue.since if case.past.queue is not None else rfc3339(case.now)
+    since = run.past.queue.since if run.past.queue is not None else rfc3339(run.now)
     waits = admitted.reason in reasons.QUEUED
     return QueueStatus(
         since=since, position=answer.position if waits else None, waiting=answer.waiting if waits else None
     )
 
 
-def sized(case: Case, new: RLRunStatus) -> RLRunStatus:
+def with_admitted_size(run: RunSnapshot, new: RLRunStatus) -> RLRunStatus:
     """`new` with the size of an elastic trainer that the queue has room for, where it has just admitted the run."""
-    answer, spec = case.observed.admission, case.spec
+    answer, spec = run.observed.admission, run.spec
     block = spec.trainer.elastic if spec is not None else None
     if answer is None or answer.room is None or block is None or spec is None:
         return new
-    whole, is_new = spec.trainer.replicas, not is_true(case.past.conditions, reasons.ADMITTED)
+    whole, is_new = spec.trainer.replicas, not is_true(run.past.conditions, reasons.ADMITTED)
     if not (is_new and answer.admitted and is_true(new.conditions, reasons.ADMITTED) and answer.room < whole):
         return new
     update = {
         "size": answer.room,
         "reason": f"{answer.room} of {whole} pods: the queue has room for these",
-        "changed": rfc3339(case.now),
-        "grow_time": rfc3339(case.now + block.grow_seconds),
+        "changed": rfc3339(run.now),
+        "grow_time": rfc3339(run.now + block.grow_seconds),
     }
     return new.model_copy(update={"trainer": new.trainer.model_copy(update=update)})
 
 
-def _answer(case: Case) -> Say:
-    answer = case.observed.admission
+def _report_answer(run: RunSnapshot) -> ConditionUpdate:
+    answer = run.observed.admission
     assert answer is not None
     ahead = f"position {answer.position} of {answer.waiting}: " if answer.position is not None else ""
-    return Say("True" if answer.admitted else "False", answer.reason, ahead + stopping_words(case))
+    return ConditionUpdate("True" if answer.admitted else "False", answer.reason, ahead + stopping_words(run))
 
 
-def _now(case: Case, said: Mapping[str, Say | None], kind: str) -> tuple[str, str]:
+def _status_and_reason(run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None], kind: str) -> tuple[str, str]:
     """Status and reason of a condition, as they will be written."""
-    if kind in said:
-        say = said[kind]
-        return (say.status, say.reason) if say is not None else ("", "")
-    past = find(case.past.conditions, kind)
+    if kind in updates:
+        update = updates[kind]
+        return (update.status, update.reason) if update is not None else ("", "")
+    past = find_condition(run.past.conditions, kind)
     return (past.status, past.reason) if past is not None else ("", "")

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from rlrun.api.lifecycle import NodeLossSpec
 from rlrun_operator.decide import hindsight
-from rlrun_operator.decide.attempt import launch, next_attempt
-from rlrun_operator.decide.attempt_end import fail, failure_record, restarting
-from rlrun_operator.decide.reading.children import has_let_go, is_ending, replicas, uid_of
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.attempt import launch_attempt, next_attempt
+from rlrun_operator.decide.attempt_end import fail_run, failure_record, report_restart
+from rlrun_operator.decide.reading.children import desired_replicas, has_let_go, is_ending, uid_of
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.failures import node_loss, policy
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Actions, Decision, Delete, Scale
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import find, since
+from rlrun_operator.status.conditions import find_condition, true_since
 from rlrun_operator.times import seconds_of
 
 HELD_GRACE_SECONDS = 1
@@ -26,49 +26,49 @@ SETTLE_SECONDS = 3.0
 still be on its way. Mostly there is something to wait for that takes longer."""
 
 
-def restart(case: Case) -> Decision:
+def continue_restart(run: RunSnapshot) -> Decision:
     """Remove the ended attempt's pods; once they are gone and the backoff is over, begin the next attempt."""
-    if (late := _ended_for_good(case)) is not None:
+    if (late := _ended_for_good(run)) is not None:
         return late
-    past, because = case.past, _because(case)
-    if case.group or not has_let_go(case.statefulset):
-        return _remove(case, because)
+    past, because = run.past, _restart_reason(run)
+    if run.group or not has_let_go(run.statefulset):
+        return _remove_pods(run, because)
     ended = past.last_failure
     failed = ended is not None and ended.attempt == past.attempt  # else the operator has removed everything long ago
-    if failed and (settles := settles_in(case, reasons.RESTARTING)) > 0:
+    if failed and (settles := settles_in(run, reasons.RESTARTING)) > 0:
         message = f"{because}; no pod is seen any more"
-        return restarting(case, message, reasons.PODS_ENDING, actions=Actions(wake_in=settles))
-    if (waits := _backoff_left(case)) is not None:
+        return report_restart(run, message, reasons.PODS_ENDING, actions=Actions(wake_in=settles))
+    if (waits := _backoff_left(run)) is not None:
         message = f"{because}; the next attempt begins at {past.next_retry_time}"
-        return restarting(case, message, reasons.BACK_OFF, actions=Actions(wake_in=waits))
-    if case.spec is None:
-        return fail(case, reasons.INVALID_CONFIGURATION, case.problems)
-    return launch(case, case.spec, next_attempt(case))
+        return report_restart(run, message, reasons.BACK_OFF, actions=Actions(wake_in=waits))
+    if run.spec is None:
+        return fail_run(run, reasons.INVALID_CONFIGURATION, run.problems)
+    return launch_attempt(run, run.spec, next_attempt(run))
 
 
-def _because(case: Case) -> str:
+def _restart_reason(run: RunSnapshot) -> str:
     """Reason of the attempt's end, as the status has it."""
-    past, because = case.past, f"attempt {case.past.attempt} ended"
+    past, because = run.past, f"attempt {run.past.attempt} ended"
     ended = past.last_failure
     if ended is not None and ended.attempt == past.attempt:
         code = "" if ended.exit_code is None else f" (exit code {ended.exit_code})"
         return f"{because}: {ended.role} pod {ended.pod_name}{code}: {ended.message}"
-    said = find(past.conditions, reasons.RESTARTING)
-    if said is not None and said.status == "True":  # nothing failed: what was said first says why
-        return said.message.partition("; ")[0]
+    updates = find_condition(past.conditions, reasons.RESTARTING)
+    if updates is not None and updates.status == "True":  # nothing failed: what was said first says why
+        return updates.message.partition("; ")[0]
     return because
 
 
-def _remove(case: Case, because: str) -> Decision:
+def _remove_pods(run: RunSnapshot, because: str) -> Decision:
     """Have the pods that are left removed, and correct the record by what they report."""
-    scale, delete = removals(case)
-    stuck = overdue(case)
-    told = f": {stuck.told}" if stuck.told else listed(sorted(pod.name for pod in case.group))
-    return restarting(
-        case,
+    scale, delete = delete_pods(run)
+    stuck = overdue_pods(run)
+    told = f": {stuck.told}" if stuck.told else list_names(sorted(pod.name for pod in run.group))
+    return report_restart(
+        run,
         f"{because}; waiting for its pods to be gone{told}",
         reasons.PODS_ENDING,
-        hindsight.corrections(case, stuck.silent),
+        hindsight.correct_record(run, stuck.silent),
         Actions(
             scale=scale,
             delete=[*delete, *stuck.force],
@@ -78,72 +78,72 @@ def _remove(case: Case, because: str) -> Decision:
     )
 
 
-def listed(pods: Sequence[str]) -> str:
+def list_names(pods: Sequence[str]) -> str:
     """Names of pods, in brackets; empty where there is none."""
     return f" ({', '.join(pods[:4])}{', …' if len(pods) > 4 else ''})" if pods else ""
 
 
-def _backoff_left(case: Case) -> float | None:
+def _backoff_left(run: RunSnapshot) -> float | None:
     """Seconds until the next attempt may begin; None: it may."""
-    retry_at = seconds_of(case.past.next_retry_time)
-    longest = policy.longest_backoff(case.spec.failure_policy.backoff) if case.spec is not None else math.inf
-    if retry_at is None or not case.now < retry_at <= case.now + longest:  # later than that: the clock was set
+    retry_at = seconds_of(run.past.next_retry_time)
+    longest = policy.longest_backoff(run.spec.failure_policy.backoff) if run.spec is not None else math.inf
+    if retry_at is None or not run.now < retry_at <= run.now + longest:  # later than that: the clock was set
         return None
-    return retry_at - case.now
+    return retry_at - run.now
 
 
-def _ended_for_good(case: Case) -> Decision | None:
+def _ended_for_good(run: RunSnapshot) -> Decision | None:
     """End of the run, where Kubernetes reported a peer's failure before the one that no restart can repair."""
-    cause = hindsight.ends_for_good(case)
-    if cause is None or case.spec is None:
+    cause = hindsight.ends_for_good(run)
+    if cause is None or run.spec is None:
         return None
-    budget = policy.budget_of(case.past, case.past.progress, case.spec.failure_policy)
-    what = policy.verdict(cause, budget=budget, policy=case.spec.failure_policy, random=case.random)
+    budget = policy.budget_of(run.past, run.past.progress, run.spec.failure_policy)
+    what = policy.apply_policy(cause, budget=budget, policy=run.spec.failure_policy, random=run.random)
     if what.fails is None:
         return None
-    return fail(case, *what.fails, failure_record(case, cause, counted=False), corrects=True)
+    return fail_run(run, *what.fails, failure_record(run, cause, counted=False), corrects=True)
 
 
-def settles_in(case: Case, kind: str) -> float:
+def settles_in(run: RunSnapshot, kind: str) -> float:
     """Seconds until the cache is believed that there is no trainer.
 
     Args:
         kind: of the condition that says since when there shall be none: Restarting, or Suspended.
     """
-    began = since(case.past.conditions, kind, true=kind == reasons.RESTARTING)
-    if not case.past.attempt or began is None or case.statefulset is not None or case.host_name is not None:
+    began = true_since(run.past.conditions, kind, true=kind == reasons.RESTARTING)
+    if not run.past.attempt or began is None or run.statefulset is not None or run.host_name is not None:
         return 0.0
-    if not case.trains or began - case.now > SETTLE_SECONDS:  # the clock was set back
+    if not run.trains or began - run.now > SETTLE_SECONDS:  # the clock was set back
         return 0.0
-    return began + SETTLE_SECONDS - case.now
+    return began + SETTLE_SECONDS - run.now
 
 
-def overdue(case: Case, *, suspending: bool = False) -> node_loss.Overdue:
+def overdue_pods(run: RunSnapshot, *, suspending: bool = False) -> node_loss.Overdue:
     """Pods that do not end, of those that have to be gone before the next attempt or on the way into suspension."""
     kind = reasons.SUSPENDED if suspending else reasons.RESTARTING
-    asked = since(case.past.conditions, kind, true=not suspending)
-    limit = case.spec.node_loss if case.spec is not None else NodeLossSpec()
+    asked = true_since(run.past.conditions, kind, true=not suspending)
+    limit = run.spec.node_loss if run.spec is not None else NodeLossSpec()
     seconds = float(limit.force_delete_seconds)
-    pods = case.pods if suspending else case.group
-    return node_loss.overdue(pods, case.observed.nodes, since=asked, after=seconds, now=case.now)
+    pods = run.pods if suspending else run.group
+    return node_loss.delete_overdue(pods, run.observed.nodes, since=asked, after=seconds, now=run.now)
 
 
-def removals(case: Case) -> tuple[list[Scale], list[Delete]]:
+def delete_pods(run: RunSnapshot) -> tuple[list[Scale], list[Delete]]:
     """Writes that ask the attempt's pods, all together, to save and end."""
-    scale, statefulset = [], case.statefulset
-    if statefulset is not None and not is_ending(statefulset) and replicas(statefulset) != 0:
-        scale.append(Scale(case.trainer_ref, uid_of(statefulset), 0))
+    scale, statefulset = [], run.statefulset
+    if statefulset is not None and not is_ending(statefulset) and desired_replicas(statefulset) != 0:
+        scale.append(Scale(run.trainer_ref, uid_of(statefulset), 0))
     orphaned = statefulset is None or is_ending(statefulset)
-    ends = [p for p in case.group if p.deleted_at is None and (orphaned or p.role == "orchestrator")]
-    return scale, [*(Delete(pod.ref, pod.uid) for pod in ends), *hurried(case)]
+    ends = [p for p in run.group if p.deleted_at is None and (orphaned or p.role == "orchestrator")]
+    return scale, [*(Delete(pod.ref, pod.uid) for pod in ends), *shorten_grace(run)]
 
 
-def hurried(case: Case) -> list[Delete]:
+def shorten_grace(run: RunSnapshot) -> list[Delete]:
     """Shorten the grace period of trainer pods that were asked to end and whose process has ended: they have nothing left to save."""
-    held = [pod for pod in case.group if pod.role == "trainer" and pod.exit is not None and _lingers(pod)]
+    held = [pod for pod in run.group if pod.role == "trainer" and pod.exit is not None and _lingers_too_long(pod)]
     return [Delete(pod.ref, pod.uid, grace_seconds=HELD_GRACE_SECONDS) for pod in held]
 
 
-def _lingers(pod: Pod) -> bool:
+def _lingers_too_long(pod: Pod) -> bool:
     """True if a pod was given more time to end than what holds there needs."""
     return int(pod.manifest["metadata"].get("deletionGracePeriodSeconds") or 0) > HELD_GRACE_SECONDS

@@ -10,14 +10,21 @@ from rlrun_operator.decide import host_run, stall, status_builder
 from rlrun_operator.decide.engines import scaling, spot
 from rlrun_operator.decide.objects import corrections, parts, unstarted, volumes
 from rlrun_operator.decide.reading.children import is_refused
-from rlrun_operator.decide.snapshot import Case
-from rlrun_operator.decide.status_builder import finish
+from rlrun_operator.decide.snapshot import RunSnapshot
+from rlrun_operator.decide.status_builder import finish_decision
 from rlrun_operator.decide.trainers import look
 from rlrun_operator.failures import node_exclusion, policy
 from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Decision
 from rlrun_operator.status import claims, diagnose, progress, reasons
-from rlrun_operator.status.change import NO_CHANGE, StatusChange, combined
-from rlrun_operator.status.conditions import Say, begun, find, is_true, not_failed, since
+from rlrun_operator.status.change import NO_CHANGE, StatusChange, combine_changes
+from rlrun_operator.status.conditions import (
+    ConditionUpdate,
+    attempt_started_at,
+    find_condition,
+    is_true,
+    not_failed,
+    true_since,
+)
 from rlrun_operator.status.scene import Scene
 from rlrun_operator.times import seconds_of
 
@@ -31,80 +38,97 @@ OVERDUE_INTERVALS = 3
 """A newest complete checkpoint older than this many intervals is overdue."""
 
 
-def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: Actions = NO_ACTIONS) -> Decision:
+def follow_attempt(
+    run: RunSnapshot, attempt: int, change: StatusChange = NO_CHANGE, actions: Actions = NO_ACTIONS
+) -> Decision:
     """Report the state of `attempt`, and keep the number of engines at the specified one.
 
     Args:
-        case: what is decided about.
+        run: what is decided about.
         attempt: the current one, or the one that begins now.
         change: more fields of the status.
         actions: what beginning the attempt takes.
     """
-    begins = case.past.attempt != attempt
-    heard = stall.hear(case, attempt)
-    scene, waits = _scene(case, attempt, heard), _Waits(case)
-    said = _conditions(case, scene, heard, waits, begins=begins)
-    engine_marks, engine_scales = ([], []) if begins else scaling.scaled(case, heard)
-    spot_engines = spot.applies(case, attempt, begins=begins)
-    beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.see(case, attempt)
-    again = _look_again(case, scene, heard, waits, said)
+    begins = run.past.attempt != attempt
+    report = stall.read_report(run, attempt)
+    scene, waits = _read_scene(run, attempt, report), _Waits(run)
+    updates = _attempt_conditions(run, scene, report, waits, begins=begins)
+    engine_marks, engine_scales = ([], []) if begins else scaling.scale_pools(run, report)
+    spot_engines = spot.apply_spot_engines(run, attempt, begins=begins)
+    beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.compare_parts(run, attempt)
+    again = _look_again(run, scene, report, waits, updates)
     wakes = [actions.wake_in, again.wake_in, beside.wake_in]
-    corrected = corrections.corrected(case, attempt, begins, bool(actions.apply))
+    corrected = corrections.correct_objects(run, attempt, begins, bool(actions.apply))
     todo = Actions(
-        create=(*actions.create, *corrections.lost_claim(case, attempt)),
+        create=(*actions.create, *corrections.lost_claim(run, attempt)),
         apply=(*actions.apply, *corrected, *spot_engines),
         dry_run=actions.dry_run,
-        annotate=() if begins else (*scaling.asked(case, heard), *engine_marks),
-        scale=() if begins else (*engine_scales, *corrections.scales(case)),
-        delete=(*corrections.zombies(case, attempt), *spot.removals(case)),
-        repair=(*corrections.lost_lease(case, attempt), *beside.repair),
+        annotate=() if begins else (*scaling.announce_engines(run, report), *engine_marks),
+        scale=() if begins else (*engine_scales, *corrections.restore_trainer_size(run)),
+        delete=(*corrections.delete_stale_pods(run, attempt), *spot.remove_spot_engines(run)),
+        repair=(*corrections.lost_lease(run, attempt), *beside.repair),
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=again.look_up,
     )
-    fields = _reached(case, attempt, heard)
-    fields |= combined(scaling.chosen(case, heard, fields), look.noted(case, heard, fields))
-    fields |= combined(spot.noted(case, fields, renewed=bool(spot_engines)), unstarted.noted(case, attempt), change)
-    of_parts = beside.said | parts.outdated(case, corrected)
-    return finish(case, {**said, **of_parts}, fields, todo, training=progress.is_training(heard))
+    fields = _attempt_progress(run, attempt, report)
+    fields |= combine_changes(
+        scaling.with_chosen_engines(run, report, fields), look.with_trainer_size(run, report, fields)
+    )
+    fields |= combine_changes(
+        spot.with_spot_status(run, fields, renewed=bool(spot_engines)),
+        unstarted.with_unstarted_roles(run, attempt),
+        change,
+    )
+    of_parts = beside.updates | parts.report_refused_update(run, corrected)
+    return finish_decision(run, {**updates, **of_parts}, fields, todo, training=progress.is_training(report))
 
 
-def _conditions(
-    case: Case, scene: Scene, heard: progress.Report | None, waits: _Waits, *, begins: bool
-) -> dict[str, Say]:
+def _attempt_conditions(
+    run: RunSnapshot, scene: Scene, report: progress.Report | None, waits: _Waits, *, begins: bool
+) -> dict[str, ConditionUpdate]:
     """Conditions of an attempt that exists; `begins`: in this very pass."""
-    said = _of_pods(scene, waits)
-    said[reasons.SCHEDULED] = node_exclusion.noted(said[reasons.SCHEDULED], case.past, case.now)
-    said[reasons.PROGRESSING] = (
-        _unmade(case) or stall.say(case, heard) or _unseen(case) or _progressing(case, heard, waits)
+    updates = _of_pods(scene, waits)
+    updates[reasons.SCHEDULED] = node_exclusion.with_excluded_nodes(updates[reasons.SCHEDULED], run.past, run.now)
+    updates[reasons.PROGRESSING] = (
+        _report_name_conflict(run)
+        or stall.stall_condition(run, report)
+        or _report_lost_lease(run)
+        or _progress_condition(run, report, waits)
     )
-    said[reasons.RESTARTING] = Say("False", reasons.NOT_RESTARTING, "no restart is under way")
-    return said | _checkpoints(case, heard) | standing(case, pending=not begins)
+    updates[reasons.RESTARTING] = ConditionUpdate("False", reasons.NOT_RESTARTING, "no restart is under way")
+    return updates | _report_checkpoints(run, report) | standing_conditions(run, pending=not begins)
 
 
-def _reached(case: Case, attempt: int, heard: progress.Report | None) -> StatusChange:
+def _attempt_progress(run: RunSnapshot, attempt: int, report: progress.Report | None) -> StatusChange:
     """Progress of the attempt, its roles, its storage, its excluded nodes and its failure budget."""
-    measured = progress.measured(case.past, heard, case.total_steps, case.now)
+    measured = progress.measured_fields(run.past, report, run.total_steps, run.now)
     beside = StatusChange(
-        storage=storage_status(case), excluded_nodes=node_exclusion.active(case.past, case.now) or None
+        storage=storage_status(run), excluded_nodes=node_exclusion.active_exclusions(run.past, run.now) or None
     )
-    return combined(status_builder.roles(case, attempt, heard), measured, beside, _budget(case, heard))
+    return combine_changes(
+        status_builder.role_status(run, attempt, report), measured, beside, _failure_budget(run, report)
+    )
 
 
 def _look_again(
-    case: Case, scene: Scene, heard: progress.Report | None, waits: _Waits, said: Mapping[str, Say]
+    run: RunSnapshot,
+    scene: Scene,
+    report: progress.Report | None,
+    waits: _Waits,
+    updates: Mapping[str, ConditionUpdate],
 ) -> Actions:
     """Time of the next look at an attempt, and the facts that would explain what it waits for."""
-    patient = [kind for kind in waits.kinds(said) if waits.patient(kind)]
-    unexplained = [kind for kind in waits.kinds(said) if kind not in patient]
-    helps = bool(unexplained) and diagnose.facts_that_would_help(scene, said)
-    nodes = diagnose.nodes_would_help(scene, said)
+    patient = [kind for kind in waits.kinds(updates) if waits.patient(kind)]
+    unexplained = [kind for kind in waits.kinds(updates) if kind not in patient]
+    helps = bool(unexplained) and diagnose.facts_that_would_help(scene, updates)
+    nodes = diagnose.nodes_would_help(scene, updates)
     wakes = [
         PATIENCE_SECONDS if patient else None,
         max(waits.explain_in(kind) for kind in unexplained) if helps else None,
-        _until_silent(case, heard),
-        _until_on_record(case, said[reasons.PODS_READY]),
-        stall.wake_in(case, heard),
-        TAKEN_SECONDS if case.taken is not None else None,
+        _until_silent(run, report),
+        _until_on_record(run, updates[reasons.PODS_READY]),
+        stall.wake_in(run, report),
+        TAKEN_SECONDS if run.taken is not None else None,
     ]
     return Actions(
         wake_in=min((w for w in wakes if w is not None), default=None),
@@ -112,52 +136,54 @@ def _look_again(
     )
 
 
-def _budget(case: Case, heard: progress.Report | None) -> StatusChange:
+def _failure_budget(run: RunSnapshot, report: progress.Report | None) -> StatusChange:
     """The failure policy's counters, which new steps set back."""
-    if case.spec is None:
+    if run.spec is None:
         return NO_CHANGE
-    reached = progress.progressed(case.past, heard, case.total_steps, case.now)
-    budget = policy.budget_of(case.past, reached, case.spec.failure_policy)
+    reached = progress.progress_after(run.past, report, run.total_steps, run.now)
+    budget = policy.budget_of(run.past, reached, run.spec.failure_policy)
     return StatusChange(restarts_counted_towards_max=budget.counted, restarts_without_step=budget.without_step)
 
 
-def standing(case: Case, *, pending: bool) -> dict[str, Say]:
-    """Conditions of a run that goes on, whatever its attempt does; `pending`: see `configuration`."""
-    said = {reasons.CONFIGURATION_VALID: configuration(case, pending=pending)}
-    if case.host_available is not None:
-        said[reasons.HOST_AVAILABLE] = case.host_available
-    return said | not_failed(case.past.conditions)
+def standing_conditions(run: RunSnapshot, *, pending: bool) -> dict[str, ConditionUpdate]:
+    """Conditions of a run that goes on, whatever its attempt does; `pending`: see `configuration_condition`."""
+    updates = {reasons.CONFIGURATION_VALID: configuration_condition(run, pending=pending)}
+    if run.host_available is not None:
+        updates[reasons.HOST_AVAILABLE] = run.host_available
+    return updates | not_failed(run.past.conditions)
 
 
-def configuration(case: Case, *, pending: bool) -> Say:
+def configuration_condition(run: RunSnapshot, *, pending: bool) -> ConditionUpdate:
     """ConfigurationValid. `pending`: an attempt of an earlier specification may be running."""
-    if case.spec is None:
-        still = f"; attempt {case.past.attempt} goes on with the specification that it began with" if pending else ""
-        return Say("False", reasons.INVALID_CONFIGURATION, case.problems + still)
-    if case.forbidden:
-        still = f"; attempt {case.past.attempt} goes on, and no other one begins" if pending else ""
-        return Say("False", reasons.FORBIDDEN, case.forbidden + still)
-    if case.host is not None and (problem := host_run.storage_problem(case.spec, case.host)) is not None:
-        return Say("False", reasons.INVALID_CONFIGURATION, problem)
-    if pending and case.past.spec_hash is not None and case.spec_hash != case.past.spec_hash:
-        what = "the specification was edited" if _edited_by_hand(case) else "the defaults of the namespace were edited"
-        return Say("True", reasons.CHANGE_PENDING, f"{what}; the change takes effect when the next attempt begins")
-    if message := _ignored(case):
-        return Say("True", reasons.FIELDS_IGNORED, message)
-    return Say("True", reasons.VALID, "the specification can be run")
+    if run.spec is None:
+        still = f"; attempt {run.past.attempt} goes on with the specification that it began with" if pending else ""
+        return ConditionUpdate("False", reasons.INVALID_CONFIGURATION, run.problems + still)
+    if run.forbidden:
+        still = f"; attempt {run.past.attempt} goes on, and no other one begins" if pending else ""
+        return ConditionUpdate("False", reasons.FORBIDDEN, run.forbidden + still)
+    if run.host is not None and (problem := host_run.storage_problem(run.spec, run.host)) is not None:
+        return ConditionUpdate("False", reasons.INVALID_CONFIGURATION, problem)
+    if pending and run.past.spec_hash is not None and run.spec_hash != run.past.spec_hash:
+        what = "the specification was edited" if _edited_by_hand(run) else "the defaults of the namespace were edited"
+        return ConditionUpdate(
+            "True", reasons.CHANGE_PENDING, f"{what}; the change takes effect when the next attempt begins"
+        )
+    if message := _ignored_fields(run):
+        return ConditionUpdate("True", reasons.FIELDS_IGNORED, message)
+    return ConditionUpdate("True", reasons.VALID, "the specification can be run")
 
 
-def _edited_by_hand(case: Case) -> bool:
+def _edited_by_hand(run: RunSnapshot) -> bool:
     """False if the namespace's defaults alone differ from those of the attempt, as far as that is known."""
-    defaults, began = case.observed.defaults, case.past.defaults
+    defaults, began = run.observed.defaults, run.past.defaults
     return (defaults.mark if defaults is not None else None) == (began.mark if began is not None else None)
 
 
-def _ignored(case: Case) -> str:
+def _ignored_fields(run: RunSnapshot) -> str:
     """Fields of a usable specification that are not acted on."""
-    if case.judgement.ignored:
-        return f"ignored, because this operator does not know them: {case.judgement.ignored}; upgrade the operator"
-    spec, provider = case.spec, case.settings.provider
+    if run.judgement.ignored:
+        return f"ignored, because this operator does not know them: {run.judgement.ignored}; upgrade the operator"
+    spec, provider = run.spec, run.settings.provider
     if spec is not None and spec.queue_name and provider not in ("kueue", "volcano"):
         return f"ignored: queueName {spec.queue_name}, because neither Kueue nor Volcano is this operator's queue (queue.provider)"
     if spec is not None and spec.priority and provider == "volcano":
@@ -165,29 +191,29 @@ def _ignored(case: Case) -> str:
     return ""
 
 
-def of_inference(case: Case, attempt: int) -> dict[str, Say]:
+def of_inference(run: RunSnapshot, attempt: int) -> dict[str, ConditionUpdate]:
     """Report of storage and engines while no attempt runs: engines stay through a restart."""
-    scene = _scene(case, attempt, None)
-    waits = _Waits(case)
-    said = {reasons.STORAGE_READY: claims.storage(scene, waits.patient(reasons.STORAGE_READY))}
-    return said | _of_engines(scene, waits)
+    scene = _read_scene(run, attempt, None)
+    waits = _Waits(run)
+    updates = {reasons.STORAGE_READY: claims.storage_condition(scene, waits.patient(reasons.STORAGE_READY))}
+    return updates | _of_engines(scene, waits)
 
 
-def storage_at_rest(case: Case) -> dict[str, Say]:
+def storage_at_rest(run: RunSnapshot) -> dict[str, ConditionUpdate]:
     """Report of the volume while the run has no pod, where there was one before: why it once was waited for may be over."""
-    if find(case.past.conditions, reasons.STORAGE_READY) is None:
+    if find_condition(run.past.conditions, reasons.STORAGE_READY) is None:
         return {}
-    return {reasons.STORAGE_READY: claims.storage(_scene(case, case.attempt, None), patient=True)}
+    return {reasons.STORAGE_READY: claims.storage_condition(_read_scene(run, run.attempt, None), patient=True)}
 
 
-def storage_status(case: Case) -> StorageStatus | None:
+def storage_status(run: RunSnapshot) -> StorageStatus | None:
     """The run's volume."""
-    if case.spec is None or (case.host_name is not None and case.host is None):
-        return case.past.storage
-    bound = ((case.claim or {}).get("status") or {}).get("phase") in ("Bound", "Lost")
-    volume = ((case.claim or {}).get("spec") or {}).get("volumeName") if bound else None
-    folder = case.context(case.spec, case.past.attempt).folder
-    return StorageStatus(claim_name=case.wanted.claim, path=folder, volume_name=volume)
+    if run.spec is None or (run.host_name is not None and run.host is None):
+        return run.past.storage
+    bound = ((run.claim or {}).get("status") or {}).get("phase") in ("Bound", "Lost")
+    volume = ((run.claim or {}).get("spec") or {}).get("volumeName") if bound else None
+    folder = run.context(run.spec, run.past.attempt).folder
+    return StorageStatus(claim_name=run.wanted.claim, path=folder, volume_name=volume)
 
 
 class _Waits:
@@ -195,15 +221,15 @@ class _Waits:
 
     KINDS = (reasons.STORAGE_READY, reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
 
-    def __init__(self, case: Case) -> None:
-        self._case = case
+    def __init__(self, run: RunSnapshot) -> None:
+        self._case = run
         # Events are there before an attempt is on record only where it is due and not let in: nothing is asked for at a healthy start.
-        kept_out = since(case.past.conditions, reasons.RESTARTING, true=True) if case.observed.events else None
-        began = begun(case.past.conditions)
+        kept_out = true_since(run.past.conditions, reasons.RESTARTING, true=True) if run.observed.events else None
+        began = attempt_started_at(run.past.conditions)
         self._begun = kept_out if began is None else began
 
     def seconds(self, kind: str) -> float:
-        waiting = since(self._case.past.conditions, kind, true=False)
+        waiting = true_since(self._case.past.conditions, kind, true=False)
         if waiting is None or self._begun is None:
             return 0.0
         return self._case.now - max(waiting, self._begun)
@@ -216,26 +242,26 @@ class _Waits:
         least, most = EXPLAIN_SECONDS
         return min(most, max(least, self.seconds(kind) / 10))
 
-    def kinds(self, said: Mapping[str, Say]) -> list[str]:
-        return [kind for kind in self.KINDS if kind in said and said[kind].status != "True"]
+    def kinds(self, updates: Mapping[str, ConditionUpdate]) -> list[str]:
+        return [kind for kind in self.KINDS if kind in updates and updates[kind].status != "True"]
 
 
-def _scene(case: Case, attempt: int, heard: progress.Report | None) -> Scene:
+def _read_scene(run: RunSnapshot, attempt: int, report: progress.Report | None) -> Scene:
     return Scene(
-        names=case.names,
-        wanted=case.wanted,
-        pods=case.pods_of_attempt(attempt),
-        claim=case.claim,
-        events=case.observed.events,
-        nodes=case.observed.nodes,
-        waiting_on=heard.waiting_on if heard is not None else None,
-        trouble=volumes.ready(heard, case.wanted.claim),
-        engines_refused=is_refused(case.deployment),
-        without=spot.missing(case),
-        namespace=str(case.metadata.get("namespace", "")),
-        template=case.spec.storage.template if case.spec is not None else None,
-        born=seconds_of(case.metadata.get("creationTimestamp")),
-        tracker_secrets=_tracker_secrets(case.spec),
+        names=run.names,
+        wanted=run.wanted,
+        pods=run.pods_of_attempt(attempt),
+        claim=run.claim,
+        events=run.observed.events,
+        nodes=run.observed.nodes,
+        waiting_on=report.waiting_on if report is not None else None,
+        trouble=volumes.storage_condition(report, run.wanted.claim),
+        engines_refused=is_refused(run.deployment),
+        without=spot.describe_missing_engines(run),
+        namespace=str(run.metadata.get("namespace", "")),
+        template=run.spec.storage.template if run.spec is not None else None,
+        born=seconds_of(run.metadata.get("creationTimestamp")),
+        tracker_secrets=_tracker_secrets(run.spec),
     )
 
 
@@ -245,125 +271,129 @@ def _tracker_secrets(spec: RLRunSpec | None) -> dict[str, str]:
     return {secret.reference.name: secret.field for secret in (tracking.secrets if tracking is not None else ())}
 
 
-def _of_pods(scene: Scene, waits: _Waits) -> dict[str, Say]:
+def _of_pods(scene: Scene, waits: _Waits) -> dict[str, ConditionUpdate]:
     return {
-        reasons.STORAGE_READY: claims.storage(scene, waits.patient(reasons.STORAGE_READY)),
-        reasons.SCHEDULED: diagnose.scheduled(scene, waits.patient(reasons.SCHEDULED)),
+        reasons.STORAGE_READY: claims.storage_condition(scene, waits.patient(reasons.STORAGE_READY)),
+        reasons.SCHEDULED: diagnose.scheduled_condition(scene, waits.patient(reasons.SCHEDULED)),
         reasons.PODS_READY: diagnose.pods_ready(scene, waits.patient(reasons.PODS_READY)),
         **_of_engines(scene, waits),
     }
 
 
-def _of_engines(scene: Scene, waits: _Waits) -> dict[str, Say]:
+def _of_engines(scene: Scene, waits: _Waits) -> dict[str, ConditionUpdate]:
     """InferenceAvailable, which a run without engines does not have."""
     if not scene.wanted.engines:
         return {}
-    return {reasons.INFERENCE_AVAILABLE: diagnose.inference(scene, waits.patient(reasons.INFERENCE_AVAILABLE))}
+    return {
+        reasons.INFERENCE_AVAILABLE: diagnose.inference_condition(scene, waits.patient(reasons.INFERENCE_AVAILABLE))
+    }
 
 
-def _progressing(case: Case, heard: progress.Report | None, waits: _Waits) -> Say:
-    silent = progress.silent_for(stall.silent_since(case, heard), case.now)
+def _progress_condition(run: RunSnapshot, report: progress.Report | None, waits: _Waits) -> ConditionUpdate:
+    silent = progress.silent_for(stall.silent_since(run, report), run.now)
     if silent >= progress.HEARTBEAT_SECONDS:
-        return Say("Unknown", reasons.HEARTBEAT_LOST, _heartbeat_lost(case, never=heard is None))
-    if progress.is_training(heard):
-        return Say("True", reasons.TRAINING if case.trains else reasons.ANSWERING, case.words.going)
-    waiting = heard.waiting_on if heard is not None else None
-    first = case.words.first
-    message = f"the {first} waits for {waiting}" if waiting else f"the attempt's {first} {case.words.lacks}"
-    return Say("Unknown", reasons.WAITING_FOR_FIRST_STEP, message)
+        return ConditionUpdate("Unknown", reasons.HEARTBEAT_LOST, _heartbeat_lost(run, never=report is None))
+    if progress.is_training(report):
+        return ConditionUpdate("True", reasons.TRAINING if run.trains else reasons.ANSWERING, run.words.going)
+    waiting = report.waiting_on if report is not None else None
+    first = run.words.first
+    message = f"the {first} waits for {waiting}" if waiting else f"the attempt's {first} {run.words.lacks}"
+    return ConditionUpdate("Unknown", reasons.WAITING_FOR_FIRST_STEP, message)
 
 
-def _heartbeat_lost(case: Case, *, never: bool) -> str:
-    network, names = case.settings.network, case.names
+def _heartbeat_lost(run: RunSnapshot, *, never: bool) -> str:
+    network, names = run.settings.network, run.names
     what = "in this attempt" if never else f"for {progress.HEARTBEAT_SECONDS:g} s"
     message = f"Lease {names.progress} has not been renewed {what}; the run goes on, and its progress cannot be seen"
-    pod = f"{names.orchestrator(case.past.attempt)} -n {case.metadata['namespace']}"
+    pod = f"{names.orchestrator(run.past.attempt)} -n {run.metadata['namespace']}"
     fix = f"kubectl logs {pod} says why; RoleBinding {names.account} lets it"
-    if case.spec is None or case.spec.network_policy.mode == "None":
+    if run.spec is None or run.spec.network_policy.mode == "None":
         return f"{message}; {fix}; no NetworkPolicy of the run stands in its way"
     policy = f"NetworkPolicy {names.orchestrator_access} opens {network.ways} to it"
     return f"{message}; {fix}, and {policy}: if the API server is elsewhere, set networkPolicy.apiServer in the chart's values"
 
 
-def _checkpoints(case: Case, heard: progress.Report | None) -> dict[str, Say]:
-    if case.spec is None or not case.trains:
+def _report_checkpoints(run: RunSnapshot, report: progress.Report | None) -> dict[str, ConditionUpdate]:
+    if run.spec is None or not run.trains:
         return {}
-    kind, spec = reasons.CHECKPOINT_HEALTHY, case.spec.checkpoint
+    kind, spec = reasons.CHECKPOINT_HEALTHY, run.spec.checkpoint
     if not spec.enabled:
         return {
-            kind: Say(
+            kind: ConditionUpdate(
                 "Unknown", reasons.CHECKPOINTS_OFF, "checkpoint.enabled is false: a restart begins from the model"
             )
         }
-    if heard is None or heard.step is None:
+    if report is None or report.step is None:
         return {}
-    if (refused := volumes.checkpoints(heard)) is not None:
+    if (refused := volumes.checkpoint_condition(report)) is not None:
         return {kind: refused}
-    if (lost := _lost_checkpoints(case, case.spec, heard)) is not None:
+    if (lost := _lost_checkpoints(run, run.spec, report)) is not None:
         return {kind: lost}
-    newest = heard.checkpoint_step
-    if heard.step - (newest or 0) > OVERDUE_INTERVALS * spec.interval:
+    newest = report.checkpoint_step
+    if report.step - (newest or 0) > OVERDUE_INTERVALS * spec.interval:
         what = f"the newest complete checkpoint is of step {newest}" if newest else "no checkpoint is complete"
         message = f"{what}, although checkpoint.interval is {spec.interval}; look at the log of the trainer's first pod"
-        return {kind: Say("False", reasons.CHECKPOINTS_OVERDUE, message)}
+        return {kind: ConditionUpdate("False", reasons.CHECKPOINTS_OVERDUE, message)}
     if newest is None:
-        return {kind: Say("Unknown", reasons.NO_CHECKPOINT_YET, f"the first one is due at step {spec.interval}")}
-    return {kind: Say("True", reasons.CHECKPOINTS_COMPLETE, f"one every {spec.interval} steps")}
+        return {
+            kind: ConditionUpdate("Unknown", reasons.NO_CHECKPOINT_YET, f"the first one is due at step {spec.interval}")
+        }
+    return {kind: ConditionUpdate("True", reasons.CHECKPOINTS_COMPLETE, f"one every {spec.interval} steps")}
 
 
-def _lost_checkpoints(case: Case, spec: RLRunSpec, heard: progress.Report) -> Say | None:
+def _lost_checkpoints(run: RunSnapshot, spec: RLRunSpec, report: progress.Report) -> ConditionUpdate | None:
     """CheckpointHealthy of an attempt that could not use the newest complete checkpoint, until it has completed one of its own."""
-    resumed, known = heard.resumed_from_step or 0, case.past.checkpoint
-    if (heard.checkpoint_step or 0) > resumed:
+    resumed, known = report.resumed_from_step or 0, run.past.checkpoint
+    if (report.checkpoint_step or 0) > resumed:
         return None
-    told = find(case.past.conditions, reasons.CHECKPOINT_HEALTHY)
+    told = find_condition(run.past.conditions, reasons.CHECKPOINT_HEALTHY)
     if known.resumed_from_step is not None:  # told when its first report came
         return (
             None
             if told is None or told.reason != reasons.CHECKPOINTS_LOST
-            else Say(told.status, told.reason, told.message)
+            else ConditionUpdate(told.status, told.reason, told.message)
         )
     newest = known.latest_complete_step or 0
     if newest <= resumed or spec.checkpoint.resume.policy == "Step":
         return None
     begin = f"step {resumed}" if resumed else "the model"
     message = (
-        f"attempt {case.past.attempt} started from {begin}, although the checkpoint of step {newest} was complete: it is damaged "
+        f"attempt {run.past.attempt} started from {begin}, although the checkpoint of step {newest} was complete: it is damaged "
         "or missing; the log of the trainer's first pod names its file; suspend the run to restore it from a copy"
     )
-    return Say("False", reasons.CHECKPOINTS_LOST, message)
+    return ConditionUpdate("False", reasons.CHECKPOINTS_LOST, message)
 
 
-def _until_silent(case: Case, heard: progress.Report | None) -> float | None:
-    quiet = stall.silent_since(case, heard)
+def _until_silent(run: RunSnapshot, report: progress.Report | None) -> float | None:
+    quiet = stall.silent_since(run, report)
     if quiet is None:
         return None
-    left = progress.HEARTBEAT_SECONDS - progress.silent_for(quiet, case.now)
+    left = progress.HEARTBEAT_SECONDS - progress.silent_for(quiet, run.now)
     return left if left > 0 else None
 
 
-def _until_on_record(case: Case, ready: Say) -> float | None:
+def _until_on_record(run: RunSnapshot, ready: ConditionUpdate) -> float | None:
     """Clocks begin when PodsReady is on record, and no event reports a status that the operator itself has written."""
-    return SOON_SECONDS if is_true(case.past.conditions, reasons.PODS_READY) != (ready.status == "True") else None
+    return SOON_SECONDS if is_true(run.past.conditions, reasons.PODS_READY) != (ready.status == "True") else None
 
 
-def _unmade(case: Case) -> Say | None:
+def _report_name_conflict(run: RunSnapshot) -> ConditionUpdate | None:
     """Progressing of an attempt that lacks what a foreign object has the name of."""
-    if case.taken is None:
+    if run.taken is None:
         return None
     fix = "the attempt goes on as far as it can without; delete or rename that object"
-    return Say(
-        "Unknown", reasons.NAME_TAKEN, f"{case.taken} exists and is not of this run, which needs the name; {fix}"
+    return ConditionUpdate(
+        "Unknown", reasons.NAME_TAKEN, f"{run.taken} exists and is not of this run, which needs the name; {fix}"
     )
 
 
-def _unseen(case: Case) -> Say | None:
+def _report_lost_lease(run: RunSnapshot) -> ConditionUpdate | None:
     """Progressing of an attempt whose Lease was deleted, while no other one can be made."""
-    if case.observed.lease is not None:
+    if run.observed.lease is not None:
         return None
-    name, unseen = case.names.progress, "the run goes on, and its progress cannot be seen"
-    if case.spec is None:
+    name, unseen = run.names.progress, "the run goes on, and its progress cannot be seen"
+    if run.spec is None:
         waits = f"Lease {name} was deleted, and is made again when the specification can be run"
-        return Say("Unknown", reasons.INVALID_CONFIGURATION, f"{waits}; {unseen}")
-    refused = diagnose.not_made_again(case.observed.events, "Lease", name)
-    return None if refused is None else Say("Unknown", refused.reason, f"{refused.message}; {unseen}")
+        return ConditionUpdate("Unknown", reasons.INVALID_CONFIGURATION, f"{waits}; {unseen}")
+    refused = diagnose.not_made_again(run.observed.events, "Lease", name)
+    return None if refused is None else ConditionUpdate("Unknown", refused.reason, f"{refused.message}; {unseen}")

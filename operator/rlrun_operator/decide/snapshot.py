@@ -24,18 +24,18 @@ from rlrun_operator.names import (
 )
 from rlrun_operator.pods import Pod, read_pods
 from rlrun_operator.render import Host, RunContext
-from rlrun_operator.restrictions import refusals, refused_claim
+from rlrun_operator.restrictions import find_refusals, refused_claim
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.sharing import holds_slot
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import Say, is_true
+from rlrun_operator.status.conditions import ConditionUpdate, is_true
 from rlrun_operator.status.scene import Wanted
 from rlrun_operator.times import seconds_of
 
 
 @dataclass(frozen=True)
-class Case(JudgedRun):
+class RunSnapshot(JudgedRun):
     """Subject of a decision."""
 
     now: float
@@ -46,11 +46,11 @@ class Case(JudgedRun):
     beginning: bool = False
     """An attempt of the present specification begins in this pass."""
 
-    def begins(self) -> Case:
+    def begins(self) -> RunSnapshot:
         """The case of a pass in which an attempt of the present specification begins; what is read already is not read again."""
-        case = replace(self, beginning=True)
-        case.__dict__.update({name: found for name, found in self.__dict__.items() if name in _OF_ANY_PASS})
-        return case
+        run = replace(self, beginning=True)
+        run.__dict__.update({name: found for name, found in self.__dict__.items() if name in _OF_ANY_PASS})
+        return run
 
     @cached_property
     def past(self) -> RLRunStatus:
@@ -64,7 +64,7 @@ class Case(JudgedRun):
         if self.spec is None:
             return ""
         installation = self.settings.installation
-        found = refusals(
+        found = find_refusals(
             installation, str(self.metadata.get("namespace", "")), self.names.run, self.observed.run.get("spec") or {}
         )
         found += [*self.applied.refusals, *filter(None, (self.unfit_defaults,))]
@@ -75,18 +75,18 @@ class Case(JudgedRun):
     @cached_property
     def taken(self) -> str | None:
         """An object that no run of this name has made, where a child of this one belongs."""
-        if self.wanted.own_claim and self.claim is not None and not self.made(self.claim):
+        if self.wanted.own_claim and self.claim is not None and not self.is_made_for_run(self.claim):
             return f"PersistentVolumeClaim {self.wanted.claim}"
         refs = [self.trainer_ref, self.inference_ref, *((self.spot_ref,) if self.has_spot else ())]
         named = [(ref, self.observed.children.get(ref)) for ref in refs]
         named.append((Ref("Lease", self.names.progress), self.observed.lease))
         for ref, child in named:
-            if child is not None and not self.made(child):
+            if child is not None and not self.is_made_for_run(child):
                 return f"{ref.kind} {ref.name}"
         return self.observed.taken
 
-    def made(self, child: Manifest) -> bool:
-        """True if a run of this name made it, this one or an earlier one."""
+    def is_made_for_run(self, child: Manifest) -> bool:
+        """Return whether a run of this name made the object: this run or an earlier one."""
         if child["kind"] == "PersistentVolumeClaim":
             return (child["metadata"].get("labels") or {}).get(RUN_LABEL) == self.names.run
         return is_made_for(child["metadata"], self.names.run)
@@ -108,7 +108,7 @@ class Case(JudgedRun):
             key_attempt=self.key_attempt,
             known_hash=known,
             engine_count=self.wanted.engines if self.autoscales else None,
-            excluded=tuple(node.name for node in node_exclusion.active(self.past, self.now)),
+            excluded=tuple(node.name for node in node_exclusion.active_exclusions(self.past, self.now)),
             placed=self.observed.admission.placed if self.observed.admission is not None else {},
         )
 
@@ -118,11 +118,11 @@ class Case(JudgedRun):
         return host_run.known_host(self.observed.host) if self.host_name is not None else None
 
     @cached_property
-    def host_available(self) -> Say | None:
+    def host_available(self) -> ConditionUpdate | None:
         """HostAvailable, which only a guest has."""
         if self.host_name is None or self.spec is None:
             return None
-        return host_run.available(self.observed.run, self.spec, self.observed.host, self.observed.guests)
+        return host_run.host_condition(self.observed.run, self.spec, self.observed.host, self.observed.guests)
 
     @cached_property
     def joined_guests(self) -> list[str]:
@@ -222,7 +222,7 @@ class Case(JudgedRun):
         named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
         named.append((Ref("Lease", self.names.progress), self.observed.lease))
         spot = self.observed.children.get(self.spot_ref)  # a foreign one concerns only a run that wants the name
-        if spot is not None and self.made(spot):
+        if spot is not None and self.is_made_for_run(spot):
             named.append((self.spot_ref, spot))
         found = [f"{ref.kind} {ref.name}" for ref, child in named if child is not None and not self._is_own(child)]
         if self.claim_is_ending and not self.attempt:

@@ -23,13 +23,13 @@ from rlrun.defaults.words import shorten
 from rlrun.protocol.files.paths import RunPaths
 from rlrun_operator.decide import host_run
 from rlrun_operator.decide.objects import unstarted
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.failures.detect import Cause, Kind
 from rlrun_operator.names import ROLES, Names, Role
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import SOON_SECONDS
 from rlrun_operator.status import progress, reasons
-from rlrun_operator.status.conditions import Say, find, is_true, raw_conditions, since
+from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is_true, raw_conditions, true_since
 from rlrun_operator.times import rfc3339
 
 GUEST_MARGIN_SECONDS = 120.0
@@ -59,32 +59,32 @@ class _Clock:
         return self.began + self.limit - self.judged_at
 
 
-def hear(case: Case, attempt: int) -> progress.Report | None:
+def read_report(run: RunSnapshot, attempt: int) -> progress.Report | None:
     """Report on the Lease about `attempt`, with its reason for waiting replaced should the orchestrator itself not renew it any more."""
-    heard = progress.read_lease(case.observed.lease, attempt)
-    if heard is None or not orchestrator_hangs(case, heard):
-        return heard
-    since_ = rfc3339(case.observed.lease_changed_at or case.now)
+    report = progress.read_lease(run.observed.lease, attempt)
+    if report is None or not orchestrator_hangs(run, report):
+        return report
+    since_ = rfc3339(run.observed.lease_changed_at or run.now)
     told = f"orchestrator: hanging since {since_}, without renewing its Lease or being ready"
-    return replace(heard, waiting_on=told, waiting_role="orchestrator")
+    return replace(report, waiting_on=told, waiting_role="orchestrator")
 
 
-def say(case: Case, heard: progress.Report | None) -> Say | None:
+def stall_condition(run: RunSnapshot, report: progress.Report | None) -> ConditionUpdate | None:
     """Progressing=False, once the deadline is over."""
-    clock = _clock(case, heard)
+    clock = _start_of_wait(run, report)
     if clock is None or clock.left > 0:
         return None
-    assert case.spec is not None
-    never, action = _never_starts(case), _action(case)
-    waiting = heard.waiting_on if heard is not None and heard.waiting_on else _not_ready(case)
+    assert run.spec is not None
+    never, action = _never_starts(run), _stall_action(run)
+    waiting = report.waiting_on if report is not None and report.waiting_on else _not_ready(run)
     over = f"{clock.what} since {rfc3339(clock.began)} ({clock.field}: {clock.limit:g}); it waits for {waiting}"
     if never is not None:
         over = f"{never[1].message} (since {rfc3339(clock.began)}; {clock.field}: {clock.limit:g})"
         action = "never" if action == "Restart" else action
-    return Say("False", reasons.NO_PROGRESS, f"{over}; {_THEN[action]}")
+    return ConditionUpdate("False", reasons.NO_PROGRESS, f"{over}; {_THEN[action]}")
 
 
-_THEN = {  # what `_action` says, in words
+_THEN = {  # what `_stall_action` says, in words
     "Restart": "the run is restarted, which counts",
     "never": "the run is ended, because a restart would find the same",
     "Fail": "the run is ended (progress.action: Fail)",
@@ -93,172 +93,174 @@ _THEN = {  # what `_action` says, in words
 }
 
 
-def wake_in(case: Case, heard: progress.Report | None) -> float | None:
+def wake_in(run: RunSnapshot, report: progress.Report | None) -> float | None:
     """Seconds until this has something to say or to do."""
-    clock = _clock(case, heard)
+    clock = _start_of_wait(run, report)
     if clock is None:
         return None
     if clock.left <= 0:
-        return SOON_SECONDS if _action(case) in ("Restart", "Fail") else None
-    waits = [clock.began + clock.limit - case.now]
-    if _is_deaf(case) and case.observed.lease_changed_at is not None:
-        waits.append(case.observed.lease_changed_at + HANGS_SECONDS - case.now)
+        return SOON_SECONDS if _stall_action(run) in ("Restart", "Fail") else None
+    waits = [clock.began + clock.limit - run.now]
+    if _is_deaf(run) and run.observed.lease_changed_at is not None:
+        waits.append(run.observed.lease_changed_at + HANGS_SECONDS - run.now)
     return min((seconds for seconds in waits if seconds > 0), default=None)
 
 
-def cause(case: Case) -> Cause | None:
+def stall_cause(run: RunSnapshot) -> Cause | None:
     """Reason to end a hanging attempt that is on record; None: nothing is to be done."""
-    known = find(case.past.conditions, reasons.PROGRESSING)
-    if known is None or known.reason != reasons.NO_PROGRESS or _action(case) not in ("Restart", "Fail"):
+    known = find_condition(run.past.conditions, reasons.PROGRESSING)
+    if known is None or known.reason != reasons.NO_PROGRESS or _stall_action(run) not in ("Restart", "Fail"):
         return None
-    heard = hear(case, case.past.attempt)
-    said = say(case, heard)
-    if said is None:
+    report = read_report(run, run.past.attempt)
+    updates = stall_condition(run, report)
+    if updates is None:
         return None
-    if (never := _never_starts(case)) is not None:
-        return _of_start(case, *never, said.message.rpartition("; ")[0])
-    role, pod = _waited_for(case, heard)
-    name = pod.name if pod is not None else _name(case, role)
-    message = said.message.rpartition("; ")[0]
-    if case.host_name is None or role == "orchestrator":
-        folder = case.context(case.spec, case.past.attempt).folder if case.spec is not None else "."
-        logs = RunPaths(Path(folder)).logs(case.past.attempt, role)
+    if (never := _never_starts(run)) is not None:
+        return _of_start(run, *never, updates.message.rpartition("; ")[0])
+    role, pod = _waited_for(run, report)
+    name = pod.name if pod is not None else _name_waiting(run, role)
+    message = updates.message.rpartition("; ")[0]
+    if run.host_name is None or role == "orchestrator":
+        folder = run.context(run.spec, run.past.attempt).folder if run.spec is not None else "."
+        logs = RunPaths(Path(folder)).logs(run.past.attempt, role)
         message += f"; if it does not end when it is asked to, what its processes do is in {logs}/*.stacks.txt"
-    blameless = case.host_name is not None and not host_run.trainer_ready(case.observed.host)
+    blameless = run.host_name is not None and not host_run.trainer_ready(run.observed.host)
     node = pod.node if pod is not None else None
     kind: Kind = "disruption" if blameless else "failure"
-    return Cause(kind, case.now, role, name, node, None, reasons.NO_PROGRESS, shorten(message, _MESSAGE_MAX))
+    return Cause(kind, run.now, role, name, node, None, reasons.NO_PROGRESS, shorten(message, _MESSAGE_MAX))
 
 
-def _never_starts(case: Case) -> tuple[Role, Say] | None:
+def _never_starts(run: RunSnapshot) -> tuple[Role, ConditionUpdate] | None:
     """Role that cannot start without a person, and why; None: there is none, or the trainer of a host is missing."""
-    if case.host_name is not None and not host_run.trainer_ready(case.observed.host):
+    if run.host_name is not None and not host_run.trainer_ready(run.observed.host):
         return None
-    return unstarted.stuck(case)
+    return unstarted.find_stuck_role(run)
 
 
-def _of_start(case: Case, role: Role, why: Say, message: str) -> Cause:
+def _of_start(run: RunSnapshot, role: Role, why: ConditionUpdate, message: str) -> Cause:
     """Cause that ends an attempt of which `role` never started. A restart would find the same."""
-    pods = sorted((pod for pod in case.needed_pods(case.past.attempt) if pod.role == role), key=lambda pod: pod.name)
+    pods = sorted((pod for pod in run.needed_pods(run.past.attempt) if pod.role == role), key=lambda pod: pod.name)
     pod = next((pod for pod in pods if not pod.has_run), None)
-    name, node = (pod.name, pod.node) if pod is not None else (_name(case, role), None)
-    return Cause("permanent", case.now, role, name, node, None, why.reason, shorten(message, _MESSAGE_MAX))
+    name, node = (pod.name, pod.node) if pod is not None else (_name_waiting(run, role), None)
+    return Cause("permanent", run.now, role, name, node, None, why.reason, shorten(message, _MESSAGE_MAX))
 
 
-def ends_run(case: Case) -> bool:
+def ends_run(run: RunSnapshot) -> bool:
     """True if a run that hangs is not to be restarted."""
-    return _action(case) == "Fail"
+    return _stall_action(run) == "Fail"
 
 
-def _action(case: Case) -> str:
-    if case.host_name is not None:
-        conditions = raw_conditions((case.observed.host or {}).get("status") or {})
+def _stall_action(run: RunSnapshot) -> str:
+    if run.host_name is not None:
+        conditions = raw_conditions((run.observed.host or {}).get("status") or {})
         if any((c.get("type"), c.get("reason")) == (reasons.PROGRESSING, reasons.NO_PROGRESS) for c in conditions):
             return "host"
-    return case.spec.progress.action if case.spec is not None else "Report"
+    return run.spec.progress.action if run.spec is not None else "Report"
 
 
-def _clock(case: Case, heard: progress.Report | None) -> _Clock | None:
+def _start_of_wait(run: RunSnapshot, report: progress.Report | None) -> _Clock | None:
     """Clock of the present wait; None: no clock, because the attempt has not begun, waits for nodes, is silent, or is not watched."""
-    past = case.past
-    begun = since(past.conditions, reasons.RESTARTING, true=False)
-    if case.spec is None or begun is None or case.observed.watching_since is None:
+    past = run.past
+    begun = true_since(past.conditions, reasons.RESTARTING, true=False)
+    if run.spec is None or begun is None or run.observed.watching_since is None:
         return None
-    storage = find(past.conditions, reasons.STORAGE_READY)
-    if (heard is not None and heard.storage is not None) or (storage is not None and storage.reason in reasons.VOLUME):
+    storage = find_condition(past.conditions, reasons.STORAGE_READY)
+    if (report is not None and report.storage is not None) or (
+        storage is not None and storage.reason in reasons.VOLUME
+    ):
         return None  # the run waits for its volume, or has just stopped to: it goes on by itself, and no restart would help
-    usable = since(past.conditions, reasons.STORAGE_READY, true=True) or 0.0
-    least = max(case.observed.watching_since, usable)
-    margin = GUEST_MARGIN_SECONDS if case.host_name is not None else 0.0
-    limits = case.spec.progress
-    if progress.is_training(heard):
-        return _next_step_clock(case, heard, least, limits.deadline_seconds + margin)
-    return _first_step_clock(case, heard, max(least, begun), limits.startup_deadline_seconds + margin)
+    usable = true_since(past.conditions, reasons.STORAGE_READY, true=True) or 0.0
+    least = max(run.observed.watching_since, usable)
+    margin = GUEST_MARGIN_SECONDS if run.host_name is not None else 0.0
+    limits = run.spec.progress
+    if progress.is_training(report):
+        return _next_step_clock(run, report, least, limits.deadline_seconds + margin)
+    return _first_step_clock(run, report, max(least, begun), limits.startup_deadline_seconds + margin)
 
 
-def _first_step_clock(case: Case, heard: progress.Report | None, least: float, limit: float) -> _Clock | None:
+def _first_step_clock(run: RunSnapshot, report: progress.Report | None, least: float, limit: float) -> _Clock | None:
     """Clock of an attempt without a step of its own; it has not begun before `least`."""
-    scheduled = since(case.past.conditions, reasons.SCHEDULED, true=True)
-    never = _never_starts(case)
+    scheduled = true_since(run.past.conditions, reasons.SCHEDULED, true=True)
+    never = _never_starts(run)
     if scheduled is None and never is not None and never[1].reason == reasons.REFERENCE_NOT_FOUND:
-        scheduled = since(case.past.conditions, reasons.SCHEDULED, true=False)
-    if scheduled is None or case.observed.lease is None:
+        scheduled = true_since(run.past.conditions, reasons.SCHEDULED, true=False)
+    if scheduled is None or run.observed.lease is None:
         return None
-    what = f"the attempt's {case.words.first} {case.words.lacks}"
-    made = (case.observed.lease_changed_at or 0.0) if heard is None else 0.0  # one that was deleted is made again empty
-    began = max(scheduled, least, made, _unready_since(case, heard))
-    return _Clock(began, limit, "progress.startupDeadlineSeconds", what, _seen_until(case, heard))
+    what = f"the attempt's {run.words.first} {run.words.lacks}"
+    made = (run.observed.lease_changed_at or 0.0) if report is None else 0.0  # one that was deleted is made again empty
+    began = max(scheduled, least, made, _unready_since(run, report))
+    return _Clock(began, limit, "progress.startupDeadlineSeconds", what, _seen_until(run, report))
 
 
-def _next_step_clock(case: Case, heard: progress.Report | None, least: float, limit: float) -> _Clock | None:
+def _next_step_clock(run: RunSnapshot, report: progress.Report | None, least: float, limit: float) -> _Clock | None:
     """Clock of an attempt that trains; it has not begun before `least`."""
-    moved, renewed = case.observed.lease_moved_at, case.observed.lease_changed_at
-    silent, hangs = progress.silent_for(renewed, case.now), orchestrator_hangs(case, heard)
+    moved, renewed = run.observed.lease_moved_at, run.observed.lease_changed_at
+    silent, hangs = progress.silent_for(renewed, run.now), orchestrator_hangs(run, report)
     if moved is None or (silent >= progress.HEARTBEAT_SECONDS and not hangs):
         return None
-    judged = case.now if renewed is None or hangs or silent < _late(case) else renewed
-    what = f"no {case.words.unit} is done" + ("" if hangs else ", although the orchestrator renews its Lease,")
-    began = max(moved, least, _unready_since(case, heard) if hangs else 0.0)
+    judged = run.now if renewed is None or hangs or silent < _silence_limit(run) else renewed
+    what = f"no {run.words.unit} is done" + ("" if hangs else ", although the orchestrator renews its Lease,")
+    began = max(moved, least, _unready_since(run, report) if hangs else 0.0)
     return _Clock(began, limit, "progress.deadlineSeconds", what, judged)
 
 
-def silent_since(case: Case, heard: progress.Report | None) -> float | None:
+def silent_since(run: RunSnapshot, report: progress.Report | None) -> float | None:
     """Time since which the Lease is not renewed although a process is there to renew it; None: unknown, or none is there.
 
     Before the attempt's first renewal that is since all pods are ready: a ready orchestrator renews it from its start.
     """
-    changed = case.observed.lease_changed_at
-    if heard is not None or case.observed.lease is None:
-        return changed if heard is not None else None
-    ready = since(case.past.conditions, reasons.PODS_READY, true=True)
-    begun = since(case.past.conditions, reasons.RESTARTING, true=False)
-    if ready is None or begun is None or case.past.launched_attempt != case.past.attempt:
+    changed = run.observed.lease_changed_at
+    if report is not None or run.observed.lease is None:
+        return changed if report is not None else None
+    ready = true_since(run.past.conditions, reasons.PODS_READY, true=True)
+    begun = true_since(run.past.conditions, reasons.RESTARTING, true=False)
+    if ready is None or begun is None or run.past.launched_attempt != run.past.attempt:
         return None
-    return max(ready, begun, changed or 0.0, case.observed.watching_since or 0.0)
+    return max(ready, begun, changed or 0.0, run.observed.watching_since or 0.0)
 
 
-def _seen_until(case: Case, heard: progress.Report | None) -> float:
+def _seen_until(run: RunSnapshot, report: progress.Report | None) -> float:
     """Time until which a start is known not to get on: with all pods ready, no longer than the Lease is renewed."""
-    quiet = silent_since(case, heard)
-    if quiet is None or not is_true(case.past.conditions, reasons.PODS_READY):
-        return case.now
-    return case.now if heard is not None and case.now - quiet < _late(case) else quiet
+    quiet = silent_since(run, report)
+    if quiet is None or not is_true(run.past.conditions, reasons.PODS_READY):
+        return run.now
+    return run.now if report is not None and run.now - quiet < _silence_limit(run) else quiet
 
 
-def _unready_since(case: Case, heard: progress.Report | None) -> float:
+def _unready_since(run: RunSnapshot, report: progress.Report | None) -> float:
     """Time since which pods are not ready that were ready long after the last renewal: until then nothing spoke against the run. Else 0."""
-    unready = since(case.past.conditions, reasons.PODS_READY, true=False)
+    unready = true_since(run.past.conditions, reasons.PODS_READY, true=False)
     if unready is None:
         return 0.0
-    changed = case.observed.lease_changed_at
-    if heard is not None and (changed is None or unready - changed < progress.HEARTBEAT_SECONDS):
+    changed = run.observed.lease_changed_at
+    if report is not None and (changed is None or unready - changed < progress.HEARTBEAT_SECONDS):
         return 0.0
     return unready
 
 
-def orchestrator_hangs(case: Case, heard: progress.Report | None) -> bool:
+def orchestrator_hangs(run: RunSnapshot, report: progress.Report | None) -> bool:
     """True if the orchestrator, which has spoken in this attempt, neither renews its Lease nor answers its kubelet."""
-    silent = progress.silent_for(case.observed.lease_changed_at, case.now)
-    return heard is not None and silent >= HANGS_SECONDS and _is_deaf(case)
+    silent = progress.silent_for(run.observed.lease_changed_at, run.now)
+    return report is not None and silent >= HANGS_SECONDS and _is_deaf(run)
 
 
-def _late(case: Case) -> float:
+def _silence_limit(run: RunSnapshot) -> float:
     """Silence in seconds after which what the Lease says may not be so any more."""
-    return DOUBT_SECONDS if _is_deaf(case) else progress.LATE_SECONDS
+    return DOUBT_SECONDS if _is_deaf(run) else progress.LATE_SECONDS
 
 
-def _is_deaf(case: Case) -> bool:
+def _is_deaf(run: RunSnapshot) -> bool:
     """True if the orchestrator's container runs, and its kubelet gets no answer."""
-    pod = case.orchestrator(case.past.attempt)
+    pod = run.orchestrator(run.past.attempt)
     if pod is None or pod.deleted_at is not None or pod.main is None:
         return False
     return pod.main.running and not pod.main.ready
 
 
-def _waited_for(case: Case, heard: progress.Report | None) -> tuple[Role, Pod | None]:
+def _waited_for(run: RunSnapshot, report: progress.Report | None) -> tuple[Role, Pod | None]:
     """The role that the run waits for, and one of its pods: that which is not ready, else the first."""
-    pods = case.needed_pods(case.past.attempt)
-    told = heard.waiting_role if heard is not None else None
+    pods = run.needed_pods(run.past.attempt)
+    told = report.waiting_role if report is not None else None
     late = {pod.role for pod in pods if not pod.ready}
     # Before the orchestrator has spoken, a role that is not ready is waited for.
     candidates = [r for r in ROLES if r == told] or [r for r in ROLES if r in late] or ["orchestrator"]
@@ -267,16 +269,16 @@ def _waited_for(case: Case, heard: progress.Report | None) -> tuple[Role, Pod | 
     return role, mine[0] if mine else None
 
 
-def _name(case: Case, role: Role) -> str:
-    names = Names(case.host_name) if case.host_name is not None and role != "orchestrator" else case.names
+def _name_waiting(run: RunSnapshot, role: Role) -> str:
+    names = Names(run.host_name) if run.host_name is not None and role != "orchestrator" else run.names
     if role == "trainer":
         return names.trainer_pod(0)
-    return names.inference if role == "inference" else names.orchestrator(case.past.attempt)
+    return names.inference if role == "inference" else names.orchestrator(run.past.attempt)
 
 
-def _not_ready(case: Case) -> str:
+def _not_ready(run: RunSnapshot) -> str:
     for kind in (reasons.PODS_READY, reasons.INFERENCE_AVAILABLE):
-        found = find(case.past.conditions, kind)
+        found = find_condition(run.past.conditions, kind)
         if found is not None and found.status != "True":
             return found.message
     return "the orchestrator's first word"

@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlrun_operator.decide import completion, lifetime, manual_restart, stall, suspend
-from rlrun_operator.decide.attempt import launch
-from rlrun_operator.decide.attempt_end import fail, give_up, record
+from rlrun_operator.decide.attempt import launch_attempt
+from rlrun_operator.decide.attempt_end import fail_run, give_up, record_end
 from rlrun_operator.decide.cause import cause_of, settled_at
 from rlrun_operator.decide.cost import budget
 from rlrun_operator.decide.objects import claims, growth, keys, unstarted
-from rlrun_operator.decide.restart import restart
-from rlrun_operator.decide.running import follow
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.restart import continue_restart
+from rlrun_operator.decide.running import follow_attempt
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.trainers import look, resizing
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Decision, Observed
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import find, is_true
+from rlrun_operator.status.conditions import find_condition, is_true
 
 
 def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_key: str, random: float) -> Decision:
@@ -41,20 +41,23 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
         fresh_key: a new API key; used only where a Secret is created.
         random: in [0, 1), for the jitter of backoffs.
     """
-    case = Case(observed, now, settings, fresh_key, random)
-    if "deletionTimestamp" in case.metadata:  # owner references do the rest
+    run = RunSnapshot(observed, now, settings, fresh_key, random)
+    if "deletionTimestamp" in run.metadata:  # owner references do the rest
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
-    decision = manual_restart.told_of_nonsense(case, _decide(case))
+    decision = manual_restart.warn_invalid_annotation(run, _apply_first_rule(run))
     decision = replace(
-        decision, grow=growth.wanted(case), disown=claims.disowned(case), ask=decision.ask or keys.in_doubt(case)
+        decision,
+        grow=growth.wanted_growth(run),
+        disown=claims.disown_claim(run),
+        ask=decision.ask or keys.in_doubt(run),
     )
-    decision = replace(decision, look_up=decision.look_up | look.facts(case))
+    decision = replace(decision, look_up=decision.look_up | look.request_facts(run))
     clocks = [
         decision.wake_in,
-        lifetime.seconds_left(case),
-        lifetime.seconds_to_live(case),
-        budget.look_in(case),
-        look.wake_in(case),
+        lifetime.seconds_left(run),
+        lifetime.seconds_to_live(run),
+        budget.look_in(run),
+        look.wake_in(run),
     ]
     return replace(decision, wake_in=min((s for s in clocks if s is not None and s >= 0), default=None))
 
@@ -63,35 +66,35 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
 class Situation:
     """A run and the facts about it that more than one rule asks for."""
 
-    case: Case
+    run: RunSnapshot
 
     @cached_property
     def mended(self) -> bool:
         """True if the run had failed and the cause of that is put right."""
-        return _mended(self.case)
+        return _is_corrected(self.run)
 
     @cached_property
     def restarting(self) -> bool:
         """An attempt has ended, and the next one has not begun."""
-        return is_true(self.case.past.conditions, reasons.RESTARTING)
+        return is_true(self.run.past.conditions, reasons.RESTARTING)
 
     @cached_property
     def launched(self) -> bool:
         """All workloads of the newest attempt were seen."""
-        past = self.case.past
-        return past.attempt > 0 and past.launched_attempt >= past.attempt == self.case.attempt
+        past = self.run.past
+        return past.attempt > 0 and past.launched_attempt >= past.attempt == self.run.attempt
 
     @cached_property
     def done(self) -> bool:
         """The attempt has done all that it was made for, and no other one is to begin at once."""
-        return completion.is_complete(self.case) and not (
-            self.restarting and (self.case.joined_guests or lifetime.has_more_steps(self.case))
+        return completion.is_complete(self.run) and not (
+            self.restarting and (self.run.joined_guests or lifetime.has_more_steps(self.run))
         )
 
     @cached_property
     def suspension(self) -> Decision | None:
         """Next thing to do on the way into suspension, in it, or out of it."""
-        return suspend.suspension(self.case)
+        return suspend.continue_suspension(self.run)
 
 
 Rule = Callable[[Situation], Decision | None]
@@ -100,95 +103,95 @@ Rule = Callable[[Situation], Decision | None]
 
 def _stay_over(it: Situation) -> Decision | None:
     """Complete and Failed absorb, but for what is asked to begin again."""
-    past = it.case.past.conditions
+    past = it.run.past.conditions
     if it.mended or not (is_true(past, reasons.COMPLETE) or is_true(past, reasons.FAILED)):
         return None
     # One that shall be suspended too: what it begins again for is on record first.
-    return manual_restart.revived(it.case) or completion.ended(it.case)
+    return manual_restart.revive_ended_run(it.run) or completion.clean_ended_run(it.run)
 
 
 def _train_more_steps(it: Situation) -> Decision | None:
-    if not it.done or not lifetime.has_more_steps(it.case):
+    if not it.done or not lifetime.has_more_steps(it.run):
         return None
-    return it.suspension or manual_restart.more_steps(it.case)
+    return it.suspension or manual_restart.more_steps(it.run)
 
 
-def _complete(it: Situation) -> Decision | None:
+def _complete_or_suspend(it: Situation) -> Decision | None:
     """A run that would stay for its guests alone can be suspended."""
-    if not it.done or (it.case.joined_guests and it.suspension is not None):
+    if not it.done or (it.run.joined_guests and it.suspension is not None):
         return None
-    return completion.complete(it.case)
+    return completion.complete_run(it.run)
 
 
-def _suspend(it: Situation) -> Decision | None:
+def _suspend_run(it: Situation) -> Decision | None:
     return it.suspension
 
 
 def _end_late(it: Situation) -> Decision | None:
-    left = lifetime.seconds_left(it.case)
+    left = lifetime.seconds_left(it.run)
     if left is None or left > 0:
         return None
-    return fail(it.case, reasons.DEADLINE_EXCEEDED, lifetime.deadline_message(it.case))
+    return fail_run(it.run, reasons.DEADLINE_EXCEEDED, lifetime.deadline_message(it.run))
 
 
 def _end_invalid(it: Situation) -> Decision | None:
     """An attempt that runs goes on with the specification that it began with."""
-    if it.case.spec is not None or it.launched:
+    if it.run.spec is not None or it.launched:
         return None
-    return fail(it.case, reasons.INVALID_CONFIGURATION, it.case.problems)
+    return fail_run(it.run, reasons.INVALID_CONFIGURATION, it.run.problems)
 
 
 def _restart_as_asked(it: Situation) -> Decision | None:
-    return manual_restart.asked(it.case, is_restarting=it.restarting)
+    return manual_restart.restart_by_request(it.run, is_restarting=it.restarting)
 
 
-def _restart(it: Situation) -> Decision | None:
-    between = (it.restarting or it.mended) and it.case.attempt == it.case.past.attempt > 0
-    return restart(it.case) if between else None
+def _restart_run(it: Situation) -> Decision | None:
+    between = (it.restarting or it.mended) and it.run.attempt == it.run.past.attempt > 0
+    return continue_restart(it.run) if between else None
 
 
-def _launch(it: Situation) -> Decision | None:
+def _launch_run(it: Situation) -> Decision | None:
     """Begin the first attempt, or make one whole whose children are not all there."""
-    case = it.case
-    return launch(case, case.spec, max(case.attempt, 1)) if case.spec is not None and not it.launched else None
+    run = it.run
+    return launch_attempt(run, run.spec, max(run.attempt, 1)) if run.spec is not None and not it.launched else None
 
 
 def _end_unstartable(it: Situation) -> Decision | None:
     """End a run one of whose roles never starts, also where its last pod cannot be made."""
-    whole = it.case.attempt == it.case.past.attempt
-    return _end_hanging(it) if whole and not it.restarting and unstarted.stuck(it.case) is not None else None
+    whole = it.run.attempt == it.run.past.attempt
+    return _end_hanging(it) if whole and not it.restarting and unstarted.find_stuck_role(it.run) is not None else None
 
 
 def _renew_unstarted(it: Situation) -> Decision | None:
-    return manual_restart.renewed(it.case)
+    return manual_restart.restart_after_edit(it.run)
 
 
 def _end_attempt(it: Situation) -> Decision | None:
-    cause = cause_of(it.case, settled_at(it.case))
-    return None if cause is None else record(it.case, cause)
+    cause = cause_of(it.run, settled_at(it.run))
+    return None if cause is None else record_end(it.run, cause)
 
 
 def _end_hanging(it: Situation) -> Decision | None:
-    if (hangs := stall.cause(it.case)) is None:
+    if (hangs := stall.stall_cause(it.run)) is None:
         return None
-    return give_up(it.case, hangs) if stall.ends_run(it.case) else record(it.case, hangs)
+    return give_up(it.run, hangs) if stall.ends_run(it.run) else record_end(it.run, hangs)
 
 
 def _resize_trainer(it: Situation) -> Decision | None:
-    return resizing.resized(it.case)
+    return resizing.resize_trainer(it.run)
 
 
 RULES: tuple[Rule, ...] = (
     _stay_over,
     _train_more_steps,
-    _complete,
-    _suspend,
+    _complete_or_suspend,
+    _suspend_run,
     _end_late,
     _end_invalid,
     _restart_as_asked,
-    _restart,
+    _restart_run,
     _end_unstartable,
-    _launch,
+    _launch_run,
     _renew_unstarted,
     _end_attempt,
     _end_hanging,
@@ -197,25 +200,25 @@ RULES: tuple[Rule, ...] = (
 """Rules in the order of their precedence."""
 
 
-def _decide(case: Case) -> Decision:
+def _apply_first_rule(run: RunSnapshot) -> Decision:
     """The first rule that applies; where none does, the attempt goes on."""
-    situation = Situation(case)
+    situation = Situation(run)
     for rule in RULES:
         if (decision := rule(situation)) is not None:
             return decision
-    return follow(case, case.past.attempt)
+    return follow_attempt(run, run.past.attempt)
 
 
-def _mended(case: Case) -> bool:
+def _is_corrected(run: RunSnapshot) -> bool:
     """True if the run failed by its specification alone and has another one now, or by a policy that allows it now."""
-    failed = find(case.past.conditions, reasons.FAILED)
+    failed = find_condition(run.past.conditions, reasons.FAILED)
     if failed is None or failed.status != "True":
         return False
     if failed.reason in reasons.NEVER_STARTS:
-        return bool(case.past.unstarted) and case.spec is not None and case.spec_hash != case.past.spec_hash
-    edited = case.generation != case.past.observed_generation
+        return bool(run.past.unstarted) and run.spec is not None and run.spec_hash != run.past.spec_hash
+    edited = run.generation != run.past.observed_generation
     if failed.reason == reasons.FORBIDDEN:
-        return edited or (case.spec is not None and not case.forbidden)
-    if failed.reason == reasons.INVALID_CONFIGURATION and case.applied.taken and case.spec is not None:
+        return edited or (run.spec is not None and not run.forbidden)
+    if failed.reason == reasons.INVALID_CONFIGURATION and run.applied.taken and run.spec is not None:
         return True  # the defaults of its namespace were in the way
     return failed.reason in (reasons.INVALID_CONFIGURATION, reasons.FAILED_TO_START) and edited

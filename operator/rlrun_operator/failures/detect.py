@@ -103,7 +103,7 @@ def first_cause(
         there = {*lost, *(pod.name for pod in trainer)}
         causes += [_missing("trainer", name) for i in range(trainers) if (name := names.trainer_pod(i)) not in there]
     causes += _engines_that_can_never_work(pods, orchestrator.created_at if orchestrator is not None else 0.0)
-    return min(causes, key=lambda cause: _order(cause, now), default=None)
+    return min(causes, key=lambda cause: _order_causes(cause, now), default=None)
 
 
 def next_number(message: str) -> int | None:
@@ -150,7 +150,7 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
     own = [c for c in containers if c.init or c.name == pod.role]
     ends = [c.exit for c in own if c.exit is not None and c.exit.code != 0]
     end = min(ends, key=lambda e: e.at or 0.0, default=None)
-    if (disrupted := _disruption(pod, end)) is not None:
+    if (disrupted := _find_disruption(pod, end)) is not None:
         return disrupted
     if end is not None and pod.ended_by_itself(end):
         return _exit_cause(pod, end)
@@ -163,7 +163,7 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
     return None
 
 
-def _disruption(pod: Pod, end: Exit | None) -> Cause | None:
+def _find_disruption(pod: Pod, end: Exit | None) -> Cause | None:
     """A loss of the node, or an eviction, that is on the pod itself."""
     if pod.disruption is not None:
         reason, message = pod.disruption
@@ -179,18 +179,18 @@ def _exit_cause(pod: Pod, end: Exit) -> Cause:
     if end.reason == "ContainerStatusUnknown" or (end.code == 255 and end.reason == "Unknown"):
         return _cause(pod, "disruption", failure_reasons.NODE_LOST, "the node restarted", end.at, end)
     tag, told = tag_of(end.message)
-    said = told or f"ended with exit code {end.code}, without a message"
+    message = told or f"ended with exit code {end.code}, without a message"
     if end.code == exit_codes.ATTEMPT_TAKEN and _means_the_number(pod, end):
-        return _cause(pod, "taken", failure_reasons.NUMBER_TAKEN, said, end.at, end)
+        return _cause(pod, "taken", failure_reasons.NUMBER_TAKEN, message, end.at, end)
     if end.code in PERMANENT:
-        return _cause(pod, "permanent", _BY_CODE.get(end.code, failure_reasons.PERMANENT_ERROR), said, end.at, end)
+        return _cause(pod, "permanent", _BY_CODE.get(end.code, failure_reasons.PERMANENT_ERROR), message, end.at, end)
     if end.reason == "OOMKilled":
         fix = f"the container was killed for want of memory; raise {pod.role}.resources.limits.memory"
         return _cause(pod, "failure", failure_reasons.OUT_OF_MEMORY, f"{fix}: {told}" if told else fix, end.at, end)
     word = tag or (
         failure_reasons.SIGNALLED if end.code in _SIGNALS else _BY_CODE.get(end.code, failure_reasons.EXIT_CODE)
     )
-    return _cause(pod, "failure", word, said, end.at, end)
+    return _cause(pod, "failure", word, message, end.at, end)
 
 
 def _means_the_number(pod: Pod, end: Exit) -> bool:
@@ -222,7 +222,7 @@ def _cause(pod: Pod, kind: Kind, reason: str, message: str, at: float | None, en
     return Cause(kind, when, pod.role, pod.name, pod.node, code, reason, shorten(message, _MESSAGE_MAX))
 
 
-def _order(cause: Cause, now: float) -> tuple[float, int, int, str]:
+def _order_causes(cause: Cause, now: float) -> tuple[float, int, int, str]:
     """First in time; within one second (Kubernetes' resolution) what explains more comes first: peers of a dead process fail with it."""
     explains = {"disruption": 0, "taken": 1, "permanent": 1, "failure": 3}[cause.kind]
     if cause.kind == "failure":

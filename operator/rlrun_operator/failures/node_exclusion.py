@@ -15,7 +15,7 @@ from rlrun_operator.names import USE_NODES_ANNOTATION
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import failure_reasons, reasons
-from rlrun_operator.status.conditions import Say, begun, since
+from rlrun_operator.status.conditions import ConditionUpdate, attempt_started_at, true_since
 from rlrun_operator.times import rfc3339, seconds_of
 
 WINDOW_SECONDS = 3600.0
@@ -42,7 +42,7 @@ _BY_PEOPLE = frozenset({130, 143})
 NAME_FIELD = "metadata.name"
 
 
-def active(past: RLRunStatus, now: float) -> list[ExcludedNode]:
+def active_exclusions(past: RLRunStatus, now: float) -> list[ExcludedNode]:
     """Exclusions that hold."""
     return [node for node in past.excluded_nodes or () if (seconds_of(node.until) or 0.0) > now]
 
@@ -73,7 +73,7 @@ def used_again(past: RLRunStatus, asked: str | None, now: float) -> RLRunStatus:
     return past.model_copy(update={"excluded_nodes": kept or None})
 
 
-def after(
+def exclusions_after(
     past: RLRunStatus, failure: FailureRecord, known: Iterable[str], *, movable: bool, now: float
 ) -> list[ExcludedNode]:
     """The exclusions after a failure.
@@ -87,7 +87,7 @@ def after(
     """
     if failure.reason == failure_reasons.NODE_NEEDED:
         return []
-    held, name = active(past, now), failure.node_name
+    held, name = active_exclusions(past, now), failure.node_name
     recent = [*past.failures, failure]
     blamed = Counter(f.node_name for f in recent if _is_blamed(f, now))
     if name is None or not movable or not _is_blamed(failure, now) or any(node.name == name for node in held):
@@ -100,7 +100,7 @@ def after(
     return [*held, ExcludedNode(name=name, until=rfc3339(now + EXCLUDED_SECONDS), reason=f"failed here: {why}")]
 
 
-def avoided(pod: Manifest) -> set[str]:
+def avoided_nodes(pod: Manifest) -> set[str]:
     """Nodes that a pod without a node keeps away from by name."""
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
@@ -109,7 +109,7 @@ def avoided(pod: Manifest) -> set[str]:
     return {str(name) for f in fields for name in f.get("values") or ()}
 
 
-def lifted(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
+def lift_exclusions(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
     """Reason to make an attempt again without its exclusions because its pods find no node; None: there is no reason to.
 
     Args:
@@ -117,32 +117,32 @@ def lifted(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
         past: the status as it was written last.
         now: seconds since the epoch.
     """
-    held = {node.name for node in active(past, now)}
-    waiting, began = since(past.conditions, reasons.SCHEDULED, true=False), begun(past.conditions)
+    held = {node.name for node in active_exclusions(past, now)}
+    waiting, began = true_since(past.conditions, reasons.SCHEDULED, true=False), attempt_started_at(past.conditions)
     for pod in pods:
-        names = avoided(pod.manifest) if pod.node is None and pod.unscheduled is not None else set()
+        names = avoided_nodes(pod.manifest) if pod.node is None and pod.unscheduled is not None else set()
         if not names:
             continue
         shown = ", ".join(sorted(names))
         free = names - held
         if free:
             told = f"node {', '.join(sorted(free))} is no longer excluded, and the pod has no other"
-            return _cause(pod, failure_reasons.NODE_ALLOWED, told)
+            return _exclusion_cause(pod, failure_reasons.NODE_ALLOWED, told)
         if waiting is not None and began is not None and now - max(waiting, began) >= NEEDED_AFTER_SECONDS:
             told = (
                 f"no node but the excluded one takes the pod within {NEEDED_AFTER_SECONDS:g} s; {shown} is used again"
             )
-            return _cause(pod, failure_reasons.NODE_NEEDED, told)
+            return _exclusion_cause(pod, failure_reasons.NODE_NEEDED, told)
     return None
 
 
-def noted(say: Say, past: RLRunStatus, now: float) -> Say:
+def with_excluded_nodes(update: ConditionUpdate, past: RLRunStatus, now: float) -> ConditionUpdate:
     """Statement about scheduling, with the nodes that are left out."""
-    held = active(past, now)
-    if say.reason != reasons.UNSCHEDULABLE or not held:
-        return say
+    held = active_exclusions(past, now)
+    if update.reason != reasons.UNSCHEDULABLE or not held:
+        return update
     nodes = "; ".join(f"node {node.name} is excluded until {node.until} ({node.reason})" for node in held)
-    return Say(say.status, say.reason, f"{say.message}; {nodes}")
+    return ConditionUpdate(update.status, update.reason, f"{update.message}; {nodes}")
 
 
 def _is_blamed(failure: FailureRecord, now: float) -> bool:
@@ -153,5 +153,5 @@ def _is_blamed(failure: FailureRecord, now: float) -> bool:
     )
 
 
-def _cause(pod: Pod, reason: str, told: str) -> Cause:
+def _exclusion_cause(pod: Pod, reason: str, told: str) -> Cause:
     return Cause("disruption", None, pod.role, pod.name, None, None, reason, told)

@@ -40,7 +40,7 @@ class Overdue:
     """Pods whose node does not answer."""
 
 
-def overdue(
+def delete_overdue(
     pods: Sequence[Pod], nodes: Sequence[Manifest] | None, *, since: float | None, after: float, now: float
 ) -> Overdue:
     """Writes for pods that do not end.
@@ -62,19 +62,19 @@ def overdue(
             looks.append(asked + LOOK_AFTER_SECONDS - now)
             continue
         helps = True
-        answer, why = _asked(pod, nodes)
+        answer, why = _ask_node(pod, nodes)
         silent += [pod] if answer == "silent" else []
         # Hearsay of the pod's own conditions: its grace period has to be over as well.
-        due = asked + after + (_grace(pod) if nodes is None else 0.0)
+        due = asked + after + (_grace_seconds(pod) if nodes is None else 0.0)
         if answer == "silent" and now >= due:
             force.append(Delete(pod.ref, pod.uid, grace_seconds=0))
         looks.append(min(LOOK_SECONDS, due - now) if answer == "silent" and now < due else LOOK_SECONDS)
-        told.append(_told(pod, answer, why, due, now))
+        told.append(_describe_overdue(pod, answer, why, due, now))
     more = f" (and {len(told) - _SHOWN} more)" if len(told) > _SHOWN else ""
     return Overdue(tuple(force), "; ".join(told[:_SHOWN]) + more, min(looks, default=None), helps, tuple(silent))
 
 
-def _asked(pod: Pod, nodes: Sequence[Manifest] | None) -> tuple[Answer, str]:
+def _ask_node(pod: Pod, nodes: Sequence[Manifest] | None) -> tuple[Answer, str]:
     """Answer of the pod's node, and words about it, as the node or else the pod itself reports."""
     if nodes is None:
         told = pod.disruption[0] if pod.disruption is not None else ""
@@ -91,11 +91,11 @@ def _asked(pod: Pod, nodes: Sequence[Manifest] | None) -> tuple[Answer, str]:
     return "silent", f"which does not answer since {ready.get('lastTransitionTime')} ({ready.get('reason')})"
 
 
-def _grace(pod: Pod) -> float:
+def _grace_seconds(pod: Pod) -> float:
     return float(pod.manifest["metadata"].get("deletionGracePeriodSeconds") or 0)
 
 
-def _told(pod: Pod, answer: Answer, why: str, due: float, now: float) -> str:
+def _describe_overdue(pod: Pod, answer: Answer, why: str, due: float, now: float) -> str:
     if answer == "silent":
         when = f"removed by force at {rfc3339(due)}" if now < due else "removed by force"
         return f"pod {pod.name} is on node {pod.node}, {why}; {when}"

@@ -58,7 +58,7 @@ class Verdict:
     """The run's own rule that decided, with its action, for people."""
 
 
-def verdict(cause: Cause, *, budget: Budget, policy: FailurePolicySpec, random: float) -> Verdict:
+def apply_policy(cause: Cause, *, budget: Budget, policy: FailurePolicySpec, random: float) -> Verdict:
     """Apply the failure policy.
 
     Args:
@@ -71,17 +71,17 @@ def verdict(cause: Cause, *, budget: Budget, policy: FailurePolicySpec, random: 
     action = rule.action if rule is not None else _built_in(cause)
     told = f"rule {rule.name!r} of failurePolicy.rules ({rule.action})" if rule is not None else None
     if rule is not None and action == "FailRun":
-        said = f"{told_of(cause)}; {told} ends the run"
-        return Verdict((reasons.FAILED_BY_RULE, said), counted=False, rule=told)
+        message = f"{told_of(cause)}; {told} ends the run"
+        return Verdict((reasons.FAILED_BY_RULE, message), counted=False, rule=told)
     if action == "FailRun" and cause.reason in reasons.NEVER_STARTS:
         return Verdict((cause.reason, f"{cause.message}; {_BEGIN_AGAIN}"), counted=False)
     if action == "FailRun":
-        said = f"{told_of(cause)}; starting again cannot help: mend it, then delete the run and create it again"
-        return Verdict((reasons.PERMANENT_FAILURE, said), counted=False)
+        message = f"{told_of(cause)}; starting again cannot help: mend it, then delete the run and create it again"
+        return Verdict((reasons.PERMANENT_FAILURE, message), counted=False)
     if action == "Restart":
         if budget.counted >= policy.max_restarts:
-            said = f"{told_of(cause)}; failurePolicy.maxRestarts ({policy.max_restarts}) restarts are used up"
-            return Verdict((reasons.MAX_RESTARTS_EXCEEDED, said), counted=True, rule=told)
+            message = f"{told_of(cause)}; failurePolicy.maxRestarts ({policy.max_restarts}) restarts are used up"
+            return Verdict((reasons.MAX_RESTARTS_EXCEEDED, message), counted=True, rule=told)
         return Verdict(
             None, counted=True, wait_seconds=restart_backoff(budget.counted + 1, policy.backoff, random), rule=told
         )
@@ -94,7 +94,7 @@ def first_rule(cause: Cause, policy: FailurePolicySpec) -> FailureRule | None:
     """The first of the run's rules that fits."""
     if cause.reason in _NOT_FOR_RULES:
         return None
-    return next((rule for rule in policy.rules if _fits(rule, cause)), None)
+    return next((rule for rule in policy.rules if _rule_fits(rule, cause)), None)
 
 
 def restart_backoff(restart: int, spec: BackoffSpec, random: float) -> float:
@@ -135,7 +135,7 @@ def _built_in(cause: Cause) -> Action:
     )
 
 
-def _fits(rule: FailureRule, cause: Cause) -> bool:
+def _rule_fits(rule: FailureRule, cause: Cause) -> bool:
     """A disrupted pod's exit code is of how it was stopped and not of why: a rule on codes alone does not mean it."""
     if rule.roles and cause.role not in rule.roles:
         return False

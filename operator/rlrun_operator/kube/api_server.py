@@ -32,22 +32,22 @@ async def api_server_rules(client: Client) -> Rules:
         service = await client.get(_SERVICES, NAMESPACE, SERVICE)
     except ApiError as error:
         raise LookupError(str(error)) from error
-    rules = (*_behind(found or {}), *_in_front((service or {}).get("spec") or {}))
+    rules = (*_is_behind(found or {}), *_in_front((service or {}).get("spec") or {}))
     if found is None or not rules:
         raise LookupError(f"EndpointSlice {NAMESPACE}/{SERVICE} holds no address")
     return rules
 
 
-def _behind(endpoint_slice: Json) -> Rules:
+def _is_behind(endpoint_slice: Json) -> Rules:
     addresses = [a for endpoint in endpoint_slice.get("endpoints") or () for a in endpoint.get("addresses") or ()]
-    return _rule(addresses, [port["port"] for port in endpoint_slice.get("ports") or () if port.get("port")])
+    return _access_rule(addresses, [port["port"] for port in endpoint_slice.get("ports") or () if port.get("port")])
 
 
 def _in_front(service: Json) -> Rules:
-    return _rule(service.get("clusterIPs") or (), [port["port"] for port in service.get("ports") or ()])
+    return _access_rule(service.get("clusterIPs") or (), [port["port"] for port in service.get("ports") or ()])
 
 
-def _rule(addresses: Iterable[str], ports: list[int]) -> Rules:
+def _access_rule(addresses: Iterable[str], ports: list[int]) -> Rules:
     blocks = sorted({str(ipaddress.ip_network(address)) for address in addresses if _is_address(address)})
     if not blocks or not ports:
         return ()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import aiohttp
 from pydantic_core import to_json
 
-from rlrun_operator.kube.json_reader import UnreadableError, parsed
+from rlrun_operator.kube.json_reader import UnreadableError, parse_json
 from rlrun_operator.kube.resources import BY_KIND, Resource
 from rlrun_operator.names import MANAGER
 from rlrun_operator.state import Json, Manifest
@@ -180,7 +180,7 @@ class Client:
 
     async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Json:
         """Server-side apply of a whole object."""
-        resource, namespace, name = address(manifest)
+        resource, namespace, name = address_of(manifest)
         query = {"fieldManager": MANAGER, "force": "true", **({"dryRun": "All"} if dry_run else _UNCHECKED)}
         return await self.request(
             "PATCH",
@@ -212,7 +212,7 @@ class Client:
 
     async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Json | None:
         """Create an object; None when one of this name exists, which is left as it is."""
-        resource, namespace, _ = address(manifest)
+        resource, namespace, _ = address_of(manifest)
         try:
             return await self.request(
                 "POST",
@@ -330,7 +330,7 @@ class Client:
                 code = str(response.status)
                 raw = await response.read()
             answering = response.status < 500
-            return _answer(response.status, raw, what, reads=method == "GET")
+            return _read_answer(response.status, raw, what, reads=method == "GET")
         except ApiError:
             answering = True  # whatever the status is: a webhook may refuse with any
             raise
@@ -347,14 +347,14 @@ class Client:
                 self._answering_since = self._clock()
 
 
-def address(manifest: Manifest) -> tuple[Resource, str, str]:
+def address_of(manifest: Manifest) -> tuple[Resource, str, str]:
     """Resource, namespace and name of a manifest."""
     return BY_KIND[manifest["kind"]], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 
-def _answer(status: int, raw: bytes, what: str, *, reads: bool) -> Json:
+def _read_answer(status: int, raw: bytes, what: str, *, reads: bool) -> Json:
     try:
-        document = parsed(raw)
+        document = parse_json(raw)
         if not isinstance(document, dict):
             raise UnreadableError(f"no object: {raw[:80].decode(errors='replace')!r}")
     except UnreadableError as error:

@@ -18,7 +18,7 @@ class UnreadableError(ValueError):
     """Error for bytes that are no JSON."""
 
 
-def parsed(raw: bytes) -> Any:
+def parse_json(raw: bytes) -> Any:
     """The JSON value of `raw`; what is nested too deeply for the parser is null from `LEVELS_MAX` on.
 
     Raises:
@@ -29,12 +29,12 @@ def parsed(raw: bytes) -> Any:
     except ValueError:
         pass
     try:
-        return from_json(shallow(raw), cache_strings="keys")
+        return from_json(flatten_json(raw), cache_strings="keys")
     except ValueError as error:
         raise UnreadableError(f"no JSON ({error}): {raw[:80].decode(errors='replace')!r}") from error
 
 
-def shallow(raw: bytes, levels: int = LEVELS_MAX) -> bytes:
+def flatten_json(raw: bytes, levels: int = LEVELS_MAX) -> bytes:
     """JSON text with null for every list and mapping below `levels`. Linear in its length, and without recursion."""
     kept, begin, depth = [], 0, 0
     for token in _TOKEN.finditer(raw):

@@ -26,7 +26,7 @@ class Connection:
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
         self.server = str(configuration.host).rstrip("/")
-        self._ssl = _tls(configuration)
+        self._ssl = _tls_context(configuration)
 
     def session(self, middlewares: Sequence[ClientMiddlewareType] = ()) -> aiohttp.ClientSession:
         """A new HTTP session; the caller closes it."""
@@ -46,7 +46,7 @@ class Connection:
         return await handler(request)
 
 
-def connect() -> Connection:
+def load_credentials() -> Connection:
     """Credentials from `KUBECONFIG`, else of the pod's service account, else from `~/.kube/config`.
 
     Raises:
@@ -72,7 +72,7 @@ def connect() -> Connection:
         raise ConnectionSetupError(f"kubeconfig {where} cannot be used: {' '.join(str(error).split())}") from error
 
 
-def _tls(configuration: Configuration) -> ssl.SSLContext:
+def _tls_context(configuration: Configuration) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=configuration.ssl_ca_cert or None)
     if configuration.cert_file:
         context.load_cert_chain(configuration.cert_file, configuration.key_file)

@@ -126,7 +126,7 @@ class LeaseLock:
         )
 
     def _look(self, record: Manifest) -> None:
-        self._is_rewound |= self._seen is not None and _version(record) < _version(self._seen.record)
+        self._is_rewound |= self._seen is not None and _version_number(record) < _version_number(self._seen.record)
         if self._seen is None or self._seen.record.get("spec") != record.get("spec"):
             self._seen = _Seen(record, self._clock())
         else:
@@ -156,7 +156,7 @@ class LeaseLock:
         }
 
 
-def _version(record: Manifest) -> int:
+def _version_number(record: Manifest) -> int:
     """resourceVersion as a number; 0 where it is none, so that nothing is older."""
     text = str(record["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0

@@ -4,7 +4,7 @@
 objects and changes their status, `assigned` reads what an admission adds to pods, `words` says why a run waits.
 """
 
-from rlrun_operator.providers.kueue import step
+from rlrun_operator.providers.kueue import next_step
 from rlrun_operator.providers.model import Create, Edit, Flavor, Priority, PutStatus, Remove, Step, Subject, Write
 
-__all__ = ["Create", "Edit", "Flavor", "Priority", "PutStatus", "Remove", "Step", "Subject", "Write", "step"]
+__all__ = ["Create", "Edit", "Flavor", "Priority", "PutStatus", "Remove", "Step", "Subject", "Write", "next_step"]

@@ -15,10 +15,10 @@ _UNCONSTRAINED = f"{KUEUE}/podset-unconstrained-topology"
 
 def flavors_of(workload: Manifest) -> frozenset[str]:
     """Names of the ResourceFlavors of an admission."""
-    return frozenset(name for one in _assignments(workload) for name in (one.get("flavors") or {}).values())
+    return frozenset(name for one in _pod_set_assignments(workload) for name in (one.get("flavors") or {}).values())
 
 
-def placed(run: Subject, workload: Manifest, flavors: Mapping[str, Flavor]) -> tuple[dict[str, Placed], str]:
+def pod_set_additions(run: Subject, workload: Manifest, flavors: Mapping[str, Flavor]) -> tuple[dict[str, Placed], str]:
     """Additions for each pod set, and which of them contradict each other; empty: none do.
 
     Args:
@@ -28,7 +28,7 @@ def placed(run: Subject, workload: Manifest, flavors: Mapping[str, Flavor]) -> t
     """
     result: dict[str, Placed] = {}
     problems: list[str] = []
-    for one in _assignments(workload):
+    for one in _pod_set_assignments(workload):
         role = next((name for name in (*ROLES, SPOT_SET) if name == one.get("name")), None)
         if role is not None:
             result[role] = _of_role(role, run, workload, one, flavors, problems)
@@ -43,7 +43,7 @@ def _of_role(
         (f"flavor {name}", {"nodeSelector": flavors[name].node_labels, "tolerations": flavors[name].tolerations})
         for name in names
     ]
-    parts += _updates(workload, role)
+    parts += _admission_updates(workload, role)
     found: dict[str, dict[str, str]] = {"nodeSelector": {}, "labels": {}, "annotations": {}}
     tolerations: list[Manifest] = []
     for source, part in parts:
@@ -63,12 +63,12 @@ def _of_role(
     return Placed(found["nodeSelector"], tuple(tolerations), labels, annotations, gates)
 
 
-def _assignments(workload: Manifest) -> list[Manifest]:
+def _pod_set_assignments(workload: Manifest) -> list[Manifest]:
     admission = (workload.get("status") or {}).get("admission") or {}
     return list(admission.get("podSetAssignments") or ())
 
 
-def _updates(workload: Manifest, role: str) -> list[tuple[str, Manifest]]:
+def _admission_updates(workload: Manifest, role: str) -> list[tuple[str, Manifest]]:
     checks = (workload.get("status") or {}).get("admissionChecks") or ()
     return [
         (f"admission check {check.get('name')}", update)

@@ -23,7 +23,7 @@ OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
 
 
 @dataclass(frozen=True)
-class _Case:
+class _QueuedRun:
     """A run and its Workload, which is its own and exists."""
 
     run: Subject
@@ -72,7 +72,7 @@ class _Case:
         return self.workload["metadata"].get("annotations") or {}
 
 
-def step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, Flavor], now: float) -> Step:
+def next_step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, Flavor], now: float) -> Step:
     """The next write and the answer.
 
     Args:
@@ -82,158 +82,163 @@ def step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, Flavo
         now: seconds since the epoch.
     """
     if workload is None:
-        return _without(run)
+        return _without_workload(run)
     if not objects.is_of(run, workload):
         name = workload["metadata"]["name"]
         message = f"Workload {name} exists and is not of this run; delete it"
-        return Step(words.refused(reasons.QUEUE_UNAVAILABLE, message, stops=run.holds))
-    case = _Case(run, workload, flavors, now)
+        return Step(words.refused_answer(reasons.QUEUE_UNAVAILABLE, message, stops=run.holds))
+    queued = _QueuedRun(run, workload, flavors, now)
     for rule in _RULES:
-        if (found := rule(case)) is not None:
+        if (found := rule(queued)) is not None:
             return found
-    return _waiting(case)
+    return _answer_waiting(queued)
 
 
-def _without(run: Subject) -> Step:
+def _without_workload(run: Subject) -> Step:
     if run.over is not None or run.suspended:
         return Step(OUT)
     if run.holds:
-        return Step(words.lost())
+        return Step(words.lost_answer())
     if not run.pod_sets:
         return Step(OUT)
     return Step(words.not_judged(run), Create(objects.made_for(run)))
 
 
-def _over(case: _Case) -> Step | None:
+def _finish_workload(queued: _QueuedRun) -> Step | None:
     """Kueue counts a finished Workload no more, so that it is finished when the last pod is gone."""
-    if case.run.over is None:
+    if queued.run.over is None:
         return None
-    if case.run.holds or case.ending or objects.holds_true(case.workload, "Finished"):
+    if queued.run.holds or queued.ending or objects.holds_true(queued.workload, "Finished"):
         return Step(OUT)
-    said = {"Finished": (True, str(case.run.over), case.run.outcome)}
-    return Step(OUT, PutStatus(objects.with_conditions(case.workload, said, case.now)))
+    said = {"Finished": (True, str(queued.run.over), queued.run.outcome)}
+    return Step(OUT, PutStatus(objects.with_conditions(queued.workload, said, queued.now)))
 
 
-def _gone(case: _Case) -> Step | None:
+def _replace_gone_workload(queued: _QueuedRun) -> Step | None:
     """A Workload that is being deleted, or was finished, by others or before its run was asked to begin again: another one is made."""
-    finished = objects.kueue_condition(case.workload, "Finished")
-    if not case.ending and finished.get("status") != "True":
+    finished = objects.kueue_condition(queued.workload, "Finished")
+    if not queued.ending and finished.get("status") != "True":
         return None
-    if case.run.holds:
+    if queued.run.holds:
         why = f": {finished.get('message')} ({finished.get('reason')})" if finished else ""
         lost = (
-            words.lost()
-            if case.ending
-            else words.refused(
+            words.lost_answer()
+            if queued.ending
+            else words.refused_answer(
                 reasons.EVICTED, f"the run's Workload was finished{why}, which takes its room back", stops=True
             )
         )
         return Step(lost)
-    answer = OUT if case.run.suspended else words.not_judged(case.run)
-    return Step(answer, None if case.ending else Remove())
+    answer = OUT if queued.run.suspended else words.not_judged(queued.run)
+    return Step(answer, None if queued.ending else Remove())
 
 
-def _suspended(case: _Case) -> Step | None:
+def _suspend_workload(queued: _QueuedRun) -> Step | None:
     """The user's suspension: pods go first, then the Workload is deactivated, then the quota is cleared."""
-    if not case.run.suspended:
+    if not queued.run.suspended:
         return None
-    if case.run.holds:
+    if queued.run.holds:
         return Step(OUT)
-    if case.active or not case.marked:
-        return Step(OUT, _edit({"active": False}, {objects.SUSPENDED_ANNOTATION: "true"}))
-    return Step(OUT, _clear(case))
+    if queued.active or not queued.marked:
+        return Step(OUT, _edit_workload({"active": False}, {objects.SUSPENDED_ANNOTATION: "true"}))
+    return Step(OUT, _clear_quota(queued))
 
 
-def _resumed(case: _Case) -> Step | None:
+def _resume_workload(queued: _QueuedRun) -> Step | None:
     """The end of the user's suspension: active again only when Kueue has evicted, as it counts an inactive Workload's quota no more."""
-    if not case.marked or case.run.holds:
+    if not queued.marked or queued.run.holds:
         return None
-    if objects.has_quota(case.workload):
-        return Step(words.not_judged(case.run), _clear(case))
-    return Step(words.not_judged(case.run), _edit({"active": True}, {objects.SUSPENDED_ANNOTATION: None}))
+    if objects.has_quota(queued.workload):
+        return Step(words.not_judged(queued.run), _clear_quota(queued))
+    return Step(words.not_judged(queued.run), _edit_workload({"active": True}, {objects.SUSPENDED_ANNOTATION: None}))
 
 
-def _evicted(case: _Case) -> Step | None:
-    if not case.evicted:
+def _answer_eviction(queued: _QueuedRun) -> Step | None:
+    if not queued.evicted:
         return None
-    if case.run.holds:
-        return Step(words.evicted(case.workload))
-    if not objects.has_quota(case.workload):
+    if queued.run.holds:
+        return Step(words.evicted_answer(queued.workload))
+    if not objects.has_quota(queued.workload):
         return None
-    return Step(words.waits(case.run, case.workload), _clear(case))
+    return Step(words.waiting_answer(queued.run, queued.workload), _clear_quota(queued))
 
 
-def _reshaped(case: _Case) -> Step | None:
+def _replace_reshaped(queued: _QueuedRun) -> Step | None:
     """Another shape needs another admission: the run stops first, then its Workload is replaced."""
-    run = case.run
-    if run.holds and case.outgrown:
+    run = queued.run
+    if run.holds and queued.outgrown:
         message = "the run needs other pods than Kueue admitted: it stops, and asks for room for them"
-        return Step(words.refused(reasons.EVICTED, message, stops=True))
-    if run.holds or case.fits:
+        return Step(words.refused_answer(reasons.EVICTED, message, stops=True))
+    if run.holds or queued.fits:
         return None
-    if objects.has_quota(case.workload):
+    if objects.has_quota(queued.workload):
         return Step(words.not_judged(run), Remove())
-    return Step(words.not_judged(run), _edit(objects.needs(run), {objects.SHAPE_ANNOTATION: objects.shape_of(run)}))
+    return Step(
+        words.not_judged(run),
+        _edit_workload(objects.workload_spec(run), {objects.SHAPE_ANNOTATION: objects.shape_of(run)}),
+    )
 
 
-def _ranked(case: _Case) -> Step | None:
+def _update_rank(queued: _QueuedRun) -> Step | None:
     """Another priority while the run waits; of one that has quota Kueue's webhook lets in only some changes."""
-    spec = case.workload.get("spec") or {}
-    wanted, reference = case.run.priority, spec.get("priorityClassRef")
+    spec = queued.workload.get("spec") or {}
+    wanted, reference = queued.run.priority, spec.get("priorityClassRef")
     same = spec.get("priority", 0) == wanted.value and reference == wanted.reference
-    if same or case.run.holds or objects.has_quota(case.workload):
+    if same or queued.run.holds or objects.has_quota(queued.workload):
         return None
-    edit = _edit({"priority": wanted.value, "priorityClassRef": wanted.reference}, {})
-    return Step(words.waits(case.run, case.workload), edit)
+    edit = _edit_workload({"priority": wanted.value, "priorityClassRef": wanted.reference}, {})
+    return Step(words.waiting_answer(queued.run, queued.workload), edit)
 
 
-def _admitted(case: _Case) -> Step | None:
-    admission = (case.workload.get("status") or {}).get("admission") or {}
-    asks = case.run.holds or bool(case.run.pod_sets)
-    if not admission or not objects.holds_true(case.workload, "Admitted") or not asks:
+def _answer_admitted(queued: _QueuedRun) -> Step | None:
+    admission = (queued.workload.get("status") or {}).get("admission") or {}
+    asks = queued.run.holds or bool(queued.run.pod_sets)
+    if not admission or not objects.holds_true(queued.workload, "Admitted") or not asks:
         return None
-    placed, conflict = assigned.placed(case.run, case.workload, case.flavors)
-    used = ", ".join(sorted(assigned.flavors_of(case.workload)))
+    placed, conflict = assigned.pod_set_additions(queued.run, queued.workload, queued.flavors)
+    used = ", ".join(sorted(assigned.flavors_of(queued.workload)))
     message = f"admitted by ClusterQueue {admission.get('clusterQueue')}" + (f", flavor {used}" if used else "")
     answer = Admission(True, reasons.ROOM_FOUND, message, placed=placed, conflict=conflict)
-    ready = objects.pods_ready(case.workload, ready=case.run.ready)
-    return Step(answer, _says(case, ready) if ready is not None else None)
+    ready = objects.pods_ready(queued.workload, ready=queued.run.ready)
+    return Step(answer, _condition_says(queued, ready) if ready is not None else None)
 
 
-_RULES: tuple[Callable[[_Case], Step | None], ...] = (
-    _over,
-    _gone,
-    _suspended,
-    _resumed,
-    _evicted,
-    _reshaped,
-    _ranked,
-    _admitted,
+_RULES: tuple[Callable[[_QueuedRun], Step | None], ...] = (
+    _finish_workload,
+    _replace_gone_workload,
+    _suspend_workload,
+    _resume_workload,
+    _answer_eviction,
+    _replace_reshaped,
+    _update_rank,
+    _answer_admitted,
 )
 """Rules in the order of their precedence."""
 
 
-def _waiting(case: _Case) -> Step:
+def _answer_waiting(queued: _QueuedRun) -> Step:
     """No admission: one that runs stops, one that does not waits."""
-    if case.run.holds:
-        return Step(words.evicted(case.workload))
-    if not case.run.pod_sets:
+    if queued.run.holds:
+        return Step(words.evicted_answer(queued.workload))
+    if not queued.run.pod_sets:
         return Step(OUT)
-    before = objects.kueue_condition(case.workload, "PodsReady")
+    before = objects.kueue_condition(queued.workload, "PodsReady")
     said = (False, "WaitForStart", "the run has no pods") if before.get("status") != "False" else None
-    return Step(words.waits(case.run, case.workload), _says(case, said) if said is not None else None)
+    return Step(
+        words.waiting_answer(queued.run, queued.workload), _condition_says(queued, said) if said is not None else None
+    )
 
 
-def _clear(case: _Case) -> PutStatus | None:
+def _clear_quota(queued: _QueuedRun) -> PutStatus | None:
     """Give the quota back, once Kueue has evicted: what it writes at an eviction has to be there before."""
-    if not objects.holds_true(case.workload, "Evicted") or not objects.has_quota(case.workload):
+    if not objects.holds_true(queued.workload, "Evicted") or not objects.has_quota(queued.workload):
         return None
-    return PutStatus(objects.cleared(case.workload, case.now))
+    return PutStatus(objects.cleared_status(queued.workload, queued.now))
 
 
-def _says(case: _Case, ready: tuple[bool, str, str]) -> PutStatus:
-    return PutStatus(objects.with_conditions(case.workload, {"PodsReady": ready}, case.now))
+def _condition_says(queued: _QueuedRun, ready: tuple[bool, str, str]) -> PutStatus:
+    return PutStatus(objects.with_conditions(queued.workload, {"PodsReady": ready}, queued.now))
 
 
-def _edit(spec: Json, annotations: Json) -> Edit:
+def _edit_workload(spec: Json, annotations: Json) -> Edit:
     return Edit({"metadata": {"annotations": annotations}, "spec": spec} if annotations else {"spec": spec})

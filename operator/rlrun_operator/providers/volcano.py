@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from rlrun_operator.names import ROLES, SPOT_SET
 from rlrun_operator.providers.model import Create, Edit, Remove, Step, Subject
-from rlrun_operator.providers.workload import SHAPE_ANNOTATION, is_of, manifest, name_of
+from rlrun_operator.providers.workload import SHAPE_ANNOTATION, is_of, name_of, queue_object
 from rlrun_operator.state import Admission, Json, Manifest, Placed
 from rlrun_operator.status import reasons
 
@@ -43,7 +43,7 @@ class QueueState:
     """Open, Closed, Closing or Unknown; empty: it has none yet."""
 
 
-def step(run: Subject, group: Manifest | None, *, queue: QueueState = QueueState(), told: str = "") -> Step:
+def next_step(run: Subject, group: Manifest | None, *, queue: QueueState = QueueState(), told: str = "") -> Step:
     """The next write and the answer.
 
     Args:
@@ -53,14 +53,16 @@ def step(run: Subject, group: Manifest | None, *, queue: QueueState = QueueState
         queue: the Queue that it names; read for a run that waits.
         told: Volcano's last words about a PodGroup that is Pending.
     """
-    made = _step(run, group, queue, told)
-    return replace(made, answer=replace(made.answer, placed=placed(run)))
+    made = _next_write(run, group, queue, told)
+    return replace(made, answer=replace(made.answer, placed=pod_additions(run)))
 
 
-def _step(run: Subject, group: Manifest | None, queue: QueueState, told: str) -> Step:
+def _next_write(run: Subject, group: Manifest | None, queue: QueueState, told: str) -> Step:
     if group is not None and not is_of(run, group):
         message = f"PodGroup {group['metadata']['name']} exists and is not of this run; delete it"
-        return Step(_admitted(run, message) if run.has_pods else _waits(run, reasons.QUEUE_UNAVAILABLE, message))
+        return Step(
+            _is_admitted(run, message) if run.has_pods else _group_waits(run, reasons.QUEUE_UNAVAILABLE, message)
+        )
     if run.over is not None or run.suspended:
         leaves = group is not None and not run.holds and "deletionTimestamp" not in group["metadata"]
         return Step(OUT, Remove() if leaves else None)
@@ -69,26 +71,26 @@ def _step(run: Subject, group: Manifest | None, queue: QueueState, told: str) ->
     if group is None or "deletionTimestamp" in group["metadata"]:
         write = Create(made_for(run)) if group is None and run.pod_sets else None
         if run.has_pods:
-            return Step(_admitted(run, "its PodGroup was deleted, and is made again"), write)
-        return Step(_waits(run, *_why(run, None, queue, told)), write)
-    if run.begins and run.pod_sets and _mark(group) != shape_of(run):
-        return Step(_answer(run, group, queue, told), Edit(_edit(run)))
-    return Step(_answer(run, group, queue, told))
+            return Step(_is_admitted(run, "its PodGroup was deleted, and is made again"), write)
+        return Step(_group_waits(run, *_explain_wait(run, None, queue, told)), write)
+    if run.begins and run.pod_sets and _group_mark(group) != shape_of(run):
+        return Step(_group_answer(run, group, queue, told), Edit(_edit_group(run)))
+    return Step(_group_answer(run, group, queue, told))
 
 
 OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
 
 
-def _answer(run: Subject, group: Manifest, queue: QueueState, told: str) -> Admission:
+def _group_answer(run: Subject, group: Manifest, queue: QueueState, told: str) -> Admission:
     name, phase = group["metadata"]["name"], phase_of(group)
     if phase not in BEGUN and not run.has_pods:
-        return _waits(run, *_why(run, group, queue, told))
-    why = unschedulable(group)
+        return _group_waits(run, *_explain_wait(run, group, queue, told))
+    why = unschedulable_message(group)
     more = f": {why}" if why and phase != "Running" else ""
-    return _admitted(run, f"PodGroup {name} is {phase or 'not judged yet'}{more}")
+    return _is_admitted(run, f"PodGroup {name} is {phase or 'not judged yet'}{more}")
 
 
-def _why(run: Subject, group: Manifest | None, queue: QueueState, told: str) -> tuple[str, str]:
+def _explain_wait(run: Subject, group: Manifest | None, queue: QueueState, told: str) -> tuple[str, str]:
     """Reason and words for a run whose pods may not be made."""
     if queue.exists is False:
         return reasons.QUEUE_MISCONFIGURED, (
@@ -100,27 +102,27 @@ def _why(run: Subject, group: Manifest | None, queue: QueueState, told: str) -> 
     if group is None:
         return reasons.WAITING_FOR_TURN, "the run's PodGroup is being made"
     name = group["metadata"]["name"]
-    if why := told or unschedulable(group):
-        return reasons.WAITING_FOR_RESOURCES, f"PodGroup {name} is Pending: {why}; it asks for {_asked(run)}"
+    if why := told or unschedulable_message(group):
+        return reasons.WAITING_FOR_RESOURCES, f"PodGroup {name} is Pending: {why}; it asks for {_requested_group(run)}"
     unread = "" if queue.exists else ". Does the Queue exist? This operator may not read Queues"
     if not phase_of(group):
         return reasons.WAITING_FOR_TURN, f"Volcano has not judged PodGroup {name} yet{unread}"
-    return reasons.WAITING_FOR_TURN, f"PodGroup {name} is Pending: it asks for {_asked(run)}{unread}"
+    return reasons.WAITING_FOR_TURN, f"PodGroup {name} is Pending: it asks for {_requested_group(run)}{unread}"
 
 
-def _asked(run: Subject) -> str:
+def _requested_group(run: Subject) -> str:
     return ", ".join(f"{one['count']} {one['name']}" for one in run.pod_sets if one["count"]) or "nothing"
 
 
-def _waits(run: Subject, reason: str, message: str) -> Admission:
+def _group_waits(run: Subject, reason: str, message: str) -> Admission:
     return Admission(False, reason, f"Volcano Queue {run.queue}: {message}", lapsed=True)
 
 
-def _admitted(run: Subject, message: str) -> Admission:
+def _is_admitted(run: Subject, message: str) -> Admission:
     return Admission(True, reasons.ROOM_FOUND, f"Volcano Queue {run.queue}: {message}")
 
 
-def placed(run: Subject) -> dict[str, Placed]:
+def pod_additions(run: Subject) -> dict[str, Placed]:
     """Additions to the pods of each role and to spot engines: the same for all attempts, so that engines are not renewed for them."""
     name = name_of(run.name, run.uid)
     return {
@@ -131,48 +133,48 @@ def placed(run: Subject) -> dict[str, Placed]:
 
 def made_for(run: Subject) -> Json:
     """The PodGroup of a run."""
-    spec = {name: value for name, value in needs(run).items() if value is not None}
-    return manifest(run, f"{VOLCANO}/v1beta1", "PodGroup", spec, shape=shape_of(run))
+    spec = {name: value for name, value in group_spec(run).items() if value is not None}
+    return queue_object(run, f"{VOLCANO}/v1beta1", "PodGroup", spec, shape=shape_of(run))
 
 
-def needs(run: Subject) -> Json:
+def group_spec(run: Subject) -> Json:
     """Fields of a PodGroup's spec; None: it has none."""
     counts = {one["name"]: one["count"] for one in run.pod_sets if one["count"]}
     return {
         "minMember": sum(counts.values()),
         "minTaskMember": counts,  # else engines beyond the needed ones would count for trainer pods
-        "minResources": _sum(run.pod_sets),
+        "minResources": _sum_requests(run.pod_sets),
         "queue": run.queue,
         "priorityClassName": next((name for one in run.pod_sets if (name := one["priorityClassName"])), None),
     }
 
 
-def _edit(run: Subject) -> Json:
+def _edit_group(run: Subject) -> Json:
     """Merge patch to what the run needs now; maps lose the keys that they have no more."""
-    wanted = needs(run)
+    wanted = group_spec(run)
     wanted["minTaskMember"] = dict.fromkeys(ROLES) | wanted["minTaskMember"]
     return {"metadata": {"annotations": {SHAPE_ANNOTATION: shape_of(run)}}, "spec": wanted}
 
 
 def shape_of(run: Subject) -> str:
     """Mark of what a PodGroup of this run has to be made with."""
-    return hashlib.sha256(json.dumps(needs(run), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(group_spec(run), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _mark(group: Manifest) -> str | None:
+def _group_mark(group: Manifest) -> str | None:
     return (group["metadata"].get("annotations") or {}).get(SHAPE_ANNOTATION)
 
 
-def _sum(sets: Sequence[Json]) -> dict[str, str]:
+def _sum_requests(sets: Sequence[Json]) -> dict[str, str]:
     """Requests of all pods that are needed, as quantities."""
     total: dict[str, float] = {}
     for one in sets:
         for name, amount in one["requests"].items():
             total[name] = total.get(name, 0.0) + amount * one["count"]
-    return {name: _quantity(name, amount) for name, amount in sorted(total.items()) if amount}
+    return {name: _show_quantity(name, amount) for name, amount in sorted(total.items()) if amount}
 
 
-def _quantity(name: str, amount: float) -> str:
+def _show_quantity(name: str, amount: float) -> str:
     exact = round(amount, 6)
     return f"{math.ceil(exact * 1000)}m" if name == "cpu" else str(math.ceil(exact))
 
@@ -182,7 +184,7 @@ def phase_of(group: Manifest) -> str:
     return str((group.get("status") or {}).get("phase") or "")
 
 
-def unschedulable(group: Manifest) -> str:
+def unschedulable_message(group: Manifest) -> str:
     """Volcano's words for why the group's pods have no nodes; empty: it says nothing of that, or they have them by now."""
     last: Mapping[str, str] = {}
     for one in (group.get("status") or {}).get("conditions") or ():

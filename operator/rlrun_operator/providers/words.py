@@ -31,37 +31,39 @@ _LATER = "insufficient unused quota"
 """Words of releases before 0.19, which have one reason for all that waits: Kueue 0.17, flavorassigner.go."""
 
 
-def refused(reason: str, message: str, *, stops: bool = False) -> Admission:
+def refused_answer(reason: str, message: str, *, stops: bool = False) -> Admission:
     """The answer that a run may have no pods."""
     return Admission(False, reason, message, stops=stops)
 
 
-def waits(run: Subject, workload: Manifest) -> Admission:
+def waiting_answer(run: Subject, workload: Manifest) -> Admission:
     """Answer for a run that Kueue has not admitted."""
     name = workload["metadata"]["name"]
     if (workload.get("spec") or {}).get("active") is False and not _is_suspended(workload):
         evicted = kueue_condition(workload, "Evicted")
-        why = f" ({_told(evicted)})" if evicted.get("status") == "True" else ""
+        why = f" ({_describe_condition(evicted)})" if evicted.get("status") == "True" else ""
         fix = f"set spec.active of Workload {name} to true, or suspend the run and resume it"
-        return refused(reasons.DEACTIVATED, f"Kueue does not admit a Workload that was deactivated{why}; {fix}")
+        return refused_answer(reasons.DEACTIVATED, f"Kueue does not admit a Workload that was deactivated{why}; {fix}")
     later = ((workload.get("status") or {}).get("requeueState") or {}) if _is_held_back(workload) else {}
     if at := later.get("requeueAt"):
         count = later.get("count", 1)
         times = "once" if count == 1 else f"{count} times"
-        return refused(
+        return refused_answer(
             reasons.BACKING_OFF,
             f"Kueue took the room back {times}, as not all pods were ready in time; it tries again at {at}",
         )
     quota = kueue_condition(workload, "QuotaReserved")
     if quota.get("status") == "True":
-        return refused(reasons.WAITING_FOR_TURN, f"LocalQueue {run.queue}: quota is reserved; {_checks(workload)}")
+        return refused_answer(
+            reasons.WAITING_FOR_TURN, f"LocalQueue {run.queue}: quota is reserved; {_describe_checks(workload)}"
+        )
     if not quota:
         return not_judged(run)
-    told, queue = _told(quota), f"LocalQueue {run.queue}"
-    return refused(_reason(quota), told if told.startswith(queue) else f"{queue}: {told}")
+    told, queue = _describe_condition(quota), f"LocalQueue {run.queue}"
+    return refused_answer(_waiting_reason(quota), told if told.startswith(queue) else f"{queue}: {told}")
 
 
-def _reason(quota: Mapping[str, object]) -> str:
+def _waiting_reason(quota: Mapping[str, object]) -> str:
     """Reason of Admitted for what QuotaReserved says; one flavor that has room later is enough to wait for."""
     reason, message = str(quota.get("reason")), str(quota.get("message"))
     if reason == _PENDING and _LATER not in message and any(words in message for words in _NEVER):
@@ -72,27 +74,27 @@ def _reason(quota: Mapping[str, object]) -> str:
 def not_judged(run: Subject) -> Admission:
     """Answer while Kueue has said nothing yet."""
     message = f"LocalQueue {run.queue}: Kueue has not judged the run's Workload yet"
-    return refused(reasons.WAITING_FOR_TURN, message)
+    return refused_answer(reasons.WAITING_FOR_TURN, message)
 
 
-def evicted(workload: Manifest) -> Admission:
+def evicted_answer(workload: Manifest) -> Admission:
     """Answer for a run that has pods, and no admission any more."""
     told = kueue_condition(workload, "Evicted")
     if told.get("status") != "True":
         active = (workload.get("spec") or {}).get("active") is not False
         why = "its Workload is not admitted" if active else "its Workload was deactivated"
-        return refused(reasons.EVICTED, f"Kueue takes the run's room back: {why}", stops=True)
+        return refused_answer(reasons.EVICTED, f"Kueue takes the run's room back: {why}", stops=True)
     reason = reasons.PREEMPTED if told.get("reason") == "Preempted" else reasons.EVICTED
-    return refused(reason, f"Kueue takes the run's room back: {_told(told)}", stops=True)
+    return refused_answer(reason, f"Kueue takes the run's room back: {_describe_condition(told)}", stops=True)
 
 
-def lost() -> Admission:
+def lost_answer() -> Admission:
     """Answer for a run that has pods and no Workload."""
     message = "the run's Workload was deleted, which takes its room back; it is made again when no pod is left"
-    return refused(reasons.EVICTED, message, stops=True)
+    return refused_answer(reasons.EVICTED, message, stops=True)
 
 
-def _told(said: Mapping[str, object]) -> str:
+def _describe_condition(said: Mapping[str, object]) -> str:
     reason, message = said.get("reason") or "no reason given", str(said.get("message") or "").strip()
     return f"{message} ({reason})" if message else str(reason)
 
@@ -105,7 +107,7 @@ def _is_held_back(workload: Manifest) -> bool:
     return not holds_true(workload, "QuotaReserved") and kueue_condition(workload, "Requeued").get("status") == "False"
 
 
-def _checks(workload: Manifest) -> str:
+def _describe_checks(workload: Manifest) -> str:
     checks = (workload.get("status") or {}).get("admissionChecks") or ()
     open_ones = [
         f"{one.get('name')} is {one.get('state')}" + (f" ({one['message']})" if one.get("message") else "")

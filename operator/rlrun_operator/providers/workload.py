@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlrun_operator.names import GROUP, KIND, SPOT_LABEL, SPOT_SET, VERSION, Role, labels
+from rlrun_operator.names import GROUP, KIND, SPOT_LABEL, SPOT_SET, VERSION, Role, child_labels
 from rlrun_operator.providers.model import Subject
 from rlrun_operator.state import Json, Manifest
 from rlrun_operator.times import rfc3339
@@ -53,11 +53,11 @@ def pod_sets(workloads: Iterable[Manifest]) -> tuple[Json, ...]:
         count = 1 if single else int(spec.get("replicas", 1))
         spot = SPOT_LABEL in ((child.get("metadata") or {}).get("labels") or {})
         name = SPOT_SET if spot else ROLES[child["kind"]]
-        result.append({"name": name, "count": count, "template": {"spec": _shape(pod)}})
+        result.append({"name": name, "count": count, "template": {"spec": _pod_shape(pod)}})
     return tuple(result)
 
 
-def _shape(pod: Manifest) -> Json:
+def _pod_shape(pod: Manifest) -> Json:
     """Fields of a pod that decide where it fits. Names of nodes that the run avoids for a while are not among them."""
     shape: Json = {name: pod[name] for name in _POD_FIELDS if pod.get(name)}
     affinity = (pod.get("affinity") or {}).get("nodeAffinity")
@@ -85,11 +85,13 @@ def shape_of(run: Subject) -> str:
 
 def made_for(run: Subject) -> Json:
     """The Workload of a run. It has no finalizer: nobody would remove it if the operator were uninstalled."""
-    spec = {"active": True, **needs(run), **ranked(run)}
-    return manifest(run, f"{KUEUE}/v1beta2", "Workload", spec, shape=shape_of(run), more_labels={UID_LABEL: run.uid})
+    spec = {"active": True, **workload_spec(run), **rank_fields(run)}
+    return queue_object(
+        run, f"{KUEUE}/v1beta2", "Workload", spec, shape=shape_of(run), more_labels={UID_LABEL: run.uid}
+    )
 
 
-def manifest(
+def queue_object(
     run: Subject, api_version: str, kind: str, spec: Json, *, shape: str, more_labels: Mapping[str, str] | None = None
 ) -> Json:
     """A run's object in a queue of others: owned by the run, and marked with what it was made for."""
@@ -100,7 +102,7 @@ def manifest(
         "metadata": {
             "name": name_of(run.name, run.uid),
             "namespace": run.namespace,
-            "labels": {**labels(run.name), **(more_labels or {})},
+            "labels": {**child_labels(run.name), **(more_labels or {})},
             "annotations": {SHAPE_ANNOTATION: shape},
             "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
         },
@@ -108,12 +110,12 @@ def manifest(
     }
 
 
-def needs(run: Subject) -> Json:
+def workload_spec(run: Subject) -> Json:
     """Fields of a Workload's spec that its shape marks."""
     return {"queueName": run.queue, "podSets": [dict(one) for one in run.pod_sets]}
 
 
-def ranked(run: Subject) -> Json:
+def rank_fields(run: Subject) -> Json:
     """Fields of a Workload's spec that rank it."""
     reference = run.priority.reference
     return {"priority": run.priority.value} | ({} if reference is None else {"priorityClassRef": reference})
@@ -167,7 +169,7 @@ def with_conditions(workload: Manifest, said: Mapping[str, tuple[bool, str, str]
     return {**status, "conditions": kept}
 
 
-def cleared(workload: Manifest, now: float) -> Json:
+def cleared_status(workload: Manifest, now: float) -> Json:
     """The status of an evicted Workload whose run has no pod any more: the quota is given back, and the run waits again."""
     evicted = kueue_condition(workload, "Evicted")
     reason, message = str(evicted.get("reason") or _DEACTIVATED), str(evicted.get("message") or "")

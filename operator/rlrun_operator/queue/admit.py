@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlrun_operator.queue import holding as holds
-from rlrun_operator.queue.fit import place
+from rlrun_operator.queue.fit import place_gang
 from rlrun_operator.queue.model import (
     Applicant,
     Capacity,
@@ -23,12 +23,12 @@ from rlrun_operator.queue.model import (
     Reservation,
     Verdict,
 )
-from rlrun_operator.queue.preempt import victims
-from rlrun_operator.queue.quota import Quota, Quotas, unmade
+from rlrun_operator.queue.preempt import choose_victims
+from rlrun_operator.queue.quota import Quota, Quotas, missing_pods
 from rlrun_operator.queue.rooms import Rooms
-from rlrun_operator.queue.shares import Shares, decayed, scarce, shares_of, total_capacity
-from rlrun_operator.queue.sizes import Patience, by_size, grown
-from rlrun_operator.queue.words import missing
+from rlrun_operator.queue.shares import Shares, decay_shares, scarce_resources, shares_of, total_capacity
+from rlrun_operator.queue.sizes import Patience, by_size, choose_growth
+from rlrun_operator.queue.words import describe_missing
 from rlrun_operator.times import rfc3339
 
 GRANT_SECONDS = 120.0
@@ -40,7 +40,7 @@ Placed = dict[str, dict[str, float]]
 HELD = "all pods of the run have room"
 
 
-def admit(
+def admit_runs(
     runs: Iterable[Applicant],
     capacity: Capacity | None,
     rules: QueueRules,
@@ -83,7 +83,7 @@ class _Pass:
         self.rooms = Rooms(capacity) if capacity is not None else None
         self.shares: Shares = shares_of(rules, total_capacity(capacity), {}, self.holding, self.waiting)
         elapsed = now - state.at if state.at is not None else 0.0
-        self.shares.past = decayed(state.use, self.shares.now, elapsed, rules.half_life_seconds)
+        self.shares.past = decay_shares(state.use, self.shares.now, elapsed, rules.half_life_seconds)
         self.verdicts: dict[str, Verdict] = {}
         self._open: tuple[Reservation, Rooms] | None = None
         """Free room without what is kept for that reservation."""
@@ -110,12 +110,12 @@ class _Pass:
 
     def hold(self) -> None:
         """Charge what admitted and leaving runs hold."""
-        self.held = holds.hold(self.rooms, self.holding, self.leaving, self.state, self.now)
+        self.held = holds.charge_holdings(self.rooms, self.holding, self.leaving, self.state, self.now)
         for run in (*self.holding, *self.leaving):
             self.quotas.know(run)
         for run in self.holding:
             self.verdicts[run.uid] = Verdict(True, "RoomFound", HELD, room=self.sized.get(run.uid))
-            self.quotas.charge(run.namespace, unmade(run))
+            self.quotas.charge(run.namespace, missing_pods(run))
             if run.uid not in self.held.lacking and run.uid not in self.granted:
                 self.tries.pop(run.uid, None)
         for uid, (reason, message) in self.stopping.items():
@@ -123,7 +123,7 @@ class _Pass:
 
     def release(self) -> None:
         """Take room back from a run that cannot use it."""
-        late = holds.released(self.held, self._recorded(), self.rules, self.now)
+        late = holds.run_to_release(self.held, self._recorded(), self.rules, self.now)
         if late is None:
             return
         seconds = self.now - self.held.lacking[late.uid]
@@ -166,7 +166,7 @@ class _Pass:
             if not larger or (more and rooms is None and not waits):
                 continue
             held = self.held.charges.get(run.uid, {})
-            found = grown(rooms, run, more, held) if rooms is not None and not waits else 0
+            found = choose_growth(rooms, run, more, held) if rooms is not None and not waits else 0
             self.verdicts[run.uid] = replace(self.verdicts[run.uid], room=found or run.trainers)
 
     def plan(self) -> Plan:
@@ -211,7 +211,7 @@ class _Pass:
         if any(other.uid in self.held.homeless and other.priority >= run.priority for other in self.holding):
             return None  # what is free is not enough for what was admitted already: that comes first, or is released
         rooms = self._open_to(run)
-        return place(rooms, run.gang) if rooms is not None else None
+        return place_gang(rooms, run.gang) if rooms is not None else None
 
     def _open_to(self, run: Applicant) -> Rooms | None:
         """Rooms without what is kept for another run of the same priority or a higher one; None: it could land there.
@@ -237,7 +237,7 @@ class _Pass:
             if self.rooms.by_name[room].node is None or self.rooms.obstacle(room, pods) is not None:
                 continue
             free = self.rooms.free[room]
-            both = scarce(amounts) & scarce(pods.requests)
+            both = scarce_resources(amounts) & scarce_resources(pods.requests)
             short = any(free.get(name, 0.0) - amounts[name] < pods.requests[name] for name in both)
             if short and self.rooms.fits(room, pods.requests):
                 return True
@@ -286,7 +286,7 @@ class _Pass:
         """
         if self.quotas.lack(run):
             return False
-        return self.rooms is None or place(Rooms(self.rooms.capacity), run.gang) is not None
+        return self.rooms is None or place_gang(Rooms(self.rooms.capacity), run.gang) is not None
 
     def _help(self, head: Applicant, soon: Placed | None = None) -> None:
         """Make room for the first run that does not fit, or keep room for it: `soon`, where others are leaving that."""
@@ -298,10 +298,10 @@ class _Pass:
         rooms = self.rooms.copy()
         for run in self.leaving:
             rooms.charge_all(self.held.charges.get(run.uid, {}), -1.0)
-        if (placed := soon or place(rooms, head.gang)) is not None:
+        if (placed := soon or place_gang(rooms, head.gang)) is not None:
             self._keep(head, placed, self.rules.leave_seconds, tuple(run.uid for run in self.leaving))
             return
-        found = victims(rooms, head, self._recorded(), self.held.charges, self.shares, self.now)
+        found = choose_victims(rooms, head, self._recorded(), self.held.charges, self.shares, self.now)
         if found is not None:
             chosen, placed = found
             for run in chosen:
@@ -319,9 +319,9 @@ class _Pass:
         rooms = rooms.copy()
         for run in sorted(self.holding, key=lambda run: (run.started, run.uid)):
             rooms.charge_all(self.held.charges.get(run.uid, {}), -1.0)
-            if (placed := place(rooms, head.gang)) is not None:
+            if (placed := place_gang(rooms, head.gang)) is not None:
                 return placed
-        return place(Rooms(rooms.capacity), head.gang) or {}
+        return place_gang(Rooms(rooms.capacity), head.gang) or {}
 
     def _has_waited(self, head: Applicant) -> bool:
         return self.now - head.since >= self.rules.pass_seconds and head.uid not in self.rests
@@ -380,7 +380,7 @@ class _Pass:
                 "WaitingForTurn",
                 "the operator does not know what is free: one run at a time begins, and another one does now",
             )
-        if place(self.rooms, run.gang) is not None:
+        if place_gang(self.rooms, run.gang) is not None:
             kept = self.reservation
             others = [other for other in self.waiting if other.uid != run.uid]
             names = [f"{other.namespace}/{other.name}" for other in others if kept and other.uid == kept.uid]
@@ -388,6 +388,6 @@ class _Pass:
                 return "WaitingForTurn", "there is room, and pods of runs that were admitted before have no nodes yet"
             return "WaitingForTurn", f"there is room, which is kept for run {names[0]}: it has waited longer"
         empty = self.rooms.emptied()
-        if place(empty, run.gang) is None and place(self.rooms.emptied(recovered=True), run.gang) is None:
-            return "NeverFits", f"{missing(empty, run.gang)}, even if nothing else ran"
-        return "WaitingForResources", missing(self.rooms, run.gang)
+        if place_gang(empty, run.gang) is None and place_gang(self.rooms.emptied(recovered=True), run.gang) is None:
+            return "NeverFits", f"{describe_missing(empty, run.gang)}, even if nothing else ran"
+        return "WaitingForResources", describe_missing(self.rooms, run.gang)

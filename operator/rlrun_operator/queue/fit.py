@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rlrun_operator.node_fit import label_of
 from rlrun_operator.queue.model import Amounts, PodSet
-from rlrun_operator.queue.rooms import Rooms, summed
+from rlrun_operator.queue.rooms import Rooms, sum_amounts
 
 Placement = Mapping[str, Amounts]
 """Requests of a gang's pods by room."""
@@ -14,22 +14,22 @@ _DOMAINS_MAX = 512
 """Domains of topology that are tried."""
 
 
-def place(rooms: Rooms, gang: Sequence[PodSet]) -> dict[str, dict[str, float]] | None:
+def place_gang(rooms: Rooms, gang: Sequence[PodSet]) -> dict[str, dict[str, float]] | None:
     """Room for all pods of a gang, which stays free in `rooms`; None: they do not fit together."""
     if not gang:
         return {}
-    if not _enough(rooms, gang):
+    if not _has_enough(rooms, gang):
         return None
-    ordered = sorted(gang, key=_size, reverse=True)
-    for domain in _domains(rooms, gang):
+    ordered = sorted(gang, key=_size_key, reverse=True)
+    for domain in _gang_domains(rooms, gang):
         trial = rooms.copy()
         placed: list[tuple[str, Amounts]] = []
         if all(_place_set(trial, pods, domain, placed) for pods in ordered):
-            return summed(placed)
+            return sum_amounts(placed)
     return None
 
 
-def _enough(rooms: Rooms, gang: Sequence[PodSet]) -> bool:
+def _has_enough(rooms: Rooms, gang: Sequence[PodSet]) -> bool:
     """True unless all rooms together have too little: most of what does not fit is told by that alone."""
     wanted: dict[str, float] = {}
     for pods in gang:
@@ -44,10 +44,12 @@ def _enough(rooms: Rooms, gang: Sequence[PodSet]) -> bool:
 
 
 def _place_set(rooms: Rooms, pods: PodSet, domain: Mapping[str, str], placed: list[tuple[str, Amounts]]) -> bool:
-    allowed = within(rooms, pods, domain)
+    allowed = rooms_of_domain(rooms, pods, domain)
     for _ in range(pods.count):
         best = min(
-            (r for r in allowed if rooms.fits(r, pods.requests)), key=lambda r: _left(rooms, r, pods), default=None
+            (r for r in allowed if rooms.fits(r, pods.requests)),
+            key=lambda r: _remaining_room(rooms, r, pods),
+            default=None,
         )
         if best is None:
             return False
@@ -58,7 +60,7 @@ def _place_set(rooms: Rooms, pods: PodSet, domain: Mapping[str, str], placed: li
     return True
 
 
-def within(rooms: Rooms, pods: PodSet, domain: Mapping[str, str]) -> list[str]:
+def rooms_of_domain(rooms: Rooms, pods: PodSet, domain: Mapping[str, str]) -> list[str]:
     """Rooms of a domain that would take such a pod."""
     keys = [key for key in pods.together if key in domain]
     return [
@@ -68,7 +70,7 @@ def within(rooms: Rooms, pods: PodSet, domain: Mapping[str, str]) -> list[str]:
     ]
 
 
-def places(rooms: Rooms, pods: PodSet) -> dict[str, int]:
+def count_places(rooms: Rooms, pods: PodSet) -> dict[str, int]:
     """Count of these pods that fit into each room that qualifies, domains of topology left aside."""
     result = {}
     for name in rooms.qualifying(pods):
@@ -77,20 +79,20 @@ def places(rooms: Rooms, pods: PodSet) -> dict[str, int]:
     return result
 
 
-def _size(pods: PodSet) -> tuple[float, float, float, int]:
+def _size_key(pods: PodSet) -> tuple[float, float, float, int]:
     """Devices count most: they are what is scarce."""
     devices = sum(amount for name, amount in pods.requests.items() if "/" in name)
     return devices, pods.requests.get("cpu", 0.0), pods.requests.get("memory", 0.0), len(pods.together)
 
 
-def _left(rooms: Rooms, room: str, pods: PodSet) -> tuple[float, float, float, str]:
+def _remaining_room(rooms: Rooms, room: str, pods: PodSet) -> tuple[float, float, float, str]:
     """Rest of a room after such a pod: pods without devices go where there are none."""
     free = rooms.free[room]
     left = sum(amount for name, amount in free.items() if "/" in name)
     return left, free.get("cpu", 0.0), free.get("memory", 0.0), room
 
 
-def _domains(rooms: Rooms, gang: Sequence[PodSet]) -> Iterator[Mapping[str, str]]:
+def _gang_domains(rooms: Rooms, gang: Sequence[PodSet]) -> Iterator[Mapping[str, str]]:
     """Values of the labels that pods of the gang have to share; one empty domain where they share none."""
     keys = sorted({key for pods in gang for key in pods.together})
     if not keys or all(room.node is None for room in rooms.by_name.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rlrun_operator.names import ROLE_LABEL, ROLES, SPOT_LABEL, Role
-from rlrun_operator.node_fit import REQUIRED, allocatable, quantity, requests_of
+from rlrun_operator.node_fit import REQUIRED, allocatable_amount, parse_quantity, requests_of
 from rlrun_operator.queue.model import HeldPod, PodSet, Room
 from rlrun_operator.state import Manifest
 
@@ -66,13 +66,13 @@ def rooms_of(nodes: Sequence[Manifest], pods: Iterable[Manifest]) -> tuple[Room,
     for node in nodes:
         name = str(node["metadata"]["name"])
         has = (node.get("status") or {}).get("allocatable") or {}
-        result.append(Room(name, {each: allocatable(node, each) for each in has}, used[name], node))
+        result.append(Room(name, {each: allocatable_amount(node, each) for each in has}, used[name], node))
     return tuple(result)
 
 
 def total_room(capacity: dict[str, float]) -> Room:
     """All that there is, where only a number is known."""
-    return Room("the cluster", {name: quantity(amount) for name, amount in capacity.items()})
+    return Room("the cluster", {name: parse_quantity(amount) for name, amount in capacity.items()})
 
 
 def _affinity_keys(spec: Manifest, kind: str) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlrun.backoff import backoff
-from rlrun_operator.queue.fit import place
+from rlrun_operator.queue.fit import place_gang
 from rlrun_operator.queue.model import Amounts, Applicant, PodSet, QueueRules, QueueState
-from rlrun_operator.queue.rooms import Rooms, larger, summed
+from rlrun_operator.queue.rooms import Rooms, larger_amounts, sum_amounts
 
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 30.0, 600.0
 """Wait of a released run, doubled each time."""
@@ -26,7 +26,7 @@ class Held:
     """UIDs of runs for whose missing pods there is no room."""
 
 
-def remaining(run: Applicant) -> tuple[PodSet, ...]:
+def pods_without_node(run: Applicant) -> tuple[PodSet, ...]:
     """Pods of a run's gang that have no node."""
     result = []
     for pods in run.gang:
@@ -37,23 +37,23 @@ def remaining(run: Applicant) -> tuple[PodSet, ...]:
     return tuple(result)
 
 
-def lacks(run: Applicant) -> bool:
+def lacks_pods(run: Applicant) -> bool:
     """True if fewer of a run's pods have nodes than it needs."""
-    missing = {pods.role: pods.count for pods in remaining(run)}
+    missing = {pods.role: pods.count for pods in pods_without_node(run)}
     return any(
         missing.get(pods.role, 0) > pods.count - (pods.count if pods.least is None else min(pods.least, pods.count))
         for pods in run.gang
     )
 
 
-def bound(rooms: Rooms, run: Applicant, *, ending: bool) -> dict[str, dict[str, float]]:
+def bound_requests(rooms: Rooms, run: Applicant, *, ending: bool) -> dict[str, dict[str, float]]:
     """Requests of a run's pods that have a node, by room."""
     single = next((name for name, room in rooms.by_name.items() if room.node is None), None)
     found = [(single or pod.node, pod.requests) for pod in run.pods if pod.ending == ending and pod.node is not None]
-    return summed((room, amounts) for room, amounts in found if room is not None)
+    return sum_amounts((room, amounts) for room, amounts in found if room is not None)
 
 
-def hold(
+def charge_holdings(
     rooms: Rooms | None, runs: Sequence[Applicant], leaving: Sequence[Applicant], state: QueueState, now: float
 ) -> Held:
     """Charge what runs hold, and note which admitted ones lack pods.
@@ -67,34 +67,36 @@ def hold(
     """
     held = Held()
     for run in runs:
-        if lacks(run):
+        if lacks_pods(run):
             ends = any(pod.ending for pod in run.pods)  # its next pods cannot be there yet
             held.lacking[run.uid] = now if ends else state.lacking.get(run.uid, now)
     if rooms is None:
         return held
     for run in (*leaving, *runs):  # what has a node is there, whoever was meant to have it
-        held.charges[run.uid] = added(bound(rooms, run, ending=False), bound(rooms, run, ending=True))
+        held.charges[run.uid] = add_amounts(
+            bound_requests(rooms, run, ending=False), bound_requests(rooms, run, ending=True)
+        )
         rooms.charge_all(held.charges[run.uid])
-    for run in (*leaving, *sorted(runs, key=_rank)):
-        if run.stage != "leaving" and remaining(run):
-            _house(rooms, run, held)
+    for run in (*leaving, *sorted(runs, key=_release_rank)):
+        if run.stage != "leaving" and pods_without_node(run):
+            _charge_missing_pods(rooms, run, held)
     return held
 
 
-def _house(rooms: Rooms, run: Applicant, held: Held) -> None:
+def _charge_missing_pods(rooms: Rooms, run: Applicant, held: Held) -> None:
     """Charge room for the missing pods of a run, or note that there is none."""
-    ending = bound(rooms, run, ending=True)
+    ending = bound_requests(rooms, run, ending=True)
     rooms.charge_all(ending, -1.0)
-    placed = place(rooms, remaining(run))
+    placed = place_gang(rooms, pods_without_node(run))
     if placed is None and run.uid in held.lacking:
         held.homeless.add(run.uid)
     # Its own pods that still end hold room that its next ones may have, and no other run's.
-    more = larger(placed or {}, ending)
+    more = larger_amounts(placed or {}, ending)
     rooms.charge_all(more)
-    held.charges[run.uid] = added(bound(rooms, run, ending=False), more)
+    held.charges[run.uid] = add_amounts(bound_requests(rooms, run, ending=False), more)
 
 
-def released(held: Held, runs: Sequence[Applicant], rules: QueueRules, now: float) -> Applicant | None:
+def run_to_release(held: Held, runs: Sequence[Applicant], rules: QueueRules, now: float) -> Applicant | None:
     """The run that has to give its room back because not all of its pods got a node in time; None: no run.
 
     One at a time, the last in rank: what it gives back may be what the others lack.
@@ -104,7 +106,7 @@ def released(held: Held, runs: Sequence[Applicant], rules: QueueRules, now: floa
         limit = min(rules.displaced_seconds, rules.start_seconds) if run.uid in held.homeless else rules.start_seconds
         if run.uid in held.lacking and now - held.lacking[run.uid] >= limit:
             late.append(run)
-    return max(late, key=_rank, default=None)
+    return max(late, key=_release_rank, default=None)
 
 
 def backed_off(tries: Mapping[str, tuple[int, float]], uid: str, now: float) -> tuple[int, float]:
@@ -113,10 +115,10 @@ def backed_off(tries: Mapping[str, tuple[int, float]], uid: str, now: float) -> 
     return count, now + backoff(count, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
 
 
-def _rank(run: Applicant) -> tuple[float, float, str]:
+def _release_rank(run: Applicant) -> tuple[float, float, str]:
     return -run.priority, run.started, run.uid
 
 
-def added(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> dict[str, dict[str, float]]:
+def add_amounts(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> dict[str, dict[str, float]]:
     """The sum of both, room by room."""
-    return summed([*one.items(), *other.items()])
+    return sum_amounts([*one.items(), *other.items()])

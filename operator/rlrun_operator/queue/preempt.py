@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rlrun_operator.queue.fit import place
+from rlrun_operator.queue.fit import place_gang
 from rlrun_operator.queue.model import Amounts, Applicant, QueueRules
 from rlrun_operator.queue.rooms import Rooms
 from rlrun_operator.queue.shares import Shares
@@ -14,7 +14,7 @@ Charges = Mapping[str, Mapping[str, Amounts]]
 """By UID and room."""
 
 
-def victims(
+def choose_victims(
     rooms: Rooms, head: Applicant, holding: Iterable[Applicant], charges: Charges, shares: Shares, now: float
 ) -> tuple[list[Applicant], dict[str, dict[str, float]]] | None:
     """Runs to suspend so that `head` fits, and its room then; None: no such runs.
@@ -30,18 +30,18 @@ def victims(
     chosen: list[Applicant] = []
     trial = rooms.copy()
     left = dict(shares.now)
-    for run in sorted(holding, key=lambda run: _cheapest(run, shares)):
-        if not _may(run, head, shares, left, now):
+    for run in sorted(holding, key=lambda run: _victim_key(run, shares)):
+        if not _may_preempt(run, head, shares, left, now):
             continue
         trial.charge_all(charges.get(run.uid, {}), -1.0)
         left[run.namespace] = left.get(run.namespace, 0.0) - shares.of(run)
         chosen.append(run)
-        if place(trial, head.gang) is not None:
-            return _needed(trial, head, chosen, charges)
+        if place_gang(trial, head.gang) is not None:
+            return _spare_unneeded(trial, head, chosen, charges)
     return None
 
 
-def _needed(
+def _spare_unneeded(
     trial: Rooms, head: Applicant, chosen: Sequence[Applicant], charges: Charges
 ) -> tuple[list[Applicant], dict[str, dict[str, float]]]:
     """The chosen runs without those that are not needed after all; the most valuable of them is spared first."""
@@ -49,12 +49,12 @@ def _needed(
     for run in reversed(chosen):
         spared = trial.copy()
         spared.charge_all(charges.get(run.uid, {}))
-        if place(spared, head.gang) is not None:
+        if place_gang(spared, head.gang) is not None:
             trial, kept = spared, [other for other in kept if other is not run]
-    return kept, place(trial, head.gang) or {}
+    return kept, place_gang(trial, head.gang) or {}
 
 
-def _may(run: Applicant, head: Applicant, shares: Shares, left: Mapping[str, float], now: float) -> bool:
+def _may_preempt(run: Applicant, head: Applicant, shares: Shares, left: Mapping[str, float], now: float) -> bool:
     """True if `run` may be suspended for `head`.
 
     For a share only from a namespace that keeps all that it is entitled to, and for one that then has no more than that: neither of the
@@ -74,7 +74,7 @@ def _may(run: Applicant, head: Applicant, shares: Shares, left: Mapping[str, flo
     return keeps and gets
 
 
-def _cheapest(run: Applicant, shares: Shares) -> tuple[float, float, float, str]:
+def _victim_key(run: Applicant, shares: Shares) -> tuple[float, float, float, str]:
     """The lowest priority, the namespace furthest over its share, the latest start."""
     over = shares.now.get(run.namespace, 0.0) - shares.entitled(run.namespace)
     return run.priority, -round(over, 9), -run.started, run.uid

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlrun_operator.node_fit import quantity, show
+from rlrun_operator.node_fit import parse_quantity, show_amount
 from rlrun_operator.queue.model import Amounts, Applicant, PodSet
-from rlrun_operator.queue.scopes import Scope, counts, scopes_of
+from rlrun_operator.queue.scopes import Scope, counts_pod, scopes_of
 from rlrun_operator.state import Manifest
 
 _BARE = ("cpu", "memory", "ephemeral-storage")
@@ -26,7 +26,7 @@ class Quota:
 
     def asked_of(self, gang: Iterable[PodSet]) -> dict[str, float]:
         """Amounts of those pods of a gang that it counts."""
-        return asked_of(pods for pods in gang if counts(self.scopes, pods.spec))
+        return asked_of(pods for pods in gang if counts_pod(self.scopes, pods.spec))
 
     def lacks(self, asked: Amounts, *, empty: bool = False) -> str:
         """Words for the first amount that is too much; without words: it fits.
@@ -39,7 +39,7 @@ class Quota:
             used = 0.0 if empty else self.used.get(name, 0.0)
             if name in self.hard and amount > 0 and used + amount > self.hard[name] + _CLOSE:
                 kind = name.rpartition(".")[2] if name.split(".")[0] in ("requests", "limits") else name
-                shown = [show(kind, each) for each in (amount, self.used.get(name, 0.0), self.hard[name])]
+                shown = [show_amount(kind, each) for each in (amount, self.used.get(name, 0.0), self.hard[name])]
                 return f"quota {self.name}: {name}: asked {shown[0]}, used {shown[1]} of {shown[2]}"
         return ""
 
@@ -66,7 +66,7 @@ class Quotas:
         specs = {pods.role: pods.spec for pods in run.gang}
         for quota in self._quotas.get(run.namespace) or ():
             known = self._known.setdefault((run.namespace, quota.name), {})
-            counted = [pod for pod in run.pods if counts(quota.scopes, specs.get(pod.role, {}))]
+            counted = [pod for pod in run.pods if counts_pod(quota.scopes, specs.get(pod.role, {}))]
             for name, amount in asked_of(PodSet(pod.role, 1, pod.requests) for pod in counted).items():
                 known[name] = known.get(name, 0.0) + amount
             for name in quota.hard.keys() & known.keys():
@@ -87,7 +87,7 @@ class Quotas:
         return True
 
 
-def unmade(run: Applicant) -> tuple[PodSet, ...]:
+def missing_pods(run: Applicant) -> tuple[PodSet, ...]:
     """Pods of an admitted run that do not exist yet, which no quota counts."""
     result = []
     for pods in run.gang:
@@ -111,18 +111,18 @@ def asked_of(gang: Iterable[PodSet]) -> dict[str, float]:
             add(f"requests.{name}", amount * pods.count)
             if name in _BARE:
                 add(name, amount * pods.count)
-        for name, amount in _limits(pods.spec).items():
+        for name, amount in _pod_limits(pods.spec).items():
             add(f"limits.{name}", amount * pods.count)
     return asked
 
 
-def _limits(spec: Manifest) -> dict[str, float]:
+def _pod_limits(spec: Manifest) -> dict[str, float]:
     """Limits of a pod: the sum of its containers', those of init containers that end aside."""
     limits: dict[str, float] = {}
     always = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
     for container in (*always, *(spec.get("containers") or ())):
         for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
-            limits[name] = limits.get(name, 0.0) + quantity(amount)
+            limits[name] = limits.get(name, 0.0) + parse_quantity(amount)
     return limits
 
 
@@ -131,6 +131,6 @@ def read_quota(manifest: Manifest) -> Quota | None:
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
     if not status.get("hard"):
         return None
-    used = {name: quantity(amount) for name, amount in (status.get("used") or {}).items()}
-    hard = {name: quantity(amount) for name, amount in (spec.get("hard") or {}).items()}
+    used = {name: parse_quantity(amount) for name, amount in (status.get("used") or {}).items()}
+    hard = {name: parse_quantity(amount) for name, amount in (spec.get("hard") or {}).items()}
     return Quota(str(manifest["metadata"]["name"]), hard, used, scopes_of(spec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from rlrun_operator.node_fit import healthy, obstacle_between
+from rlrun_operator.node_fit import healthy_node, obstacle_between
 from rlrun_operator.queue.model import Amounts, Capacity, PodSet, Room
 
 _CLOSE = 1e-6
@@ -68,7 +68,7 @@ class Rooms:
         """The same rooms with no pod in them; `recovered`: and with no node that is lost, cordoned or under pressure."""
         rooms = [replace(room, others={}) for room in self.capacity.rooms]
         if recovered:
-            rooms = [room if room.node is None else replace(room, node=healthy(room.node)) for room in rooms]
+            rooms = [room if room.node is None else replace(room, node=healthy_node(room.node)) for room in rooms]
         return Rooms(replace(self.capacity, rooms=tuple(rooms)))
 
     def obstacle(self, room: str, pods: PodSet) -> str | None:
@@ -86,7 +86,7 @@ class Rooms:
         return [name for name in self.free if self.obstacle(name, pods) is None]
 
 
-def summed(parts: Iterable[tuple[str, Amounts]]) -> dict[str, dict[str, float]]:
+def sum_amounts(parts: Iterable[tuple[str, Amounts]]) -> dict[str, dict[str, float]]:
     """Amounts by room."""
     result: dict[str, dict[str, float]] = {}
     for room, amounts in parts:
@@ -96,7 +96,7 @@ def summed(parts: Iterable[tuple[str, Amounts]]) -> dict[str, dict[str, float]]:
     return result
 
 
-def larger(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> dict[str, dict[str, float]]:
+def larger_amounts(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> dict[str, dict[str, float]]:
     """The larger amount of both, room by room."""
     result = {room: dict(amounts) for room, amounts in one.items()}
     for room, amounts in other.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlrun_operator.node_fit import quantity
+from rlrun_operator.node_fit import parse_quantity
 from rlrun_operator.state import Manifest
 
 _QOS_RESOURCES = ("cpu", "memory")
@@ -25,8 +25,8 @@ class Scope:
         if self.name == "PriorityClass":
             return self._selects(str(pod.get("priorityClassName") or ""))
         found = {
-            "Terminating": _terminates(pod),
-            "NotTerminating": not _terminates(pod),
+            "Terminating": _has_deadline(pod),
+            "NotTerminating": not _has_deadline(pod),
             "BestEffort": _is_best_effort(pod),
             "NotBestEffort": not _is_best_effort(pod),
             "CrossNamespacePodAffinity": _looks_across(pod),
@@ -54,19 +54,19 @@ def scopes_of(spec: Manifest) -> tuple[Scope, ...]:
     return (*listed, *selected)
 
 
-def counts(scopes: Iterable[Scope], pod: Manifest) -> bool:
+def counts_pod(scopes: Iterable[Scope], pod: Manifest) -> bool:
     """True if a quota with these scopes counts a pod with this spec."""
     return all(scope.holds(pod) for scope in scopes)
 
 
-def _terminates(pod: Manifest) -> bool:
+def _has_deadline(pod: Manifest) -> bool:
     return (pod.get("activeDeadlineSeconds") or -1) >= 0
 
 
 def _is_best_effort(pod: Manifest) -> bool:
     parts = [pod, *(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
     blocks = [(part.get("resources") or {}).get(kind) or {} for part in parts for kind in ("requests", "limits")]
-    return not any(quantity(block.get(name, 0)) > 0 for block in blocks for name in _QOS_RESOURCES)
+    return not any(parse_quantity(block.get(name, 0)) > 0 for block in blocks for name in _QOS_RESOURCES)
 
 
 def _looks_across(pod: Manifest) -> bool:

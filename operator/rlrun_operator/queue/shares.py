@@ -22,14 +22,14 @@ def total_capacity(capacity: Capacity | None) -> dict[str, float] | None:
     return total
 
 
-def scarce(amounts: Amounts) -> frozenset[str]:
+def scarce_resources(amounts: Amounts) -> frozenset[str]:
     """Resources that count: devices, or all but the number of pods where there are none."""
     return frozenset(name for name in amounts if "/" in name) or frozenset(amounts) - {"pods"}
 
 
-def dominant(amounts: Amounts, total: Amounts | None) -> float:
+def dominant_share(amounts: Amounts, total: Amounts | None) -> float:
     """Largest share of a resource in all of it; devices alone count where any are asked for. Without a total: number of devices."""
-    counted = scarce(amounts)
+    counted = scarce_resources(amounts)
     if total is None:
         return sum(amounts[name] for name in counted if "/" in name) or 1.0
     return max((amounts[name] / total[name] for name in counted if total.get(name)), default=0.0)
@@ -54,7 +54,7 @@ class Shares:
 
     def of(self, run: Applicant) -> float:
         """Share that one run takes."""
-        return dominant(run.total, self.total)
+        return dominant_share(run.total, self.total)
 
     def add(self, run: Applicant) -> None:
         """Count an admission."""
@@ -86,7 +86,9 @@ def shares_of(
     return shares
 
 
-def decayed(past: Mapping[str, float], now: Mapping[str, float], seconds: float, half_life: float) -> dict[str, float]:
+def decay_shares(
+    past: Mapping[str, float], now: Mapping[str, float], seconds: float, half_life: float
+) -> dict[str, float]:
     """Mean shares after `seconds` in which those of `now` were held."""
     kept = 0.5 ** (max(0.0, seconds) / half_life)
     mean = {name: past.get(name, 0.0) * kept + now.get(name, 0.0) * (1 - kept) for name in {*past, *now}}

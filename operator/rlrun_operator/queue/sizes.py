@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from rlrun_operator.queue.fit import place
+from rlrun_operator.queue.fit import place_gang
 from rlrun_operator.queue.model import Amounts, Applicant
 from rlrun_operator.queue.rooms import Rooms
 
@@ -43,7 +43,7 @@ class Patience:
             rooms.charge_all(each, -1.0)
         for size in sorted({*run.sizes, run.trainers}, reverse=True):
             sized = run.sized(size)
-            if now < size <= run.trainers and (placed := place(rooms, sized.gang)) is not None:
+            if now < size <= run.trainers and (placed := place_gang(rooms, sized.gang)) is not None:
                 self.since.setdefault(run.uid, self._now)
                 self.hoped[run.uid] = size
                 return sized, placed
@@ -63,11 +63,11 @@ def by_size(run: Applicant) -> Iterator[Applicant]:
     yield from (run.sized(size) for size in reversed(run.sizes) if size < run.trainers)
 
 
-def grown(rooms: Rooms, run: Applicant, sizes: Sequence[int], held: dict[str, dict[str, float]]) -> int:
+def choose_growth(rooms: Rooms, run: Applicant, sizes: Sequence[int], held: dict[str, dict[str, float]]) -> int:
     """First of the sizes that there is room for, which is charged; 0: none."""
     rooms.charge_all(held, -1.0)
     for size in sizes:
-        if (placed := place(rooms, run.sized(size).gang)) is not None:
+        if (placed := place_gang(rooms, run.sized(size).gang)) is not None:
             rooms.charge_all(placed)
             return size
     rooms.charge_all(held)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlrun_operator.node_fit import show
-from rlrun_operator.queue.fit import place, places
+from rlrun_operator.node_fit import show_amount
+from rlrun_operator.queue.fit import count_places, place_gang
 from rlrun_operator.queue.model import PodSet
 from rlrun_operator.queue.rooms import Rooms
 
@@ -13,7 +13,7 @@ _SHOWN = 3
 """Rooms that are named."""
 
 
-def missing(rooms: Rooms, gang: Sequence[PodSet]) -> str:
+def describe_missing(rooms: Rooms, gang: Sequence[PodSet]) -> str:
     """Need of a gang, and what there is of it: `trainer needs 2 nodes with 8 free nvidia.com/gpu each; 1 qualifies (node-7: 3 free)`.
 
     Args:
@@ -21,30 +21,32 @@ def missing(rooms: Rooms, gang: Sequence[PodSet]) -> str:
         gang: one that does not fit.
     """
     for pods in gang:
-        if place(rooms, (pods,)) is None:
+        if place_gang(rooms, (pods,)) is None:
             return _of_set(rooms, pods)
-    needs = "; ".join(f"{pods.role} needs {_need(rooms, pods)}" for pods in gang)
+    needs = "; ".join(f"{pods.role} needs {_describe_need(rooms, pods)}" for pods in gang)
     return f"{needs}: each role alone would fit, not all of them together"
 
 
 def _of_set(rooms: Rooms, pods: PodSet) -> str:
-    found = places(rooms, pods)
+    found = count_places(rooms, pods)
     fitting = sum(found.values())
     verb = "qualifies" if fitting == 1 else "qualify"
     near = _near_misses(rooms, pods, {name for name, count in found.items() if count})
     apart = " in one domain of " + " and ".join(pods.together) if pods.together and fitting >= pods.count else ""
-    return f"{pods.role} needs {_need(rooms, pods)}{apart}; {min(fitting, pods.count)} {verb}{near}"
+    return f"{pods.role} needs {_describe_need(rooms, pods)}{apart}; {min(fitting, pods.count)} {verb}{near}"
 
 
-def _need(rooms: Rooms, pods: PodSet) -> str:
-    scarce = _scarce(pods)
-    amounts = " and ".join(f"{show(name, pods.requests[name])} free {name}" for name in scarce) or "room for a pod"
-    single = rooms.capacity.noun if _fills(rooms, pods) else "place"
+def _describe_need(rooms: Rooms, pods: PodSet) -> str:
+    scarce = _scarce_need(pods)
+    amounts = (
+        " and ".join(f"{show_amount(name, pods.requests[name])} free {name}" for name in scarce) or "room for a pod"
+    )
+    single = rooms.capacity.noun if _fills_node(rooms, pods) else "place"
     many = pods.count != 1
     return f"{pods.count} {single}{'s' if many else ''} with {amounts}{' each' if many else ''}"
 
 
-def _fills(rooms: Rooms, pods: PodSet) -> bool:
+def _fills_node(rooms: Rooms, pods: PodSet) -> bool:
     """True if no node has place for two of these pods."""
     if any(room.node is None for room in rooms.by_name.values()):
         return False
@@ -53,7 +55,7 @@ def _fills(rooms: Rooms, pods: PodSet) -> bool:
     return pods.apart or not any(two)
 
 
-def _scarce(pods: PodSet) -> list[str]:
+def _scarce_need(pods: PodSet) -> list[str]:
     devices = [name for name in pods.requests if "/" in name]
     return devices or [name for name in ("cpu", "memory") if name in pods.requests]
 
@@ -61,23 +63,23 @@ def _scarce(pods: PodSet) -> list[str]:
 def _near_misses(rooms: Rooms, pods: PodSet, fitting: set[str]) -> str:
     """The rooms that come closest, and what keeps the others away."""
     qualifying = [name for name in rooms.qualifying(pods) if name not in fitting]
-    closest = sorted(qualifying, key=lambda name: (-_free(rooms, name, pods), name))
-    told = [f"{name}: {_has(rooms, name, pods)}" for name in closest[:_SHOWN]]
+    closest = sorted(qualifying, key=lambda name: (-_describe_free(rooms, name, pods), name))
+    told = [f"{name}: {_first_lacking(rooms, name, pods)}" for name in closest[:_SHOWN]]
     others = sorted(name for name in rooms.free if rooms.obstacle(name, pods) is not None)
     told += [f"{name}: {rooms.obstacle(name, pods)}" for name in others[: _SHOWN - len(told)]]
     more = len(closest) + len(others) - len(told)
     return f" ({'; '.join(told)}{f'; and {more} more' if more > 0 else ''})" if told else ""
 
 
-def _free(rooms: Rooms, room: str, pods: PodSet) -> float:
-    return sum(rooms.free[room].get(name, 0.0) for name in _scarce(pods))
+def _describe_free(rooms: Rooms, room: str, pods: PodSet) -> float:
+    return sum(rooms.free[room].get(name, 0.0) for name in _scarce_need(pods))
 
 
-def _has(rooms: Rooms, room: str, pods: PodSet) -> str:
+def _first_lacking(rooms: Rooms, room: str, pods: PodSet) -> str:
     """The first resource of which too little is free."""
     free = rooms.free[room]
-    for name in (*_scarce(pods), *pods.requests):
+    for name in (*_scarce_need(pods), *pods.requests):
         if free.get(name, 0.0) < pods.requests[name]:
-            amount = show(name, max(0.0, free.get(name, 0.0)))
-            return f"{amount} free" if name in _scarce(pods)[:1] else f"{amount} {name} free"
+            amount = show_amount(name, max(0.0, free.get(name, 0.0)))
+            return f"{amount} free" if name in _scarce_need(pods)[:1] else f"{amount} {name} free"
     return "taken by the pods before"

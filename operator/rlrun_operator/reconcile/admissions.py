@@ -1,4 +1,4 @@
-"""The queue of an operator: reads runs, pods and nodes, asks `queue.admit`, and keeps its answers for the passes over runs."""
+"""The queue of an operator: reads runs, pods and nodes, asks `queue.admit_runs`, and keeps its answers for the passes over runs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from rlrun.api.status import RLRunStatus
 from rlrun.defaults.team import applied
 from rlrun_operator.decide import queueing
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import RUN_LABEL
-from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.admit import admit_runs
 from rlrun_operator.queue.gang import gang_of, held_pods, rooms_of, total_room
 from rlrun_operator.queue.model import Applicant, Capacity, PodSet, QueueRules, QueueState, Stage, Verdict
 from rlrun_operator.queue.quota import Quota, read_quota
-from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe
-from rlrun_operator.render import workloads
+from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe_run
+from rlrun_operator.render import render_workloads
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings
 from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Manifest
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import find, is_true
+from rlrun_operator.status.conditions import find_condition, is_true
 from rlrun_operator.status.words import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
 
@@ -115,10 +115,10 @@ class Admissions:
         entries = [entry for run in runs if (entry := self._entry(run, epoch)) is not None]
         by_uid = {entry.applicant.uid: entry.key for entry in entries}
         applicants, there = [entry.applicant for entry in entries], capacity(set(by_uid.values()))
-        plan = admit(applicants, there, self._rules, self._state, began, epoch=epoch, quotas=quotas)
+        plan = admit_runs(applicants, there, self._rules, self._state, began, epoch=epoch, quotas=quotas)
         self._state = plan.state
         unranked = {entry.applicant.uid: entry.unranked for entry in entries}
-        self._answers = {uid: _answer(verdict, unranked[uid]) for uid, verdict in plan.verdicts.items()}
+        self._answers = {uid: _queue_answer(verdict, unranked[uid]) for uid, verdict in plan.verdicts.items()}
         self._gangs = {uid: gang for uid, gang in self._gangs.items() if uid in by_uid}
         self._next_at = began + max(PLAN_SECONDS, (self._clock() - began) / PLAN_SHARE)
         for uid, answer in self._answers.items():
@@ -153,68 +153,70 @@ class Admissions:
         """A run as the queue sees it; None: it wants no room and has none."""
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
-        if host_name(run) is not None or (found := observe(self._store, key)) is None:
+        if host_name(run) is not None or (found := observe_run(self._store, key)) is None:
             return None
-        case = Case(found, self._now(), self._render, "", 0.0)
-        stage = stage_of(case)
+        snapshot = RunSnapshot(found, self._now(), self._render, "", 0.0)
+        stage = stage_of(snapshot)
         if stage is None:
             return None
-        admitted = find(case.past.conditions, reasons.ADMITTED)
+        admitted = find_condition(snapshot.past.conditions, reasons.ADMITTED)
         applicant = Applicant(
             uid=str(metadata["uid"]),
             namespace=key[0],
             name=key[1],
-            gang=self._gang(case),
+            gang=self._gang(snapshot),
             stage=stage,
-            since=_since(case) - epoch,
-            priority=self._priority(case.applied.run),
+            since=_waiting_since(snapshot) - epoch,
+            priority=self._priority(snapshot.applied.run),
             started=((seconds_of(admitted.last_transition_time) if admitted is not None else None) or 0.0) - epoch,
             pods=held_pods(found.pods),
-            sizes=case.spec.trainer.sizes.allowed
-            if case.spec is not None and case.spec.trainer.elastic is not None
+            sizes=snapshot.spec.trainer.sizes.allowed
+            if snapshot.spec is not None and snapshot.spec.trainer.elastic is not None
             else (),
         )
-        return _Entry(key, applicant, self._unranked(case.applied.run))
+        return _Entry(key, applicant, self._unranked(snapshot.applied.run))
 
-    def _gang(self, case: Case) -> tuple[PodSet, ...]:
+    def _gang(self, snapshot: RunSnapshot) -> tuple[PodSet, ...]:
         """Pods that the run's next attempt needs; rendering them takes as long as a pass, so it is done once for each edit."""
-        uid, spec = str(case.metadata["uid"]), case.spec
+        uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
             return ()
         mark = (
-            case.generation,
-            case.spec_hash,
-            case.wanted.engines,
-            case.wanted.trainers,
-            case.past.excluded_nodes and tuple(node.name for node in case.past.excluded_nodes),
+            snapshot.generation,
+            snapshot.spec_hash,
+            snapshot.wanted.engines,
+            snapshot.wanted.trainers,
+            snapshot.past.excluded_nodes and tuple(node.name for node in snapshot.past.excluded_nodes),
         )
         known = self._gangs.get(uid)
         if known is None or known[0] != mark:
-            made = workloads(case.context(spec, max(case.attempt, 1))).made
+            made = render_workloads(snapshot.context(spec, max(snapshot.attempt, 1))).existing
             trainers = spec.trainer.elastic.min if spec.trainer.elastic is not None else None
-            gang = gang_of(made, engines_needed=case.wanted.engines_needed, trainers_needed=trainers)
+            gang = gang_of(made, engines_needed=snapshot.wanted.engines_needed, trainers_needed=trainers)
             known = self._gangs[uid] = (mark, gang)
         return known[1]
 
     def _priority(self, run: Manifest) -> int:
-        own, name = _ranks(run)
+        own, name = _run_ranks(run)
         given = self._settings.priority_classes.get(name)
         value = own or (self._values.get(name, 0) if given is None else given)
         return value if isinstance(value, int) else 0
 
     def _unranked(self, run: Manifest) -> str:
-        own, name = _ranks(run)
+        own, name = _run_ranks(run)
         why = "" if own or name in self._settings.priority_classes else self._values.get(name, "")
         return f"its priority counts as 0: PriorityClass {name} {why}" if why and isinstance(why, str) else ""
 
     def _unknown_classes(self) -> set[str]:
         """Classes that decide on a run's priority, and that the settings do not name."""
         runs = [run for run in self._store.runs() if self._serves(run)]
-        ranks = [_ranks(applied(run, defaults_of(self._store, str(run["metadata"]["namespace"]))).run) for run in runs]
+        ranks = [
+            _run_ranks(applied(run, defaults_of(self._store, str(run["metadata"]["namespace"]))).run) for run in runs
+        ]
         return {name for own, name in ranks if name and not own} - self._settings.priority_classes.keys()
 
 
-def _ranks(run: Manifest) -> tuple[int, str]:
+def _run_ranks(run: Manifest) -> tuple[int, str]:
     """Priority of a run by its number, and the PriorityClass of its trainer; 0 and empty: it has none."""
     spec = run.get("spec")
     block = spec if isinstance(spec, dict) else {}
@@ -234,39 +236,39 @@ def rules_of(settings: QueueSettings) -> QueueRules:
     )
 
 
-def stage_of(case: Case) -> Stage | None:
+def stage_of(snapshot: RunSnapshot) -> Stage | None:
     """Stage of a run in the queue, from what is on record alone; None: it wants no room and has none."""
-    past: RLRunStatus = case.past
-    holds = bool(case.pods)
+    past: RLRunStatus = snapshot.past
+    holds = bool(snapshot.pods)
     if is_true(past.conditions, reasons.COMPLETE) or is_true(past.conditions, reasons.FAILED):
         return None  # what it has left may stay for as long as it likes: that is others' pods
-    complete = find(past.conditions, reasons.COMPLETE)
+    complete = find_condition(past.conditions, reasons.COMPLETE)
     is_ending = complete is not None and complete.reason == reasons.COMPLETING
-    if "deletionTimestamp" in case.metadata or is_ending:
+    if "deletionTimestamp" in snapshot.metadata or is_ending:
         return "leaving" if holds else None
-    suspended = find(past.conditions, reasons.SUSPENDED)
+    suspended = find_condition(past.conditions, reasons.SUSPENDED)
     at_rest = suspended is not None and suspended.status == "True"
     if suspended is not None and suspended.reason == reasons.SUSPENDING:
         return "leaving"
-    if queueing.shall_rest(case):
+    if queueing.shall_rest(snapshot):
         return "leaving" if holds else None
-    admitted = find(past.conditions, reasons.ADMITTED)
+    admitted = find_condition(past.conditions, reasons.ADMITTED)
     if admitted is None and past.attempt and not at_rest:
         return "holding"  # it began before there was a queue
     if admitted is not None and admitted.status == "True":
         return "holding"
-    return "waiting" if case.spec is not None else None
+    return "waiting" if snapshot.spec is not None else None
 
 
-def _since(case: Case) -> float:
+def _waiting_since(snapshot: RunSnapshot) -> float:
     """Time at which a run asked for room first: on record, or its creation, or now."""
-    if case.past.queue is not None and (found := seconds_of(case.past.queue.since)) is not None:
+    if snapshot.past.queue is not None and (found := seconds_of(snapshot.past.queue.since)) is not None:
         return found
-    born = seconds_of(case.metadata.get("creationTimestamp"))
-    return born if born is not None and not case.past.attempt else case.now
+    born = seconds_of(snapshot.metadata.get("creationTimestamp"))
+    return born if born is not None and not snapshot.past.attempt else snapshot.now
 
 
-def _answer(verdict: Verdict, unranked: str) -> Admission:
+def _queue_answer(verdict: Verdict, unranked: str) -> Admission:
     return Admission(
         admitted=verdict.admitted,
         reason=verdict.reason,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-from rlrun_operator.kube.client import ABSENT, ApiError, Client, UnavailableError, address
+from rlrun_operator.kube.client import ABSENT, ApiError, Client, UnavailableError, address_of
 from rlrun_operator.kube.resources import BY_KIND, CLAIM, DEPLOYMENT, POD, SECRET, STATEFUL_SET, WATCHED
 from rlrun_operator.names import MANAGER, RUN_LABEL, Ref, is_made_for
-from rlrun_operator.render.origin import Cause, causes
+from rlrun_operator.render.origin import Cause, refusal_causes
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import MADE, Annotate, Apply, Decision, Delete, Disown, Grow, Manifest, Refusal, Scale
 from rlrun_operator.status.admission_limits import is_fixed, limit_was_filled_in
@@ -239,7 +239,7 @@ class Applier:
         except ApiError as error:
             if error.withheld or error.refused:
                 raise _kept_out(ref, error, ASKED) from error
-            log.debug("whether %s is there cannot be asked: %s", _what(secret), error)
+            log.debug("whether %s is there cannot be asked: %s", _describe_object(secret), error)
             return
         if lost:
             raise KeyLostError(ref.name)
@@ -260,10 +260,12 @@ class Applier:
         found = await self._find_own(item.manifest)
         if found is None:
             if not await self._applied_over(item.manifest, ABSENT):
-                raise StaleViewError(f"{_what(item.manifest)} has appeared")
+                raise StaleViewError(f"{_describe_object(item.manifest)} has appeared")
         elif expected is not None:
             self._learn(found)
-            raise StaleViewError(f"{_what(item.manifest)} {'has changed' if item.replaces else 'exists already'}")
+            raise StaleViewError(
+                f"{_describe_object(item.manifest)} {'has changed' if item.replaces else 'exists already'}"
+            )
         else:
             self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)), applied=True)
 
@@ -278,7 +280,7 @@ class Applier:
         Raises:
             NameTakenError: no run of this name has made it, neither this one nor one that was deleted.
         """
-        resource, namespace, name = address(manifest)
+        resource, namespace, name = address_of(manifest)
         found = await self._client.get(resource, namespace, name)
         if found is None:
             return None
@@ -361,7 +363,7 @@ class Applier:
             if error.withheld or limit_was_filled_in(error.message, manifest) or _is_fixed(error, manifest):
                 raise _kept_out(Ref(manifest["kind"], manifest["metadata"]["name"]), error) from error
             if error.refused:
-                raise RejectedError(error.message, manifest, causes(error.message, error.details)) from error
+                raise RejectedError(error.message, manifest, refusal_causes(error.message, error.details)) from error
             raise
 
     def _learn(self, manifest: Manifest | None, *, applied: bool = False) -> None:
@@ -391,7 +393,7 @@ def _is_own(found: Manifest, manifest: Manifest) -> bool:
     return any(entry.get("manager") == MANAGER for entry in metadata.get("managedFields") or ())
 
 
-def _what(manifest: Manifest) -> str:
+def _describe_object(manifest: Manifest) -> str:
     return f"{manifest['kind']} {manifest['metadata']['name']}"
 
 

@@ -12,8 +12,8 @@ from rlrun_operator.kube.resources import CLAIM, LEASE, PARTS, RLRUN
 from rlrun_operator.names import RUN_LABEL
 from rlrun_operator.reconcile.reconciler import SETTLE_SECONDS
 from rlrun_operator.runtime.cache import Key, Store
-from rlrun_operator.runtime.cache_fields import identified
-from rlrun_operator.runtime.log_setup import where
+from rlrun_operator.runtime.cache_fields import keep_identity
+from rlrun_operator.runtime.log_setup import describe_exception
 from rlrun_operator.runtime.watch_health import Stream
 from rlrun_operator.state import Manifest, progress_seconds
 from rlrun_operator.status import reasons
@@ -55,7 +55,7 @@ class Feed:
         try:
             self._take(event, found)
         except Exception as error:  # one object that cannot be taken in concerns no other
-            log.error("%s was not taken in: %s", _called(found), where(error))
+            log.error("%s was not taken in: %s", _name_object(found), describe_exception(error))
 
     def _take(self, event: str | None, found: Manifest) -> None:
         kind, metadata = str(found["kind"]), found["metadata"]
@@ -93,7 +93,7 @@ class Feed:
         metadata_only = stream.resource in PARTS
         async for found in self._client.list(stream.resource, namespace, labels=selector, metadata_only=metadata_only):
             try:
-                metadata = identified(found)["metadata"]
+                metadata = keep_identity(found)["metadata"]
             except (LookupError, TypeError, AttributeError) as error:
                 log.error("one of %s was left out: %s: %s", stream, type(error).__name__, error)
                 continue
@@ -115,7 +115,7 @@ class Feed:
 def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
     """True if a Lease reports nothing but progress: the same attempt, nothing else about its volume, no first new step."""
 
-    def said(lease: Manifest) -> object:
+    def reported_facts(lease: Manifest) -> object:
         found = lease["metadata"].get("annotations") or {}
         return tuple(
             found.get(key)
@@ -129,7 +129,7 @@ def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
             )
         )
 
-    return said(before) == said(now)
+    return reported_facts(before) == reported_facts(now)
 
 
 def _goes_on(run: Manifest) -> bool:
@@ -138,7 +138,7 @@ def _goes_on(run: Manifest) -> bool:
     return any(c.get("type") == reasons.PROGRESSING and c.get("status") == "True" for c in conditions)
 
 
-def _called(found: Manifest) -> str:
+def _name_object(found: Manifest) -> str:
     metadata = found.get("metadata")
     known = metadata if isinstance(metadata, Mapping) else {}
     return f"{found.get('kind')} {known.get('namespace')}/{known.get('name')}"

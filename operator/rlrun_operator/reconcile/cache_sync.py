@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from rlrun_operator.kube.client import ApiError, UnavailableError
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.runtime.cache import Store
-from rlrun_operator.runtime.log_setup import where
+from rlrun_operator.runtime.log_setup import describe_exception
 from rlrun_operator.runtime.watch_health import Stream, Watches
 
 RESTART_SECONDS = 2.0
@@ -84,7 +84,7 @@ class Sync:
         except (ApiError, UnavailableError) as error:
             log.info("%s were not compared with the cluster: %s", stream, error)
         except Exception as error:  # whatever a list may hold, the other streams need this loop
-            log.error("%s were not compared with the cluster: %s", stream, where(error))
+            log.error("%s were not compared with the cluster: %s", stream, describe_exception(error))
         else:
             self._to_sync.discard(stream)
             self._mark_synced(stream)

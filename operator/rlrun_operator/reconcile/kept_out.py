@@ -9,7 +9,7 @@ from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.state import MADE, Decision, EventRecord, Manifest, Refusal
 from rlrun_operator.status import admission_limits, reasons
-from rlrun_operator.status.conditions import phase, raw_conditions
+from rlrun_operator.status.conditions import raw_conditions, run_phase
 
 _OF_EDITS = ("observedGeneration",)
 """Fields by which an edit is known to be acted on."""
@@ -43,7 +43,7 @@ def request_refused(error: ApiError) -> EventRecord | None:
     return EventRecord("Warning", reasons.REQUEST_REFUSED, said.message)
 
 
-def waiting(decision: Decision, run: Manifest, *, made: bool) -> Decision:
+def report_waiting(decision: Decision, run: Manifest, *, made: bool) -> Decision:
     """Only the report of a decision that waits for admission. It must not record as done what was not done."""
     if made:
         return Decision(status=decision.status, urgency=decision.urgency, events=decision.events)
@@ -54,7 +54,7 @@ def waiting(decision: Decision, run: Manifest, *, made: bool) -> Decision:
     told = {name: status[name] for name in ("reason", "message") if name in status}
     seen = {name: before[name] for name in _OF_EDITS if name in before}
     rest = {name: value for name, value in status.items() if name not in _OF_EDITS} if goes_on else before
-    now = phase(then.conditions, then.attempt)
+    now = run_phase(then.conditions, then.attempt)
     return Decision(
         status={**rest, **seen, **told, "phase": now, "conditions": conditions},
         urgency=decision.urgency,
@@ -65,12 +65,12 @@ def waiting(decision: Decision, run: Manifest, *, made: bool) -> Decision:
 def _goes_on(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
     """True if an attempt runs, and neither it nor the run's life changes: only its edit can be what is not done."""
 
-    def place(status: Mapping[str, object]) -> list[object]:
+    def read_state(status: Mapping[str, object]) -> list[object]:
         life = [(c.get("type"), c.get("status")) for c in raw_conditions(status) if c.get("type") in _OF_LIFE]
         return [status.get("attempt"), status.get("launchedAttempt"), life]
 
     whole = before.get("attempt") == before.get("launchedAttempt") is not None
-    return whole and place(before) == place(after)
+    return whole and read_state(before) == read_state(after)
 
 
 def _where_it_was(before: Mapping[str, object], after: Mapping[str, object]) -> list[Manifest]:

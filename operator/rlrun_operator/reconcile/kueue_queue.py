@@ -1,4 +1,4 @@
-"""Kueue's edge: reads Workloads, asks `providers.step`, and carries out its writes."""
+"""Kueue's edge: reads Workloads, asks `providers.next_step`, and carries out its writes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Literal
 from rlrun.api.resource import RLRunSpec
 from rlrun_operator.decide import queueing
 from rlrun_operator.decide.reading.children import has_let_go
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.kube.client import ApiError, UnavailableError
 from rlrun_operator.kube.resources import WORKLOAD
 from rlrun_operator.names import SPOT_SET
-from rlrun_operator.providers import Step, Subject, step
+from rlrun_operator.providers import Step, Subject, next_step
 from rlrun_operator.providers.assigned import flavors_of
-from rlrun_operator.providers.words import refused
+from rlrun_operator.providers.words import refused_answer
 from rlrun_operator.providers.workload import QUEUE_LABEL, name_of, pod_sets
 from rlrun_operator.reconcile.kueue_classes import Classes, UnknownError
-from rlrun_operator.reconcile.observe import observe
+from rlrun_operator.reconcile.observe import observe_run
 from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, QueueObjects
 from rlrun_operator.reconcile.surroundings import Cluster
-from rlrun_operator.render import spot_deployment, workloads
+from rlrun_operator.render import render_workloads, spot_deployment
 from rlrun_operator.settings import QueueSettings, RenderSettings
 from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Json, Manifest
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import find, is_true
+from rlrun_operator.status.conditions import find_condition, is_true
 
 _OUTCOMES: dict[str, Literal["Succeeded", "Failed"]] = {"Complete": "Succeeded", "Failed": "Failed"}
 
@@ -57,17 +57,17 @@ class KueueQueue:
         key = (str(metadata["namespace"]), str(metadata["name"]))
         await self._objects.fresh(key[0])
         queue = queue_of(run) or self._settings.name or self._queue_before(run)
-        found = observe(self._cluster.store, key)
+        found = observe_run(self._cluster.store, key)
         if found is None or host_name(run) is not None or not queue:
             return None
-        case = Case(found, self._cluster.now(), self._render, "", 0.0)
-        if began_before(case) and not self._queue_before(run):
+        snapshot = RunSnapshot(found, self._cluster.now(), self._render, "", 0.0)
+        if began_before(snapshot) and not self._queue_before(run):
             return None
-        subject = subject_of(case, queue, self._pod_sets(case))
+        subject = subject_of(snapshot, queue, self._pod_sets(snapshot))
         if absent := self._objects.absent(key[0]):
             return self._without_kueue(subject, absent)
         try:
-            subject = replace(subject, priority=await self._classes.priority(case.applied.run))
+            subject = replace(subject, priority=await self._classes.priority(snapshot.applied.run))
             if subject.suspended and subject.holds:
                 self._cluster.again(
                     key, LOOK_SECONDS
@@ -78,7 +78,7 @@ class KueueQueue:
                 return kept
             if subject.holds:
                 raise UnavailableError(str(error)) from error
-            return refused(reasons.QUEUE_MISCONFIGURED, str(error))
+            return refused_answer(reasons.QUEUE_MISCONFIGURED, str(error))
 
     def _queue_before(self, run: Manifest) -> str:
         """LocalQueue of a run's Workload: a run that names none any more stays where it is."""
@@ -90,7 +90,7 @@ class KueueQueue:
     def _without_kueue(self, run: Subject, absent: str) -> Admission:
         """A run keeps what it has while Kueue's API is away: it may be away for a moment."""
         if not run.holds:
-            return refused(reasons.QUEUE_UNAVAILABLE, absent)
+            return refused_answer(reasons.QUEUE_UNAVAILABLE, absent)
         if (kept := self._placed.get(run.uid)) is None:
             raise UnavailableError(absent)
         return kept
@@ -99,7 +99,7 @@ class KueueQueue:
         workload = self._workload(run)
         names = flavors_of(workload) if workload is not None else frozenset()
         flavors = {name: await self._classes.flavor(name) for name in sorted(names)}
-        made = step(run, workload, flavors=flavors, now=self._cluster.now())
+        made = next_step(run, workload, flavors=flavors, now=self._cluster.now())
         if made.answer.admitted:
             self._placed[run.uid] = made.answer
         return made
@@ -112,15 +112,15 @@ class KueueQueue:
         self._placed = {uid: kept for uid, kept in self._placed.items() if uid in uids}
         self._sets = {uid: kept for uid, kept in self._sets.items() if uid in uids}
 
-    def _pod_sets(self, case: Case) -> tuple[Json, ...]:
+    def _pod_sets(self, snapshot: RunSnapshot) -> tuple[Json, ...]:
         """Pod sets of the next attempt, without what an admission adds; made once for each edit, as rendering takes as long as a pass."""
-        uid, spec = str(case.metadata["uid"]), case.spec
+        uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
             return ()
         known = self._sets.get(uid)
-        mark = (case.generation, case.spec_hash)
+        mark = (snapshot.generation, snapshot.spec_hash)
         if known is None or known[0] != mark:
-            known = self._sets[uid] = (mark, sets_of(case, spec))
+            known = self._sets[uid] = (mark, sets_of(snapshot, spec))
         return known[1]
 
 
@@ -131,12 +131,12 @@ def queue_of(run: Manifest) -> str:
     return own if isinstance(own, str) and own else str(label or "")
 
 
-def began_before(case: Case) -> bool:
+def began_before(snapshot: RunSnapshot) -> bool:
     """True if a run has pods that no queue has admitted: it keeps them until it is suspended or ends."""
-    past = case.past
-    if find(past.conditions, reasons.ADMITTED) is not None or is_true(past.conditions, reasons.SUSPENDED):
+    past = snapshot.past
+    if find_condition(past.conditions, reasons.ADMITTED) is not None or is_true(past.conditions, reasons.SUSPENDED):
         return False
-    return case.attempt > 0
+    return snapshot.attempt > 0
 
 
 def _why_absent(error: ApiError) -> str:
@@ -148,50 +148,50 @@ def _why_absent(error: ApiError) -> str:
     return f"Kueue's Workloads may not be read: {error.message}; a helm upgrade of the operator's chart grants it"
 
 
-def subject_of(case: Case, queue: str, sets: tuple[Json, ...]) -> Subject:
+def subject_of(snapshot: RunSnapshot, queue: str, sets: tuple[Json, ...]) -> Subject:
     """A run as Kueue or Volcano sees it.
 
     Args:
-        case: the run.
+        snapshot: the run.
         queue: its LocalQueue, or Queue.
         sets: pod sets of its next attempt.
     """
-    past, uid = case.past, str(case.metadata["uid"])
+    past, uid = snapshot.past, str(snapshot.metadata["uid"])
     ended = _OUTCOMES.get(str(past.phase))
-    live = [pod for pod in case.pods if pod.phase not in ("Succeeded", "Failed")]
-    makes = bool(case.engine_deployments) or not has_let_go(case.statefulset)
+    live = [pod for pod in snapshot.pods if pod.phase not in ("Succeeded", "Failed")]
+    makes = bool(snapshot.engine_deployments) or not has_let_go(snapshot.statefulset)
     recorded = is_true(past.conditions, reasons.ADMITTED)
-    engines = find(past.conditions, reasons.INFERENCE_AVAILABLE)
-    suspended = find(past.conditions, reasons.SUSPENDED)
+    engines = find_condition(past.conditions, reasons.INFERENCE_AVAILABLE)
+    suspended = find_condition(past.conditions, reasons.SUSPENDED)
     stops = suspended is not None and suspended.reason == reasons.SUSPENDING  # a pod may not be seen yet
     at_rest = is_true(past.conditions, reasons.SUSPENDED) or is_true(past.conditions, reasons.RESTARTING)
     return Subject(
-        name=case.names.run,
-        namespace=str(case.metadata["namespace"]),
+        name=snapshot.names.run,
+        namespace=str(snapshot.metadata["namespace"]),
         uid=uid,
         queue=queue,
         pod_sets=sets,
         holds=bool(live) or makes or (ended is None and (recorded or stops)),
         has_pods=bool(live) or makes,
-        begins=case.attempt == 0 or at_rest,
-        engines=case.wanted.engines - case.wanted.spot,
-        spot=case.wanted.spot,
-        suspended=queueing.shall_rest(case),
+        begins=snapshot.attempt == 0 or at_rest,
+        engines=snapshot.wanted.engines - snapshot.wanted.spot,
+        spot=snapshot.wanted.spot,
+        suspended=queueing.shall_rest(snapshot),
         ready=is_true(past.conditions, reasons.PODS_READY) and (engines is None or engines.status == "True"),
         over=ended,
         outcome=past.message or "",
     )
 
 
-def sets_of(case: Case, spec: RLRunSpec) -> tuple[Json, ...]:
+def sets_of(snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
     """Pod sets of a run's next attempt, without what an admission adds and without the nodes that it avoids for a while.
 
     Where the number of engines follows the load, and of an elastic trainer, all that there may be: more than were admitted would stop
     the run.
     """
-    context = replace(case.context(spec, 1), spec=spec, placed={}, excluded=())
+    context = replace(snapshot.context(spec, 1), spec=spec, placed={}, excluded=())
     spot, engines = spot_deployment(context), spec.inference
     most_spot = engines.on_spot(engines.most)
     most = {"inference": engines.most - most_spot, SPOT_SET: most_spot}
-    sets = pod_sets((*workloads(context).made, *((spot,) if spot is not None and most_spot else ())))
+    sets = pod_sets((*render_workloads(context).existing, *((spot,) if spot is not None and most_spot else ())))
     return tuple({**one, "count": most.get(one["name"], one["count"])} for one in sets)

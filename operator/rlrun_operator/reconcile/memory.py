@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rlrun_operator.state import Manifest, Refusal, TeamDefaults, Ungrown
 
 
-class Taken(NamedTuple):
+class NameConflict(NamedTuple):
     """A foreign object that has a child's name.
 
     Attributes:
@@ -23,12 +23,12 @@ class Taken(NamedTuple):
 
 
 @dataclass
-class Memory:
+class RunMemory:
     """Memory that the passes over one run leave for the next."""
 
     rejection: tuple[tuple[object, ...], str] | None = None
     """Edition of the run, and message: what the API server refused."""
-    taken: Taken | None = None
+    taken: NameConflict | None = None
     written_at: float = float("-inf")
     """Time of the last write of the status (steady clock)."""
     kept_out: tuple[Refusal, ...] = ()
@@ -53,12 +53,12 @@ class Memory:
     """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
 
 
-def edition_of(metadata: Manifest, defaults: TeamDefaults | None) -> tuple[object, ...]:
+def spec_edition(metadata: Manifest, defaults: TeamDefaults | None) -> tuple[object, ...]:
     """Sources that children are rendered from: the run's specification, and its namespace's defaults."""
     return metadata["uid"], metadata.get("generation", 0), defaults.mark if defaults is not None else None
 
 
-def wanted_of(run: Manifest) -> tuple[object, ...]:
+def desired_of(run: Manifest) -> tuple[object, ...]:
     """State of a run that decides which names it needs."""
     metadata, status = run["metadata"], run.get("status") or {}
     return metadata["uid"], metadata.get("generation", 0), status.get("attempt")

@@ -46,7 +46,7 @@ _CHILDREN = (STATEFUL_SET.kind, DEPLOYMENT.kind, CLAIM.kind)
 log = logging.getLogger(__name__)
 
 
-def observe(
+def observe_run(
     store: Store,
     key: Key,
     *,
@@ -129,9 +129,9 @@ class LookUps:
         events = list(extra)
         if "events" in facts:
             metadata = observed.run["metadata"]
-            mine = _names(observed)
+            mine = _object_names(observed)
             found = await self._warnings_of(metadata["namespace"])
-            events += [event for event in found if _about(event, mine, metadata["name"])]
+            events += [event for event in found if _is_about(event, mine, metadata["name"])]
         nodes = await self._nodes.get() if "nodes" in facts and self._read_nodes else None
         return replace(observed, events=tuple(events), nodes=nodes)
 
@@ -266,13 +266,13 @@ def _slim_pod(pod: Manifest) -> Manifest:
     return {"metadata": metadata, "spec": kept, "status": {"phase": (pod.get("status") or {}).get("phase")}}
 
 
-def _names(observed: Observed) -> set[str]:
+def _object_names(observed: Observed) -> set[str]:
     metadata = observed.run["metadata"]
     names = {pod["metadata"]["name"] for pod in observed.pods} | {ref.name for ref in observed.children}
     return names | {metadata["name"]}
 
 
-def _about(event: Manifest, names: set[str], run: str) -> bool:
+def _is_about(event: Manifest, names: set[str], run: str) -> bool:
     """True if an event is about one of these objects or about the run's ReplicaSet, whose name is not known."""
     subject = event.get("involvedObject") or {}
     if subject.get("kind") == "ReplicaSet":

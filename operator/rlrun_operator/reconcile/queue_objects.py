@@ -16,13 +16,13 @@ from rlrun_operator.kube.client import ApiError, UnavailableError
 from rlrun_operator.kube.resources import Resource
 from rlrun_operator.names import Ref
 from rlrun_operator.providers import Create, Edit, PutStatus, Remove, Step, Subject, Write
-from rlrun_operator.providers.words import refused
+from rlrun_operator.providers.words import refused_answer
 from rlrun_operator.providers.workload import name_of
 from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.runtime.watch_health import Stream
 from rlrun_operator.state import Admission, Manifest, Refusal
 from rlrun_operator.status import reasons
-from rlrun_operator.status.admission_limits import fix
+from rlrun_operator.status.admission_limits import refusal_fix
 
 LOOK_SECONDS = 2.0
 """They are listed this often."""
@@ -125,8 +125,8 @@ class QueueObjects:
         """The answer while a write does not succeed: a run that has no object waits, and one that has what it needs keeps it."""
         kind = self._resource.kind
         if isinstance(write, Create) and not made.answer.admitted:
-            helps = f"; {fix(error.message)}" if isinstance(error, ApiError) else ""
-            return refused(reasons.QUEUE_UNAVAILABLE, f"the run's {kind} is not taken: {error}{helps}")
+            helps = f"; {refusal_fix(error.message)}" if isinstance(error, ApiError) else ""
+            return refused_answer(reasons.QUEUE_UNAVAILABLE, f"the run's {kind} is not taken: {error}{helps}")
         if isinstance(error, UnavailableError):
             return made.answer
         doing = {Create: "be made again", Remove: "be deleted"}.get(type(write), "be changed")

@@ -29,10 +29,10 @@ from rlrun_operator.reconcile.apply import (
     RejectedError,
     StaleViewError,
 )
-from rlrun_operator.reconcile.kept_out import events_of, waiting
-from rlrun_operator.reconcile.memory import Memory, Taken, edition_of, wanted_of
-from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe
-from rlrun_operator.render.origin import told
+from rlrun_operator.reconcile.kept_out import events_of, report_waiting
+from rlrun_operator.reconcile.memory import NameConflict, RunMemory, desired_of, spec_edition
+from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe_run
+from rlrun_operator.render.origin import explain_refusal
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
@@ -50,7 +50,7 @@ from rlrun_operator.state import (
 )
 from rlrun_operator.status.progress import HEARTBEAT_SECONDS, silent_for
 from rlrun_operator.times import seconds_of
-from rlrun_operator.validate_spec import forget
+from rlrun_operator.validate_spec import forget_run
 
 ROUNDS = 4
 """Decisions in one pass, when the first ones turn out to rest on an old state."""
@@ -77,7 +77,7 @@ class Queue(Protocol):
 
 
 @dataclass(frozen=True)
-class Outside:
+class Dependencies:
     """Input and output of a pass."""
 
     client: Client
@@ -103,7 +103,7 @@ class Reconciler:
         self,
         *,
         decide: Decide,
-        outside: Outside,
+        outside: Dependencies,
         settings: RenderSettings,
         name: str = "",
         again: Callable[[Key, float], None],
@@ -125,7 +125,7 @@ class Reconciler:
         self._clock = clock
         self._random = random or Random()
         self._applier = Applier(outside.client, outside.store, now, clock)
-        self._memories: dict[Key, Memory] = {}
+        self._memories: dict[Key, RunMemory] = {}
 
     def settle_network(self, network: NetworkSettings) -> None:
         """Render with other settings of the network from now on; the next pass over each run applies them."""
@@ -146,7 +146,7 @@ class Reconciler:
             self._metrics.reconcile_seconds.labels(outcome).observe(self._clock() - started)
 
     async def _pass(self, key: Key) -> None:
-        memory = self._memories.setdefault(key, Memory())
+        memory = self._memories.setdefault(key, RunMemory())
         await self._look_at_taken(key, memory)
         await self._look_at_silent(key, memory)
         until = self._clock() + ACT_SECONDS
@@ -154,7 +154,7 @@ class Reconciler:
             observed = self._observe(key, memory)
             if observed is None:
                 self._memories.pop(key, None)
-                forget(*key)
+                forget_run(*key)
                 self._metrics.forget(key)
                 return
             if "deletionTimestamp" in observed.run["metadata"]:
@@ -195,7 +195,7 @@ class Reconciler:
         raise UnavailableError("the cluster changes faster than it can be read")
 
     async def _acted(
-        self, key: Key, observed: Observed, decision: Decision, memory: Memory, *, last: bool
+        self, key: Key, observed: Observed, decision: Decision, memory: RunMemory, *, last: bool
     ) -> Decision | None:
         """Carry out a decision; `last`: it is the last one of this pass.
 
@@ -211,14 +211,14 @@ class Reconciler:
             memory.access = mark if _lets_out(key, decision) else memory.access
         except RejectedError as error:
             metadata = observed.run["metadata"]
-            problems = told(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
-            memory.rejection = (edition_of(metadata, observed.defaults), bounded(problems))
+            problems = explain_refusal(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
+            memory.rejection = (spec_edition(metadata, observed.defaults), bounded(problems))
             return None
         except KeyLostError as error:
             memory.lost_key = observed.run["metadata"]["uid"], str(error)
             return None
         except NameTakenError as error:
-            memory.taken = Taken(wanted_of(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
+            memory.taken = NameConflict(desired_of(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
             return None
         except KeptOutError as error:
             memory.access = mark if error.made and _lets_out(key, decision) else memory.access
@@ -233,7 +233,7 @@ class Reconciler:
         return decision
 
     def _kept_out(
-        self, key: Key, run: Manifest, decision: Decision, error: KeptOutError, memory: Memory, *, last: bool
+        self, key: Key, run: Manifest, decision: Decision, error: KeptOutError, memory: RunMemory, *, last: bool
     ) -> Decision | None:
         """The decision of a run that waits for admission, looked at again after a pause; None where the refusal is new.
 
@@ -247,22 +247,22 @@ class Reconciler:
         memory.tries = 0 if all(each.quota for each in error.refused) else memory.tries + 1
         wait = backoff(memory.tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
         self._again(key, wait)
-        return waiting(decision, run, made=error.made)
+        return report_waiting(decision, run, made=error.made)
 
-    def _observe(self, key: Key, memory: Memory) -> Observed | None:
+    def _observe(self, key: Key, memory: RunMemory) -> Observed | None:
         rejection = None
         run = self._store.get(RLRUN.kind, *key)
         if run is not None and memory.rejection is not None:
             edition, message = memory.rejection
-            if edition == edition_of(run["metadata"], defaults_of(self._store, key[0])):
+            if edition == spec_edition(run["metadata"], defaults_of(self._store, key[0])):
                 rejection = message
         taken = None
         if run is not None and memory.taken is not None:
             wanted, child, until = memory.taken
-            here = wanted == wanted_of(run) and self._clock() < until
+            here = wanted == desired_of(run) and self._clock() < until
             taken = f"{child['kind']} {child['metadata']['name']}" if here else None
         ungrown = memory.ungrown if self._clock() < memory.ungrown_until else None
-        found = observe(self._store, key, rejection=rejection, taken=taken, access=memory.access, ungrown=ungrown)
+        found = observe_run(self._store, key, rejection=rejection, taken=taken, access=memory.access, ungrown=ungrown)
         if found is None:
             return None
         lost = None
@@ -271,18 +271,18 @@ class Reconciler:
             lost = secret if uid == found.run["metadata"]["uid"] else None
         return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost, refused=memory.kept_out)
 
-    async def _look_at_taken(self, key: Key, memory: Memory) -> None:
+    async def _look_at_taken(self, key: Key, memory: RunMemory) -> None:
         """Look at a taken name again: one read in place of all the writes that come before that child."""
         taken, run = memory.taken, self._store.get(RLRUN.kind, *key)
         if taken is None or run is None:
             return
-        if taken.wanted != wanted_of(run):  # it may need other names now
+        if taken.wanted != desired_of(run):  # it may need other names now
             memory.taken = None
         elif self._clock() >= taken.until:
             still = await self._applier.is_taken(taken.child)
             memory.taken = taken._replace(until=self._clock() + TAKEN_SECONDS) if still else None
 
-    async def _look_at_silent(self, key: Key, memory: Memory) -> None:
+    async def _look_at_silent(self, key: Key, memory: RunMemory) -> None:
         """Read the Lease of a run that was heard last long ago: it is the watch that may be silent, and not the run."""
         run, name = self._store.get(RLRUN.kind, *key), Names(key[1]).progress
         if run is None or (run.get("status") or {}).get("phase") not in ("Starting", "Running", "Completing"):
@@ -296,7 +296,7 @@ class Reconciler:
                 self._store.put({**live, "kind": LEASE.kind}, self._now())
         memory.asked_at = self._clock()  # not where nobody answers: the next pass asks again before it decides
 
-    async def _grown(self, key: Key, grow: Grow, memory: Memory) -> bool:
+    async def _grown(self, key: Key, grow: Grow, memory: RunMemory) -> bool:
         """Enlarge the claim; False: that is refused."""
         text = await self._applier.grow(key[0], grow)
         if text is None:
@@ -309,7 +309,7 @@ class Reconciler:
         memory.ungrown, memory.ungrown_until = Ungrown(grow, text), self._clock() + wait
         return False
 
-    async def _decided(self, observed: Observed, memory: Memory) -> Decision:
+    async def _decided(self, observed: Observed, memory: RunMemory) -> Decision:
         """A decision, made once more when it asks for facts that can be looked up."""
         random, fresh_key, now = self._random.random(), secrets.token_urlsafe(32), self._now()
 
@@ -324,7 +324,7 @@ class Reconciler:
                 decision = ask(observed)
         return decision
 
-    async def _report(self, key: Key, run: Manifest, decision: Decision, memory: Memory) -> None:
+    async def _report(self, key: Key, run: Manifest, decision: Decision, memory: RunMemory) -> None:
         old: Mapping[str, object] = run.get("status") or {}
         shown = printable_document(decision.status)  # messages quote pods, events and environments
         assert isinstance(shown, dict)

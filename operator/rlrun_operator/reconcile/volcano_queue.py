@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rlrun.api.resource import RLRunSpec
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.kube.resources import EVENT, POD_GROUP, VOLCANO_QUEUE
 from rlrun_operator.providers import Step, Subject, volcano
-from rlrun_operator.providers.words import refused
+from rlrun_operator.providers.words import refused_answer
 from rlrun_operator.providers.workload import name_of
 from rlrun_operator.queue.gang import gang_of
 from rlrun_operator.reconcile.kueue_queue import began_before, subject_of
-from rlrun_operator.reconcile.observe import observe
+from rlrun_operator.reconcile.observe import observe_run
 from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, QueueObjects
 from rlrun_operator.reconcile.surroundings import Cluster
-from rlrun_operator.render import workloads
+from rlrun_operator.render import render_workloads
 from rlrun_operator.settings import QueueSettings, RenderSettings
 from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Json, Manifest
@@ -61,18 +61,18 @@ class VolcanoQueue:
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
         await self._objects.fresh(key[0])
-        found = observe(self._cluster.store, key)
+        found = observe_run(self._cluster.store, key)
         if found is None or host_name(run) is not None:
             return None
-        case = Case(found, self._cluster.now(), self._render, "", 0.0)
-        if began_before(case) and self._objects.get(key[0], name_of(key[1], str(metadata["uid"]))) is None:
+        snapshot = RunSnapshot(found, self._cluster.now(), self._render, "", 0.0)
+        if began_before(snapshot) and self._objects.get(key[0], name_of(key[1], str(metadata["uid"]))) is None:
             return None
-        subject = subject_of(case, self._queue_of(run), self._members_of(case))
+        subject = subject_of(snapshot, self._queue_of(run), self._members_of(snapshot))
         if absent := self._objects.absent(key[0]):
             if not subject.holds:
-                return refused(reasons.QUEUE_UNAVAILABLE, absent)
+                return refused_answer(reasons.QUEUE_UNAVAILABLE, absent)
             kept = Admission(True, reasons.ROOM_FOUND, f"the run keeps what it has: {absent}")
-            return replace(kept, placed=volcano.placed(subject))
+            return replace(kept, placed=volcano.pod_additions(subject))
         if subject.suspended and subject.holds:
             self._cluster.again(key, LOOK_SECONDS)  # no event comes when it is at rest, and its PodGroup has to go
         return await self._objects.obeyed(subject, self._step)
@@ -87,9 +87,9 @@ class VolcanoQueue:
         group = self._objects.get(run.namespace, name_of(run.name, run.uid))
         waits = not (run.has_pods or run.over or run.suspended)
         if not waits or (group is not None and volcano.phase_of(group) in volcano.BEGUN):
-            return volcano.step(run, group)
+            return volcano.next_step(run, group)
         told = await self._words(group) if group is not None else ""
-        return volcano.step(run, group, queue=await self._state(run.queue), told=told)
+        return volcano.next_step(run, group, queue=await self._state(run.queue), told=told)
 
     async def _state(self, name: str) -> volcano.QueueState:
         """A Queue, as far as it may be read."""
@@ -132,21 +132,21 @@ class VolcanoQueue:
         self._members = {uid: kept for uid, kept in self._members.items() if uid in uids}
         self._told = {uid: kept for uid, kept in self._told.items() if now < kept[1]}
 
-    def _members_of(self, case: Case) -> tuple[Json, ...]:
+    def _members_of(self, snapshot: RunSnapshot) -> tuple[Json, ...]:
         """Pods without which the next attempt does not go on; rendered once for each edit, as that takes as long as a pass."""
-        uid, spec = str(case.metadata["uid"]), case.spec
+        uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
             return ()
-        mark = (case.generation, case.spec_hash, case.wanted.trainers, case.wanted.engines_needed)
+        mark = (snapshot.generation, snapshot.spec_hash, snapshot.wanted.trainers, snapshot.wanted.engines_needed)
         known = self._members.get(uid)
         if known is None or known[0] != mark:
-            known = self._members[uid] = (mark, members_of(case, spec))
+            known = self._members[uid] = (mark, members_of(snapshot, spec))
         return known[1]
 
 
-def members_of(case: Case, spec: RLRunSpec) -> tuple[Json, ...]:
+def members_of(snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
     """Pods without which a run's next attempt does not go on, by role."""
-    made = workloads(case.context(spec, max(case.attempt, 1))).made
+    made = render_workloads(snapshot.context(spec, max(snapshot.attempt, 1))).existing
     trainers = spec.trainer.elastic.min if spec.trainer.elastic is not None else None
     return tuple(
         {
@@ -155,7 +155,7 @@ def members_of(case: Case, spec: RLRunSpec) -> tuple[Json, ...]:
             "requests": {name: amount for name, amount in pods.requests.items() if name != "pods"},
             "priorityClassName": str(pods.spec.get("priorityClassName") or ""),
         }
-        for pods in gang_of(made, engines_needed=case.wanted.engines_needed, trainers_needed=trainers)
+        for pods in gang_of(made, engines_needed=snapshot.wanted.engines_needed, trainers_needed=trainers)
     )
 
 

@@ -18,7 +18,7 @@ import kopf
 from rlrun_operator.kube.resources import CLAIM, RLRUN, WATCHED, Resource
 from rlrun_operator.names import MANAGER
 from rlrun_operator.reconcile.cache_feed import SELECTOR
-from rlrun_operator.runtime.log_setup import where
+from rlrun_operator.runtime.log_setup import describe_exception
 from rlrun_operator.state import Manifest
 
 LIST_PAGE = 250
@@ -92,7 +92,10 @@ class Watcher:
                 asyncio.run(self._kopf(hand_over))
             # Cancelled tasks and exhausted recursion, too: the thread must not end while the process works.
             except BaseException as error:
-                log.error("the watches ended and are started anew: %s", getattr(error, "message", None) or where(error))
+                log.error(
+                    "the watches ended and are started anew: %s",
+                    getattr(error, "message", None) or describe_exception(error),
+                )
             self._stopping.wait(RESTART_SECONDS)
 
     async def _kopf(self, hand_over: OnObject) -> None:
@@ -108,10 +111,10 @@ class Watcher:
             return kopf.AiohttpSession(server=self._server, aiohttp_session=self._session())
 
         for resource in WATCHED:
-            _spy(registry, resource, hand_over)
+            _spy_on(registry, resource, hand_over)
         await kopf.operator(
             registry=registry,
-            settings=_settings(),
+            settings=_watch_settings(),
             standalone=True,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
@@ -119,14 +122,14 @@ class Watcher:
         )
 
 
-def _spy(registry: kopf.OperatorRegistry, resource: Resource, on_object: OnObject) -> None:
+def _spy_on(registry: kopf.OperatorRegistry, resource: Resource, on_object: OnObject) -> None:
     @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
     async def _seen(event: Manifest, **_: object) -> None:
         found = event["object"]
         on_object(event["type"], {**found, "apiVersion": resource.api_version, "kind": resource.kind})
 
 
-def _settings() -> kopf.OperatorSettings:
+def _watch_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # no rights on CRDs and namespaces of the cluster
@@ -164,7 +167,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
         return None
 
 
-def quiet(debug: bool) -> None:
+def quiet_kopf(debug: bool) -> None:
     """Let kopf log only while debugging: it logs each retry of each watch, and `Watcher` reports the cause in one line."""
     logging.getLogger("kopf").setLevel(logging.DEBUG if debug else logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(logging.ERROR if debug else logging.CRITICAL)

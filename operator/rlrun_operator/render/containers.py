@@ -11,8 +11,8 @@ from rlrun_operator.render import environments, security, shared_environments, v
 from rlrun_operator.render.context import RunContext
 from rlrun_operator.render.objects import API_KEY, CONFIG_FILE
 from rlrun_operator.render.outside import without_proxy
-from rlrun_operator.render.placement import block, gpus
-from rlrun_operator.render.probes import probes
+from rlrun_operator.render.placement import gpus_per_pod, role_block
+from rlrun_operator.render.probes import container_probes
 from rlrun_operator.state import Json
 
 CONFIG_FOLDER = "/etc/rlrun"
@@ -57,11 +57,11 @@ def role_container(ctx: RunContext, role: Role) -> dict[str, object]:
     }
     if ctx.colocated:
         ports["trainer"]["http"] = endpoints.ENGINE_PORT
-    container = _container(ctx, role, name=role, command=role) | {
+    container = _build_container(ctx, role, name=role, command=role) | {
         "ports": [{"name": name, "containerPort": port} for name, port in ports[role].items()],
-        **probes(role),
+        **container_probes(role),
     }
-    resources = _resources(ctx, role, with_gpus=True)
+    resources = _container_resources(ctx, role, with_gpus=True)
     if role == "orchestrator" and shared_environments.has_shared(ctx):
         resources, _ = shared_environments.split_resources(resources)
     return container | ({"resources": resources} if resources else {})
@@ -71,26 +71,26 @@ def folder_container(ctx: RunContext, role: Role) -> dict[str, object]:
     """The init container that makes the folders which the pod may write, as the run's user; it alone may write to all of the volume."""
     container: dict[str, object] = {
         "name": FOLDER_CONTAINER,
-        **_image(ctx, role),
-        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "make-folders", *_folders(ctx, role)],
-        "volumeMounts": [volume.whole(ctx)],
+        **_image_fields(ctx, role),
+        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "make-folders", *_make_folders(ctx, role)],
+        "volumeMounts": [volume.run_mount(ctx)],
         "securityContext": security.CONTAINER,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    resources = _resources(ctx, role, with_gpus=False)
+    resources = _container_resources(ctx, role, with_gpus=False)
     return container | ({"resources": resources} if resources else {})
 
 
-def _folders(ctx: RunContext, role: Role) -> list[str]:
+def _make_folders(ctx: RunContext, role: Role) -> list[str]:
     shared = shared_environments.shared_folders(ctx) if role == "orchestrator" else ()
-    return list(dict.fromkeys([*volume.folders(ctx), *shared]))
+    return list(dict.fromkeys([*volume.folders_to_make(ctx), *shared]))
 
 
 def environments_container(ctx: RunContext) -> list[dict[str, object]]:
     """The native sidecar of the orchestrator's pod for environments without an image; none if the run has no such environment."""
     if not shared_environments.has_shared(ctx):
         return []
-    _, resources = shared_environments.split_resources(_resources(ctx, "orchestrator", with_gpus=True))
+    _, resources = shared_environments.split_resources(_container_resources(ctx, "orchestrator", with_gpus=True))
     values = {
         "HOME": HOME,
         "USER": "rlrun",
@@ -100,7 +100,7 @@ def environments_container(ctx: RunContext) -> list[dict[str, object]]:
     }
     container: dict[str, object] = {
         "name": shared_environments.NAME,
-        **_image(ctx, "orchestrator"),
+        **_image_fields(ctx, "orchestrator"),
         "restartPolicy": "Always",
         "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "environments", shared_environments.SOCKET],
         "env": [{"name": name, "value": value} for name, value in values.items()],
@@ -116,19 +116,19 @@ def model_container(ctx: RunContext, role: Role) -> dict[str, object]:
 
     It asks for what the role asks for, GPUs apart: a pod's init containers cost nothing beyond its containers.
     """
-    container = _container(ctx, role, name=MODEL_CONTAINER, command="model")
-    resources = _resources(ctx, role, with_gpus=False)
+    container = _build_container(ctx, role, name=MODEL_CONTAINER, command="model")
+    resources = _container_resources(ctx, role, with_gpus=False)
     return container | ({"resources": resources} if resources else {})
 
 
-def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[str, object]:
-    own = block(ctx.spec, role)
+def _build_container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[str, object]:
+    own = role_block(ctx.spec, role)
     container: dict[str, object] = {
         "name": name,
-        **_image(ctx, role),
+        **_image_fields(ctx, role),
         "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", command],
-        "env": _environment(ctx, role, with_trackers=command == "orchestrator"),
-        "volumeMounts": _mounts(ctx, role),
+        "env": _environment_variables(ctx, role, with_trackers=command == "orchestrator"),
+        "volumeMounts": _container_mounts(ctx, role),
         "securityContext": security.CONTAINER,
         # The role's own message; the end of its log when it could not write one.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -138,16 +138,16 @@ def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[
     return container
 
 
-def _image(ctx: RunContext, role: Role) -> dict[str, str]:
+def _image_fields(ctx: RunContext, role: Role) -> dict[str, str]:
     """Image and pull policy. Engines' images hold what a trainer needs too, and not the other way round."""
-    own = block(ctx.spec, role)
+    own = role_block(ctx.spec, role)
     whose: Role = "inference" if role == "trainer" and ctx.colocated else role
     policy = own.image_pull_policy or (None if own.image else ctx.settings.image_pull_policy)
     image = {"image": own.image or ctx.settings.images[whose]}
     return image if policy is None else image | {"imagePullPolicy": policy}
 
 
-def _environment(ctx: RunContext, role: Role, *, with_trackers: bool) -> list[Json]:
+def _environment_variables(ctx: RunContext, role: Role, *, with_trackers: bool) -> list[Json]:
     """Ours, then the block's, which replaces one of ours of the same name; the reserved ones cannot be in the block."""
     attempt = ENGINE_ATTEMPT if role == "inference" else ctx.attempt
     values = {
@@ -170,7 +170,7 @@ def _environment(ctx: RunContext, role: Role, *, with_trackers: bool) -> list[Js
             values[SOCKETS_VARIABLE] = environments.FOLDER
         if shared_environments.has_shared(ctx):
             values[SHARED_SOCKET_VARIABLE] = shared_environments.SOCKET
-    if not gpus(ctx.spec, role):
+    if not gpus_per_pod(ctx.spec, role):
         # CUDA images show all of a node's GPUs to a container that asked for none.
         values |= {"OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void"}
     fields = {
@@ -184,7 +184,7 @@ def _environment(ctx: RunContext, role: Role, *, with_trackers: bool) -> list[Js
         {"name": "RLRUN_API_KEY", "valueFrom": {"secretKeyRef": {"name": ctx.key_secret, "key": API_KEY}}},
         *(_tracker_keys(ctx) if with_trackers else ()),
     ]
-    own = [variable.model_dump(by_alias=True, exclude_none=True) for variable in block(ctx.spec, role).env]
+    own = [variable.model_dump(by_alias=True, exclude_none=True) for variable in role_block(ctx.spec, role).env]
     return without_proxy(ctx.spec, list({variable["name"]: variable for variable in [*ours, *own]}.values()))
 
 
@@ -199,9 +199,9 @@ def _tracker_keys(ctx: RunContext) -> list[Json]:
     return found
 
 
-def _mounts(ctx: RunContext, role: Role) -> list[Json]:
+def _container_mounts(ctx: RunContext, role: Role) -> list[Json]:
     mounts: list[Json] = [
-        *volume.mounts(ctx, role),
+        *volume.role_mounts(ctx, role),
         {"name": CONFIG, "mountPath": CONFIG_FOLDER, "readOnly": True},
         {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},
         *({"name": name, "mountPath": path} for name, path in SCRATCH.items()),
@@ -213,9 +213,13 @@ def _mounts(ctx: RunContext, role: Role) -> list[Json]:
     return mounts
 
 
-def _resources(ctx: RunContext, role: Role, *, with_gpus: bool) -> Json:
+def _container_resources(ctx: RunContext, role: Role, *, with_gpus: bool) -> Json:
     """The block's requests and limits, and the GPUs of `gpusPerReplica`, which win over one that the block names itself."""
-    own, resource, count = block(ctx.spec, role).resources, ctx.spec.placement.gpu_resource, gpus(ctx.spec, role)
+    own, resource, count = (
+        role_block(ctx.spec, role).resources,
+        ctx.spec.placement.gpu_resource,
+        gpus_per_pod(ctx.spec, role),
+    )
     result = {}
     for kind, amounts in (("limits", own.limits), ("requests", own.requests)):
         merged = {name: str(amount) for name, amount in amounts.items()}

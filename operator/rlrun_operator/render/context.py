@@ -19,7 +19,7 @@ from rlrun.config.models.file_mark import file_mark
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.run import RunConfig
 from rlrun.protocol.messages import endpoints
-from rlrun_operator.names import GROUP, INSTANCE_LABEL, KIND, VERSION, Names, Role, labels
+from rlrun_operator.names import GROUP, INSTANCE_LABEL, KIND, VERSION, Names, Role, child_labels
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Json, Placed
 
@@ -200,26 +200,26 @@ def former_spec_hashes(spec: RLRunSpec) -> frozenset[str]:
 def _mark_without(spec: RLRunSpec, live: Iterable[str]) -> str:
     for path in live:
         if path not in NEXT_ATTEMPT_FIELDS:
-            spec = _unset(spec, snake(path).split("."))
-    return mark(spec.model_dump(mode="json", exclude_defaults=True))
+            spec = _with_default(spec, snake(path).split("."))
+    return document_mark(spec.model_dump(mode="json", exclude_defaults=True))
 
 
-def _unset(block: B, path: list[str]) -> B:
+def _with_default(block: B, path: list[str]) -> B:
     """`block` with the default in the field at `path`; unchanged where a block on the way is not set."""
     name, *rest = path
     if not rest:
-        return block.model_copy(update={name: _default(type(block), name)})
+        return block.model_copy(update={name: _default_value(type(block), name)})
     inner = getattr(block, name)
-    return block if inner is None else block.model_copy(update={name: _unset(inner, rest)})
+    return block if inner is None else block.model_copy(update={name: _with_default(inner, rest)})
 
 
 @cache
-def _default(block: type[BaseModel], name: str) -> object:
+def _default_value(block: type[BaseModel], name: str) -> object:
     """Default of a field. It is shared, and only dumped."""
     return block.model_fields[name].get_default(call_default_factory=True, validated_data={})
 
 
-def mark(document: object) -> str:
+def document_mark(document: object) -> str:
     """16 hex digits over a JSON document."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -227,19 +227,21 @@ def mark(document: object) -> str:
 @cache
 def config_format() -> str:
     """Mark of the configuration file's format: a role of another release refuses what it does not know."""
-    return mark(_unworded(RunConfig.model_json_schema()))
+    return document_mark(_without_prose(RunConfig.model_json_schema()))
 
 
-def _unworded(schema: object) -> object:
+def _without_prose(schema: object) -> object:
     """A JSON schema without its prose, which changes nothing of what is read."""
     if isinstance(schema, list):
-        return [_unworded(item) for item in schema]
+        return [_without_prose(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {k: _unworded(v) for k, v in schema.items() if not (k in ("description", "title") and isinstance(v, str))}
+    return {
+        k: _without_prose(v) for k, v in schema.items() if not (k in ("description", "title") and isinstance(v, str))
+    }
 
 
-def metadata(
+def child_metadata(
     ctx: RunContext, name: str, role: Role | None = None, attempt: int | None = None, *, owned: bool = True
 ) -> Json:
     """Metadata of a child.
@@ -254,7 +256,7 @@ def metadata(
     result: Json = {
         "name": name,
         "namespace": ctx.namespace,
-        "labels": labels(ctx.name, role, attempt),
+        "labels": child_labels(ctx.name, role, attempt),
     }
     if owned:
         # `kubectl delete --cascade=foreground` waits for children that block. Setting it needs `update` on rlruns/finalizers.

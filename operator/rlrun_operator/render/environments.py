@@ -34,7 +34,7 @@ def environment_volumes(ctx: RunContext) -> list[Json]:
     found = own_images(ctx)
     if not found:
         return []
-    names = [name for index, _ in found for name in (_name(index), _scratch(index))]
+    names = [name for index, _ in found for name in (_container_name(index), _scratch_volume(index))]
     return [
         {"name": CODE, "emptyDir": {"sizeLimit": "1Gi"}},
         *({"name": name, "emptyDir": {"sizeLimit": SIZE_LIMIT}} for name in names),
@@ -44,7 +44,8 @@ def environment_volumes(ctx: RunContext) -> list[Json]:
 def socket_mounts(ctx: RunContext) -> list[dict[str, object]]:
     """Mounts of the orchestrator's container: the folders of the sockets. Connecting writes nothing."""
     return [
-        {"name": _name(index), "mountPath": folder_of(FOLDER, index), "readOnly": True} for index, _ in own_images(ctx)
+        {"name": _container_name(index), "mountPath": folder_of(FOLDER, index), "readOnly": True}
+        for index, _ in own_images(ctx)
     ]
 
 
@@ -53,18 +54,22 @@ def environment_containers(ctx: RunContext) -> list[dict[str, object]]:
     that has an image. A sidecar has neither the run's key nor a token, and of the run's volume only what `volumePaths` names.
     """
     found = own_images(ctx)
-    return [_code(ctx), *(_sidecar(ctx, index, environment) for index, environment in found)] if found else []
+    return (
+        [_code_mounts(ctx), *(_environment_sidecar(ctx, index, environment) for index, environment in found)]
+        if found
+        else []
+    )
 
 
-def _name(index: int) -> str:
+def _container_name(index: int) -> str:
     return f"environment-{index}"
 
 
-def _scratch(index: int) -> str:
+def _scratch_volume(index: int) -> str:
     return f"environment-{index}-tmp"
 
 
-def _code(ctx: RunContext) -> Json:
+def _code_mounts(ctx: RunContext) -> Json:
     own = ctx.spec.orchestrator
     container = {
         "name": CODE,
@@ -78,10 +83,10 @@ def _code(ctx: RunContext) -> Json:
     return container | ({"imagePullPolicy": policy} if policy is not None else {})
 
 
-def _sidecar(ctx: RunContext, index: int, environment: EnvironmentConfig) -> dict[str, object]:
+def _environment_sidecar(ctx: RunContext, index: int, environment: EnvironmentConfig) -> dict[str, object]:
     folder = folder_of(FOLDER, index)
     return {
-        "name": _name(index),
+        "name": _container_name(index),
         "image": environment.image,
         "restartPolicy": "Always",
         "command": [
@@ -99,10 +104,10 @@ def _sidecar(ctx: RunContext, index: int, environment: EnvironmentConfig) -> dic
             {"name": "OMP_NUM_THREADS", "value": "1"},
         ],
         "volumeMounts": [
-            *_read(ctx, environment),
+            *_readable_mounts(ctx, environment),
             {"name": CODE, "mountPath": CODE_FOLDER, "readOnly": True},
-            {"name": _name(index), "mountPath": folder},
-            {"name": _scratch(index), "mountPath": "/tmp"},
+            {"name": _container_name(index), "mountPath": folder},
+            {"name": _scratch_volume(index), "mountPath": "/tmp"},
         ],
         "resources": {"requests": {"memory": "128Mi"}, "limits": {"memory": f"{_memory_mib(environment)}Mi"}},
         "securityContext": security.of_environment(index, assigned=ctx.settings.assigned_users),
@@ -115,6 +120,6 @@ def _memory_mib(environment: EnvironmentConfig) -> int:
     return math.ceil(environment.memory_gib * environment.workers * 1024) + HOST_MIB
 
 
-def _read(ctx: RunContext, environment: EnvironmentConfig) -> list[dict[str, object]]:
+def _readable_mounts(ctx: RunContext, environment: EnvironmentConfig) -> list[dict[str, object]]:
     """Mounts of what it may read of the run's volume, at the paths that the orchestrator sees."""
-    return [volume.part(ctx, path) | {"readOnly": True} for path in dict.fromkeys(environment.volume_paths)]
+    return [volume.mount_part(ctx, path) | {"readOnly": True} for path in dict.fromkeys(environment.volume_paths)]

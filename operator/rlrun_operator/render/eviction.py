@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, SPOT_LABEL
-from rlrun_operator.render.context import RunContext, metadata
+from rlrun_operator.render.context import RunContext, child_metadata
 from rlrun_operator.state import Json, Manifest
 
 
@@ -28,7 +28,7 @@ def eviction_budget(ctx: RunContext) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(ctx, ctx.names.inference, "inference"),
+        "metadata": child_metadata(ctx, ctx.names.inference, "inference"),
         "spec": {
             "maxUnavailable": max(1, least - engines.min_available),
             "selector": selector,

@@ -32,7 +32,7 @@ _ONE_OF = frozenset({"volumes", "env"})
 """Lists whose elements hold one of several sources: a source that the patch names replaces another one instead of joining it."""
 
 
-def merge(base: Manifest, patch: Manifest) -> Json:
+def merge_patch(base: Manifest, patch: Manifest) -> Json:
     """`patch` over `base`; neither is changed.
 
     Args:
@@ -49,13 +49,13 @@ def merge(base: Manifest, patch: Manifest) -> Json:
         if value is None:
             result.pop(key, None)
         else:
-            result[key] = _merged(key, result.get(key), value)
+            result[key] = _merge_values(key, result.get(key), value)
     return result
 
 
-def _merged(key: str, base: object, patch: object) -> object:
+def _merge_values(key: str, base: object, patch: object) -> object:
     if isinstance(patch, Mapping):
-        return merge(base if isinstance(base, Mapping) else {}, patch)
+        return merge_patch(base if isinstance(base, Mapping) else {}, patch)
     if isinstance(patch, Sequence) and not isinstance(patch, str):
         old = base if isinstance(base, Sequence) and not isinstance(base, str) else []
         return _merge_list(key, old, patch)
@@ -67,28 +67,28 @@ def _merge_list(key: str, base: Sequence[object], patch: Sequence[object]) -> li
     replaces = any(element == {_DIRECTIVE: "replace"} for element in patch)
     elements = [element for element in patch if element != {_DIRECTIVE: "replace"}]
     if merge_key is None or replaces:
-        return [merge({}, element) if isinstance(element, Mapping) else element for element in elements]
+        return [merge_patch({}, element) if isinstance(element, Mapping) else element for element in elements]
     result = list(base)
     for element in elements:
         if not isinstance(element, Mapping):
             result.append(element)
             continue
-        where = _find(result, merge_key, element.get(merge_key))
+        where = _find_element(result, merge_key, element.get(merge_key))
         if element.get(_DIRECTIVE) == "delete":
             if where is not None:
                 del result[where]
         elif where is None:
-            result.append(merge({}, element))
+            result.append(merge_patch({}, element))
         else:
             old = result[where]
-            assert isinstance(old, Mapping)  # see `_find`
+            assert isinstance(old, Mapping)  # see `_find_element`
             if key in _ONE_OF and len(element) > 1:
                 old = {name: value for name, value in old.items() if name in element}
-            result[where] = merge(old, element)
+            result[where] = merge_patch(old, element)
     return result
 
 
-def _find(elements: Sequence[object], merge_key: str, value: object) -> int | None:
+def _find_element(elements: Sequence[object], merge_key: str, value: object) -> int | None:
     """Index of the element with this merge key."""
     if value is None:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
-from rlrun_operator.render.context import RunContext, metadata
+from rlrun_operator.render.context import RunContext, child_metadata
 from rlrun_operator.render.outside import outside_rules, proxy_rules, with_addresses
 from rlrun_operator.restrictions import ANY_ADDRESS
 from rlrun_operator.state import Json, Manifest
@@ -15,7 +15,7 @@ HUB_PORT = 443
 """Port of model hubs and their stores, whose addresses change."""
 
 
-def services(ctx: RunContext) -> list[Manifest]:
+def render_services(ctx: RunContext) -> list[Manifest]:
     """Headless Services: names of the trainer's pods, and one name for all engines, where there are any.
 
     A guest has none. Both publish pods that are not ready: the trainer's meet before they are, and an engine becomes ready by the
@@ -23,21 +23,21 @@ def services(ctx: RunContext) -> list[Manifest]:
     """
     found = []
     if ctx.has_trainer:
-        trainer = [_port("channel", endpoints.TRAINER_PORT), _port("rendezvous", endpoints.RENDEZVOUS_PORT)]
-        found.append(_headless(ctx, ctx.names.trainer, "trainer", trainer))
-    engines = [_port("http", endpoints.ENGINE_PORT)]
+        trainer = [_named_port("channel", endpoints.TRAINER_PORT), _named_port("rendezvous", endpoints.RENDEZVOUS_PORT)]
+        found.append(_headless_service(ctx, ctx.names.trainer, "trainer", trainer))
+    engines = [_named_port("http", endpoints.ENGINE_PORT)]
     if ctx.has_engines:
-        found.append(_headless(ctx, ctx.names.inference, "inference", engines))
+        found.append(_headless_service(ctx, ctx.names.inference, "inference", engines))
     if ctx.colocated:
-        found.append(_headless(ctx, ctx.names.inference, "trainer", engines))
+        found.append(_headless_service(ctx, ctx.names.inference, "trainer", engines))
     return found
 
 
-def _headless(ctx: RunContext, name: str, role: Role, ports: list[dict[str, object]]) -> Manifest:
+def _headless_service(ctx: RunContext, name: str, role: Role, ports: list[dict[str, object]]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(ctx, name, role),
+        "metadata": child_metadata(ctx, name, role),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -47,7 +47,7 @@ def _headless(ctx: RunContext, name: str, role: Role, ports: list[dict[str, obje
     }
 
 
-def _port(name: str, number: int) -> dict[str, object]:
+def _named_port(name: str, number: int) -> dict[str, object]:
     return {"name": name, "port": number, "protocol": "TCP"}
 
 
@@ -58,7 +58,7 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
     """
     if ctx.spec.network_policy.mode == "None":
         return _host_access(ctx)
-    servers = [_servers(ctx), *_reference_access(ctx)] if ctx.host is None else []
+    servers = [_server_policies(ctx), *_reference_access(ctx)] if ctx.host is None else []
     return [*_host_access(ctx), *servers, orchestrator_policy(ctx)]
 
 
@@ -66,54 +66,58 @@ def orchestrator_policy(ctx: RunContext) -> Manifest:
     """Policy of the orchestrator: a scraper alone reaches it; it reaches the trainer's channel, the engines, the API server for its
     Lease, the servers of trackers and rewards, and its proxy."""
     serving = ctx.name if ctx.host is None else ctx.host.name
-    doors = [({"podSelector": _pods(serving, "trainer")}, endpoints.TRAINER_PORT)]
+    doors = [({"podSelector": _pod_peer(serving, "trainer")}, endpoints.TRAINER_PORT)]
     engines: Role = (
         "trainer" if (ctx.colocated if ctx.host is None else ctx.host.spec.placement.colocate) else "inference"
     )
-    doors.append(({"podSelector": _pods(serving, engines)}, endpoints.ENGINE_PORT))
-    egress: list[Json] = [{"to": [peer], **_tcp(port)} for peer, port in doors]
+    doors.append(({"podSelector": _pod_peer(serving, engines)}, endpoints.ENGINE_PORT))
+    egress: list[Json] = [{"to": [peer], **_tcp_ports(port)} for peer, port in doors]
     if _data_of_the_hub(ctx) or any(
         _reads_hub(environment.id, environment.args) for environment in ctx.spec.environments
     ):
-        egress.append(_tcp(HUB_PORT))
+        egress.append(_tcp_ports(HUB_PORT))
     outside = [*outside_rules(ctx.spec), *proxy_rules(ctx.spec, ["orchestrator"])]
     egress += [rule for i, rule in enumerate(outside) if rule not in (*egress, *outside[:i])]
-    both = _both_ways(ctx, _scraped(ctx, endpoints.ORCHESTRATOR_PORT), egress)
+    both = _both_ways(ctx, _scraper_rules(ctx, endpoints.ORCHESTRATOR_PORT), egress)
     # The policy for runs does not limit the way to the API server, whose address it need not know.
     both["egress"] += [
         rule for rule in with_addresses(ctx.settings.network.api_server, ANY_ADDRESS) if rule not in both["egress"]
     ]
-    spec = {"podSelector": _pods(ctx.name, "orchestrator"), **both}
-    return _policy(metadata(ctx, ctx.names.orchestrator_access, "orchestrator"), spec)
+    spec = {"podSelector": _pod_peer(ctx.name, "orchestrator"), **both}
+    return _network_policy(child_metadata(ctx, ctx.names.orchestrator_access, "orchestrator"), spec)
 
 
-def _servers(ctx: RunContext) -> Manifest:
+def _server_policies(ctx: RunContext) -> Manifest:
     """Trainer and engines: the trainer's pods reach each other, and the orchestrator reaches the two ports that want the run's key."""
-    trainers = {"podSelector": _pods(ctx.name, "trainer")}
+    trainers = {"podSelector": _pod_peer(ctx.name, "trainer")}
     group = [trainers]
     if ctx.spec.weight_sync.transport == "NCCL" and ctx.has_engines:  # on ports that the system chooses
-        group.append({"podSelector": _pods(ctx.name, "inference")})
-    asks = {"podSelector": _pods(ctx.name, "orchestrator")}
-    doors = _tcp(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
-    ingress = [{"from": group}, {"from": [asks], **doors}, *_scraped(ctx, endpoints.ENGINE_PORT, endpoints.POD_PORT)]
+        group.append({"podSelector": _pod_peer(ctx.name, "inference")})
+    asks = {"podSelector": _pod_peer(ctx.name, "orchestrator")}
+    doors = _tcp_ports(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
+    ingress = [
+        {"from": group},
+        {"from": [asks], **doors},
+        *_scraper_rules(ctx, endpoints.ENGINE_PORT, endpoints.POD_PORT),
+    ]
     egress = [{"to": group}, *proxy_rules(ctx.spec, ["trainer", "inference"])]
-    spec = {"podSelector": _among(ctx.name), **_both_ways(ctx, ingress, egress)}
-    return _policy(metadata(ctx, ctx.names.account), spec)
+    spec = {"podSelector": _role_selector(ctx.name), **_both_ways(ctx, ingress, egress)}
+    return _network_policy(child_metadata(ctx, ctx.names.account), spec)
 
 
 def _both_ways(ctx: RunContext, ingress: Sequence[Manifest], egress: Sequence[Json]) -> Json:
     """Types and rules of a policy, with what all pods of the run may reach."""
-    hub = [_tcp(HUB_PORT)] if ctx.spec.model.name is not None else []
+    hub = [_tcp_ports(HUB_PORT)] if ctx.spec.model.name is not None else []
     common = [*ctx.settings.network.dns, *hub, *ctx.spec.network_policy.extra_egress]
     comes_in = {"ingress": ingress} if ingress else {}  # an empty list would be another object at each apply
     allowed = ctx.settings.installation.policy.egress
     return {"policyTypes": ["Ingress", "Egress"], **comes_in, "egress": with_addresses([*egress, *common], allowed)}
 
 
-def _scraped(ctx: RunContext, *ports: int) -> list[Json]:
+def _scraper_rules(ctx: RunContext, *ports: int) -> list[Json]:
     """The way of the metrics scrapers that the chart's values name."""
     peers = ctx.settings.network.metrics_from
-    return [{"from": list(peers), **_tcp(*ports)}] if peers else []
+    return [{"from": list(peers), **_tcp_ports(*ports)}] if peers else []
 
 
 def _reference_access(ctx: RunContext) -> list[Manifest]:
@@ -124,9 +128,9 @@ def _reference_access(ctx: RunContext) -> list[Manifest]:
     fetched = reference is not None and reference.resolved(ctx.spec.model).name is not None
     if not fetched and (tiny is None or not _reads_hub(tiny.warmup_environment, tiny.warmup_args)):
         return []
-    egress = with_addresses([_tcp(HUB_PORT)], ctx.settings.installation.policy.egress)
-    spec = {"podSelector": _pods(ctx.name, "trainer"), "policyTypes": ["Egress"], "egress": egress}
-    return [_policy(metadata(ctx, ctx.names.reference_access, "trainer"), spec)]
+    egress = with_addresses([_tcp_ports(HUB_PORT)], ctx.settings.installation.policy.egress)
+    spec = {"podSelector": _pod_peer(ctx.name, "trainer"), "policyTypes": ["Egress"], "egress": egress}
+    return [_network_policy(child_metadata(ctx, ctx.names.reference_access, "trainer"), spec)]
 
 
 def _host_access(ctx: RunContext) -> list[Manifest]:
@@ -137,17 +141,21 @@ def _host_access(ctx: RunContext) -> list[Manifest]:
     host = ctx.host
     if host is None or host.spec.network_policy.mode == "None":
         return []
-    guest = {"podSelector": _pods(ctx.name, "orchestrator")}
-    ports = _tcp(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
-    spec = {"podSelector": _among(host.name), "policyTypes": ["Ingress"], "ingress": [{"from": [guest], **ports}]}
-    return [_policy(metadata(ctx, ctx.names.host_access, "orchestrator"), spec)]
+    guest = {"podSelector": _pod_peer(ctx.name, "orchestrator")}
+    ports = _tcp_ports(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
+    spec = {
+        "podSelector": _role_selector(host.name),
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [guest], **ports}],
+    }
+    return [_network_policy(child_metadata(ctx, ctx.names.host_access, "orchestrator"), spec)]
 
 
-def _pods(run: str, role: Role) -> Json:
+def _pod_peer(run: str, role: Role) -> Json:
     return {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: role}}
 
 
-def _among(run: str) -> Json:
+def _role_selector(run: str) -> Json:
     """A run's trainer and engines."""
     among = {"key": ROLE_LABEL, "operator": "In", "values": ["trainer", "inference"]}
     return {"matchLabels": {RUN_LABEL: run}, "matchExpressions": [among]}
@@ -167,9 +175,9 @@ def _reads_hub(id: str | None, args: Mapping[str, object]) -> bool:
     return id == "dataset" and args.get("name") is not None
 
 
-def _policy(meta: Json, spec: Json) -> Manifest:
+def _network_policy(meta: Json, spec: Json) -> Manifest:
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": spec}
 
 
-def _tcp(*ports: int) -> Json:
+def _tcp_ports(*ports: int) -> Json:
     return {"ports": [{"protocol": "TCP", "port": port} for port in ports]}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlrun_operator.render.context import RunContext, metadata
+from rlrun_operator.render.context import RunContext, child_metadata
 from rlrun_operator.render.eviction import eviction_budget, has_engines_to_keep
-from rlrun_operator.render.network import network_policies, services
+from rlrun_operator.render.network import network_policies, render_services
 from rlrun_operator.state import Json, Manifest
 
 CONFIG_FILE = "run.json"
@@ -26,18 +26,24 @@ class Prerequisites(NamedTuple):
     """Server-side apply."""
 
 
-def prerequisites(ctx: RunContext) -> Prerequisites:
+def render_prerequisites(ctx: RunContext) -> Prerequisites:
     """Everything but the Secret and the workloads, in the order in which it should appear."""
-    return Prerequisites(create=(*_claim(ctx), _lease(ctx)), apply=_parts(ctx, ctx.config_text))
+    return Prerequisites(create=(*_render_claim(ctx), _render_lease(ctx)), apply=_build_parts(ctx, ctx.config_text))
 
 
-def parts(ctx: RunContext) -> tuple[Manifest, ...]:
+def render_parts(ctx: RunContext) -> tuple[Manifest, ...]:
     """Objects that are applied, without the text of the configuration, which takes most of the time to make: for their names and fields."""
-    return _parts(ctx, "")
+    return _build_parts(ctx, "")
 
 
-def _parts(ctx: RunContext, text: str) -> tuple[Manifest, ...]:
-    return (*_account(ctx), _config_map(ctx, text), *services(ctx), *network_policies(ctx), *_budget(ctx))
+def _build_parts(ctx: RunContext, text: str) -> tuple[Manifest, ...]:
+    return (
+        *_render_account(ctx),
+        _config_map(ctx, text),
+        *render_services(ctx),
+        *network_policies(ctx),
+        *_render_budget(ctx),
+    )
 
 
 def api_key_secret(ctx: RunContext, key: str) -> Manifest:
@@ -50,18 +56,18 @@ def api_key_secret(ctx: RunContext, key: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(ctx, ctx.key_secret),
+        "metadata": child_metadata(ctx, ctx.key_secret),
         "type": "Opaque",
         "immutable": True,
         "stringData": {API_KEY: key},
     }
 
 
-def _budget(ctx: RunContext) -> list[Manifest]:
+def _render_budget(ctx: RunContext) -> list[Manifest]:
     return [eviction_budget(ctx)] if has_engines_to_keep(ctx) else []
 
 
-def _claim(ctx: RunContext) -> list[Manifest]:
+def _render_claim(ctx: RunContext) -> list[Manifest]:
     template = ctx.spec.storage.template
     if template is None or ctx.host is not None:
         return []
@@ -72,27 +78,27 @@ def _claim(ctx: RunContext) -> list[Manifest]:
     if template.storage_class_name is not None:
         spec["storageClassName"] = template.storage_class_name
     # Until it has a volume it goes with the run (`decide.objects.claims`); its labels are those of one that stays.
-    meta = metadata(ctx, ctx.names.claim)
+    meta = child_metadata(ctx, ctx.names.claim)
     if ctx.spec.storage.when_deleted == "Retain":
-        meta["labels"] = metadata(ctx, ctx.names.claim, owned=False)["labels"]
+        meta["labels"] = child_metadata(ctx, ctx.names.claim, owned=False)["labels"]
     return [{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}]
 
 
-def _lease(ctx: RunContext) -> Manifest:
+def _render_lease(ctx: RunContext) -> Manifest:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": metadata(ctx, ctx.names.progress),
+        "metadata": child_metadata(ctx, ctx.names.progress),
         "spec": {"leaseDurationSeconds": LEASE_SECONDS},
     }
 
 
-def _account(ctx: RunContext) -> list[Manifest]:
+def _render_account(ctx: RunContext) -> list[Manifest]:
     """The orchestrator's identity; its only right is to renew the run's Lease."""
     name, group = ctx.names.account, "rbac.authorization.k8s.io"
 
     def meta() -> Json:
-        return metadata(ctx, name, "orchestrator")
+        return child_metadata(ctx, name, "orchestrator")
 
     rule = {
         "apiGroups": ["coordination.k8s.io"],
@@ -117,6 +123,6 @@ def _config_map(ctx: RunContext, text: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(ctx, ctx.names.account),
+        "metadata": child_metadata(ctx, ctx.names.account),
         "data": {CONFIG_FILE: text},
     }

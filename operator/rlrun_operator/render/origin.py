@@ -36,7 +36,7 @@ class Cause(NamedTuple):
     message: str
 
 
-def causes(message: str, details: Mapping[str, object]) -> list[Cause]:
+def refusal_causes(message: str, details: Mapping[str, object]) -> list[Cause]:
     """Causes of a refusal.
 
     Args:
@@ -54,12 +54,12 @@ def causes(message: str, details: Mapping[str, object]) -> list[Cause]:
     return list(dict.fromkeys(found))
 
 
-def told(child: Manifest, refused: Sequence[Cause], message: str, run: Manifest) -> list[str]:
+def explain_refusal(child: Manifest, refused: Sequence[Cause], message: str, run: Manifest) -> list[str]:
     """Causes of a refusal, by the manifest's own fields.
 
     Args:
         child: as it was refused.
-        refused: `causes`.
+        refused: `refusal_causes`.
         message: of the refusal, for one without causes.
         run: specification of the run, as the API server has it.
     """
@@ -68,14 +68,14 @@ def told(child: Manifest, refused: Sequence[Cause], message: str, run: Manifest)
         return [f"{name}: {message}"]
     result = []
     for cause in refused:
-        found = origin(child, cause.field, run)
+        found = find_origin(child, cause.field, run)
         result.append(f"{found or f'{name}: {cause.field}'}: {cause.message}")
     return list(dict.fromkeys(result))
 
 
-def origin(child: Manifest, field: str, run: Manifest) -> str | None:
+def find_origin(child: Manifest, field: str, run: Manifest) -> str | None:
     """The manifest's field that a child's field comes from; None: it is not known."""
-    key, kind = _key(field, child), child.get("kind")
+    key, kind = _path_key(field, child), child.get("kind")
     labels = (child.get("metadata") or {}).get("labels") or {}
     role = labels.get(ROLE_LABEL)
     if kind == "PersistentVolumeClaim":
@@ -93,7 +93,7 @@ def origin(child: Manifest, field: str, run: Manifest) -> str | None:
     return _of_template(child, role, key, run)
 
 
-def _key(field: str, child: object) -> Key:
+def _path_key(field: str, child: object) -> Key:
     """A path as the API server writes it, with the index of each element that it names by its key."""
     key: list[str | int] = []
     place = child
@@ -108,11 +108,11 @@ def _key(field: str, child: object) -> Key:
             word = plain or index
             part = int(word) if word.isdecimal() and isinstance(place, list) else word
         key.append(part)
-        place = _inside(place, part)
+        place = _path_inside(place, part)
     return tuple(key)
 
 
-def _inside(place: object, part: str | int) -> object:
+def _path_inside(place: object, part: str | int) -> object:
     if isinstance(place, Mapping):
         return place.get(part)
     if isinstance(place, list) and isinstance(part, int) and part < len(place):
@@ -126,14 +126,14 @@ def _of_policy(child: Manifest, key: Key, run: Manifest) -> str | None:
     if key[:2] != ("spec", "egress") or len(key) < 3 or not isinstance(rules, list) or not isinstance(own, list):
         return None
     index = int(key[2]) - (len(rules) - len(own)) if isinstance(key[2], int) else -1
-    return _path("networkPolicy.extraEgress", (index, *key[3:])) if index >= 0 else None
+    return _show_path("networkPolicy.extraEgress", (index, *key[3:])) if index >= 0 else None
 
 
 def _of_template(template: Manifest, role: str, key: Key, run: Manifest) -> str | None:
     block = run.get(role)
     block = block if isinstance(block, Mapping) else {}
     if (patched := _of_patch(block.get("podTemplate"), template, key)) is not None:
-        return _path(f"{role}.podTemplate", patched)
+        return _show_path(f"{role}.podTemplate", patched)
     if key[:1] != ("spec",) or len(key) < 2:
         return None
     if key[1:3] == ("podTemplate", "spec"):  # rendered so where the user's is no map
@@ -143,8 +143,8 @@ def _of_template(template: Manifest, role: str, key: Key, run: Manifest) -> str 
             return _of_container(template, role, key, run)
         case "tolerations" | "volumes" | "topologySpreadConstraints" | "terminationGracePeriodSeconds" as part:
             return _of_spec(template, role, part, key, block)
-        case str() as part if part in _OF_BLOCK and _set(block, key[1:]):
-            return _path(role, key[1:])
+        case str() as part if part in _OF_BLOCK and _is_set(block, key[1:]):
+            return _show_path(role, key[1:])
         case "nodeSelector" | "affinity":
             return "placement"
     return None
@@ -154,9 +154,9 @@ def _of_spec(template: Manifest, role: str, part: str, key: Key, block: Manifest
     if part == "tolerations":
         own, every = block.get("tolerations") or (), template["spec"].get("tolerations") or ()
         index = int(key[2]) - (len(every) - len(own)) if len(key) > 2 and isinstance(key[2], int) else -1
-        return _path(f"{role}.tolerations", (index, *key[3:])) if index >= 0 else None
+        return _show_path(f"{role}.tolerations", (index, *key[3:])) if index >= 0 else None
     if part == "volumes":
-        volume = _inside(template["spec"].get("volumes"), key[2]) if len(key) > 2 else None
+        volume = _path_inside(template["spec"].get("volumes"), key[2]) if len(key) > 2 else None
         found = _OF_VOLUME.get(str(volume.get("name"))) if isinstance(volume, Mapping) else None
         return found.format(role=role) if found is not None else None
     return "placement" if part == "topologySpreadConstraints" else "checkpoint.gracePeriodSeconds"
@@ -165,7 +165,7 @@ def _of_spec(template: Manifest, role: str, part: str, key: Key, block: Manifest
 def _of_container(template: Manifest, role: str, key: Key, run: Manifest) -> str | None:
     block = run.get(role)
     block = block if isinstance(block, Mapping) else {}
-    container = _inside(template["spec"].get(key[1]), key[2]) if len(key) > 2 else None
+    container = _path_inside(template["spec"].get(key[1]), key[2]) if len(key) > 2 else None
     if not isinstance(container, Mapping) or len(key) < 4:
         return None
     name, part, rest = str(container.get("name")), str(key[3]), key[3:]
@@ -176,24 +176,24 @@ def _of_container(template: Manifest, role: str, key: Key, run: Manifest) -> str
     if part == "volumeMounts":
         return "storage.subPath" if rest[-1] == "subPath" else "storage.mountPath"
     gpu = str((run.get("placement") or {}).get("gpuResource", "nvidia.com/gpu"))
-    if part == "resources" and gpu in rest and not _set(block, rest):
+    if part == "resources" and gpu in rest and not _is_set(block, rest):
         return "placement.gpuResource"
-    return _path(role, rest) if part in _OF_CONTAINER and _set(block, rest[:1]) else None
+    return _show_path(role, rest) if part in _OF_CONTAINER and _is_set(block, rest[:1]) else None
 
 
 def _of_variable(container: Manifest, role: str, rest: Key, block: Manifest) -> str | None:
     """Field of a variable of a container; None: the role's block does not set it."""
-    variable = _inside(container.get("env"), rest[1])
+    variable = _path_inside(container.get("env"), rest[1])
     names = [each.get("name") for each in block.get("env") or () if isinstance(each, Mapping)]
     wanted = variable.get("name") if isinstance(variable, Mapping) else None
-    return _path(f"{role}.env", (names.index(wanted), *rest[2:])) if wanted in names else None
+    return _show_path(f"{role}.env", (names.index(wanted), *rest[2:])) if wanted in names else None
 
 
-def _set(block: Manifest, key: Key) -> bool:
+def _is_set(block: Manifest, key: Key) -> bool:
     """True if the block says anything there."""
     place: object = block
     for part in key:
-        place = _inside(place, part)
+        place = _path_inside(place, part)
     return place is not None
 
 
@@ -202,9 +202,9 @@ def _of_patch(patch: object, template: object, key: Key) -> Key | None:
     found: list[str | int] = []
     name = ""
     for depth, part in enumerate(key):
-        template = _inside(template, part)
+        template = _path_inside(template, part)
         if isinstance(patch, list):
-            index = _element(patch, template, part, MERGE_KEYS.get(name))
+            index = _find_element(patch, template, part, MERGE_KEYS.get(name))
             if index is None:
                 return None
             found.append(index)
@@ -219,7 +219,7 @@ def _of_patch(patch: object, template: object, key: Key) -> Key | None:
     return tuple(found)
 
 
-def _element(patch: Sequence[object], element: object, part: str | int, merge_key: str | None) -> int | None:
+def _find_element(patch: Sequence[object], element: object, part: str | int, merge_key: str | None) -> int | None:
     if merge_key is None:
         return part if isinstance(part, int) and part < len(patch) else None
     wanted = element.get(merge_key) if isinstance(element, Mapping) else None
@@ -227,7 +227,7 @@ def _element(patch: Sequence[object], element: object, part: str | int, merge_ke
     return next((i for i, each in enumerate(keys) if each == wanted and each is not None), None)
 
 
-def _path(start: str, key: Key) -> str:
+def _show_path(start: str, key: Key) -> str:
     text = start
     for part in key:
         text += f"[{part}]" if isinstance(part, int) or re.search(r"[^A-Za-z0-9]", part) else f".{part}"

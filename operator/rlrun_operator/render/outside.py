@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from rlrun.api.resource import RLRunSpec
 from rlrun.tracking.enabled import server_addresses
 from rlrun_operator.names import Role
-from rlrun_operator.render.placement import block
+from rlrun_operator.render.placement import role_block
 from rlrun_operator.restrictions import ANY_ADDRESS
 from rlrun_operator.state import Json
 
@@ -39,7 +39,7 @@ def outside_rules(spec: RLRunSpec) -> list[Json]:
     """Egress rules of the orchestrator for the servers that the specification names, each once."""
     found: list[Json] = []
     for address in outside_addresses(spec):
-        found += [rule for rule in _rules(address) if rule not in found]
+        found += [rule for rule in _url_rules(address) if rule not in found]
     return found
 
 
@@ -58,10 +58,10 @@ def proxy_rules(spec: RLRunSpec, roles: Iterable[Role]) -> list[Json]:
     """Egress rules for the proxies that the roles' variables name, each once; one from a Secret or ConfigMap is not known here."""
     found: list[Json] = []
     for role in roles:
-        for variable in block(spec, role).env:
+        for variable in role_block(spec, role).env:
             if variable.name.upper() in PROXY_VARIABLES and variable.value:
                 address = variable.value if "://" in variable.value else f"http://{variable.value}"
-                found += [rule for rule in _rules(address) if rule not in found]
+                found += [rule for rule in _url_rules(address) if rule not in found]
     return found
 
 
@@ -95,7 +95,7 @@ def _base_urls(value: object) -> Iterator[str]:
             yield from _base_urls(item)
 
 
-def _rules(address: str) -> list[Json]:
+def _url_rules(address: str) -> list[Json]:
     """Rules for a URL; none for the pod itself, and for what is no URL, which its user refuses by name."""
     try:
         parts = urlsplit(address)
@@ -108,26 +108,26 @@ def _rules(address: str) -> list[Json]:
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
-        return _named(host.split("."), door)
+        return _host_rules(host.split("."), door)
     if ip.is_loopback or ip.is_unspecified:
         return []
     return [{"to": [{"ipBlock": {"cidr": f"{ip}/{ip.max_prefixlen}"}}], **door}]
 
 
-def _named(labels: list[str], door: Json) -> list[Json]:
+def _host_rules(labels: list[str], door: Json) -> list[Json]:
     """Rules for a host name: of a Service, of the public network, or of two labels, which can be either."""
     if len(labels) == 1:
-        return [_pods({"podSelector": {}})]
+        return [_pod_rule({"podSelector": {}})]
     if "svc" in labels[2:]:
         return [_in_namespace(labels[labels.index("svc", 2) - 1])]
     return [door, _in_namespace(labels[1])] if len(labels) == 2 else [door]
 
 
 def _in_namespace(name: str) -> Json:
-    return _pods({"namespaceSelector": {"matchLabels": {_NAMESPACE_LABEL: name}}})
+    return _pod_rule({"namespaceSelector": {"matchLabels": {_NAMESPACE_LABEL: name}}})
 
 
-def _pods(peer: Json) -> Json:
+def _pod_rule(peer: Json) -> Json:
     return {"to": [peer], "ports": [{"protocol": "TCP"}]}
 
 
@@ -138,7 +138,7 @@ def with_addresses(rules: Iterable[Json], allowed: Sequence[str]) -> list[Json]:
         rules: of a NetworkPolicy.
         allowed: blocks of addresses. All addresses include the pods of the cluster, which some networks do not count among addresses.
     """
-    peers = _peers(allowed)
+    peers = _address_peers(allowed)
     found = []
     for rule in rules:
         if rule.get("to"):
@@ -148,13 +148,13 @@ def with_addresses(rules: Iterable[Json], allowed: Sequence[str]) -> list[Json]:
     return found
 
 
-def _peers(allowed: Sequence[str]) -> list[Json]:
-    blocks = [_block(cidr) for cidr in allowed]
+def _address_peers(allowed: Sequence[str]) -> list[Json]:
+    blocks = [_address_block(cidr) for cidr in allowed]
     pods: list[Json] = [{"namespaceSelector": {}}] if set(allowed) == set(ANY_ADDRESS) else []
     return [*blocks, *pods]
 
 
-def _block(cidr: str) -> Json:
+def _address_block(cidr: str) -> Json:
     shown, left_out = _split_block(cidr)
     return {"ipBlock": {"cidr": shown, **({"except": list(left_out)} if left_out else {})}}
 
@@ -163,10 +163,10 @@ def _block(cidr: str) -> Json:
 def _split_block(cidr: str) -> tuple[str, tuple[str, ...]]:
     """Return the block in its usual form, and the metadata addresses inside of it."""
     network = ipaddress.ip_network(cidr)
-    return str(network), tuple(inner for inner in METADATA if _within(ipaddress.ip_network(inner), network))
+    return str(network), tuple(inner for inner in METADATA if _is_within(ipaddress.ip_network(inner), network))
 
 
-def _within(
+def _is_within(
     inner: ipaddress.IPv4Network | ipaddress.IPv6Network, outer: ipaddress.IPv4Network | ipaddress.IPv6Network
 ) -> bool:
     """True if a network is a proper part of another one: an administrator who lists metadata addresses opens them."""

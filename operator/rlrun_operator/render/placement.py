@@ -23,7 +23,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def block(spec: RLRunSpec, role: Role) -> PodFields:
+def role_block(spec: RLRunSpec, role: Role) -> PodFields:
     """The role's part of the manifest."""
     blocks: dict[Role, PodFields] = {
         "trainer": spec.trainer,
@@ -33,7 +33,7 @@ def block(spec: RLRunSpec, role: Role) -> PodFields:
     return blocks[role]
 
 
-def gpus(spec: RLRunSpec, role: Role) -> int:
+def gpus_per_pod(spec: RLRunSpec, role: Role) -> int:
     """GPUs of each of the role's pods."""
     each: dict[Role, int] = {
         "trainer": spec.trainer.gpus_per_replica,
@@ -51,19 +51,21 @@ def node_selector(spec: RLRunSpec, role: Role) -> dict[str, str]:
         "orchestrator": spec.placement.orchestrator,
     }
     own = overrides[role]
-    product = own.gpu_product or (spec.placement.gpu_product if gpus(spec, role) else None)
+    product = own.gpu_product or (spec.placement.gpu_product if gpus_per_pod(spec, role) else None)
     pool = own.pool or spec.placement.pool
     wanted = {GPU_PRODUCT_LABEL: product, POOL_LABEL: pool}
-    return {key: value for key, value in wanted.items() if value} | block(spec, role).node_selector
+    return {key: value for key, value in wanted.items() if value} | role_block(spec, role).node_selector
 
 
-def tolerations(spec: RLRunSpec, role: Role) -> list[Json]:
+def role_tolerations(spec: RLRunSpec, role: Role) -> list[Json]:
     """Taints that the role's pods bear: GPU nodes are commonly tainted with the name of their resource."""
-    own = [{"key": spec.placement.gpu_resource, "operator": "Exists"}] if gpus(spec, role) else []
-    return own + [t.model_dump(by_alias=True, exclude_none=True) for t in block(spec, role).tolerations]
+    own = [{"key": spec.placement.gpu_resource, "operator": "Exists"}] if gpus_per_pod(spec, role) else []
+    return own + [t.model_dump(by_alias=True, exclude_none=True) for t in role_block(spec, role).tolerations]
 
 
-def affinity(spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None, excluded: Sequence[str] = ()) -> Json:
+def role_affinity(
+    spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None, excluded: Sequence[str] = ()
+) -> Json:
     """The role's affinity: the block's own, and what topology, spread and a volume for one node add to it.
 
     Args:
@@ -73,27 +75,27 @@ def affinity(spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None
         beside: run whose trainer's node this pod has to share: a guest's host with a volume for one node.
         excluded: names of nodes to keep away from.
     """
-    result = block(spec, role).affinity.model_dump(by_alias=True, exclude_none=True)
+    result = role_block(spec, role).affinity.model_dump(by_alias=True, exclude_none=True)
     topology = spec.placement.topology
     near: tuple[Role, ...] = ("trainer",) if topology and topology.scope == "Role" else ("trainer", "inference")
     if topology is not None and role in near:
         if topology.required:
-            _add(result, "podAffinity", _REQUIRED, _term(run, near, topology.required))
+            _add_term(result, "podAffinity", _REQUIRED, _affinity_term(run, near, topology.required))
         if topology.preferred:
-            term = _term(run, near, topology.preferred)
-            _add(result, "podAffinity", _PREFERRED, {"weight": PREFERRED_WEIGHT, "podAffinityTerm": term})
+            term = _affinity_term(run, near, topology.preferred)
+            _add_term(result, "podAffinity", _PREFERRED, {"weight": PREFERRED_WEIGHT, "podAffinityTerm": term})
     if beside is not None:
-        _add(result, "podAffinity", _REQUIRED, _term(beside, ("trainer",), HOSTNAME))
+        _add_term(result, "podAffinity", _REQUIRED, _affinity_term(beside, ("trainer",), HOSTNAME))
     elif one_node(spec):
         # The trainer goes first: were the orchestrator to choose the node, it would choose one without GPUs. The
         # trainer of a later attempt follows the engines, which have stayed with the volume.
         first: tuple[Role, ...] = ("trainer", "inference") if role == "trainer" else ("trainer",)
         if spec.task not in TRAINING_TASKS:
             first = ("inference",)
-        _add(result, "podAffinity", _REQUIRED, _term(run, first, HOSTNAME))
+        _add_term(result, "podAffinity", _REQUIRED, _affinity_term(run, first, HOSTNAME))
     if role == "inference" and spec.placement.spread_inference == "Required":
         # Anti-affinity and not a spread constraint: that one allows two engines on one node when no other qualifies.
-        _add(result, "podAntiAffinity", _REQUIRED, _term(run, ("inference",), HOSTNAME))
+        _add_term(result, "podAntiAffinity", _REQUIRED, _affinity_term(run, ("inference",), HOSTNAME))
     if excluded:
         _keep_away(result, excluded)
     return result
@@ -119,8 +121,8 @@ def one_node(spec: RLRunSpec) -> bool:
     return template is not None and "ReadWriteMany" not in template.access_modes
 
 
-def added(template: Manifest, placed: Placed) -> Json:
-    """A pod template with what a queue adds; where both say something, the template's own stays (`contradiction` tells)."""
+def with_queue_fields(template: Manifest, placed: Placed) -> Json:
+    """A pod template with what a queue adds; where both say something, the template's own stays (`find_contradiction` tells)."""
     metadata, spec = template["metadata"], dict(template["spec"])
     if placed.node_selector:
         spec["nodeSelector"] = {**placed.node_selector, **(spec.get("nodeSelector") or {})}
@@ -143,7 +145,7 @@ def added(template: Manifest, placed: Placed) -> Json:
     }
 
 
-def contradiction(template: Manifest, placed: Placed, role: str) -> str:
+def find_contradiction(template: Manifest, placed: Placed, role: str) -> str:
     """First value of a pod template that a queue would have otherwise; empty: there is none."""
     metadata = template["metadata"]
     if QUEUE_LABEL in metadata["labels"]:
@@ -163,7 +165,7 @@ def contradiction(template: Manifest, placed: Placed, role: str) -> str:
     return ""
 
 
-def _term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, object]:
+def _affinity_term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, object]:
     """Pods of the run's roles on nodes that agree in the label `key`."""
     if len(roles) == 1:
         selector: dict[str, object] = {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: roles[0]}}
@@ -181,5 +183,5 @@ def _keep_away(affinity: Json, nodes: Sequence[str]) -> None:
     required["nodeSelectorTerms"] = [term | {"matchFields": [*term.get("matchFields", ()), *away]} for term in terms]
 
 
-def _add(affinity: Json, kind: str, strength: str, term: Json) -> None:
+def _add_term(affinity: Json, kind: str, strength: str, term: Json) -> None:
     affinity.setdefault(kind, {}).setdefault(strength, []).append(term)

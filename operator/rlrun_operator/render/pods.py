@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
 from rlrun.api.pods import SpotSpec
 from rlrun.config.models.file_mark import NOT_READ_BY_ENGINES
-from rlrun_operator.names import CONFIG_ANNOTATION, ROLES, RUN_UID_ANNOTATION, SPOT_LABEL, SPOT_SET, Role, labels
+from rlrun_operator.names import CONFIG_ANNOTATION, ROLES, RUN_UID_ANNOTATION, SPOT_LABEL, SPOT_SET, Role, child_labels
 from rlrun_operator.render import containers, environments, placement, security, shared_environments, volume
-from rlrun_operator.render.context import RunContext, config_format, mark
-from rlrun_operator.render.merge import merge
+from rlrun_operator.render.context import RunContext, config_format, document_mark
+from rlrun_operator.render.merge import merge_patch
 from rlrun_operator.state import Json
 
 TOKEN_SECONDS = 3600
@@ -24,13 +24,13 @@ MARGIN_SECONDS = 10
 def pod_template(ctx: RunContext, role: Role) -> Json:
     """Metadata (labels, annotations) and spec of a role's pods, with what a queue's admission adds to them."""
     made = own_template(ctx, role)
-    return placement.added(made, ctx.placed[role]) if role in ctx.placed else made
+    return placement.with_queue_fields(made, ctx.placed[role]) if role in ctx.placed else made
 
 
 def spot_template(ctx: RunContext, block: SpotSpec) -> Json:
     """Metadata and spec of the spot engines' pods: an engine's, on the nodes of `inference.spot`, which has the last word on these."""
     made = _on_spot(ctx, block)
-    return placement.added(made, ctx.placed[SPOT_SET]) if SPOT_SET in ctx.placed else made
+    return placement.with_queue_fields(made, ctx.placed[SPOT_SET]) if SPOT_SET in ctx.placed else made
 
 
 def _on_spot(ctx: RunContext, block: SpotSpec) -> Json:
@@ -43,14 +43,16 @@ def _on_spot(ctx: RunContext, block: SpotSpec) -> Json:
     return {**made, "metadata": {**metadata, "labels": {**metadata["labels"], SPOT_LABEL: "true"}}}
 
 
-def conflicts(ctx: RunContext) -> str:
+def queue_conflicts(ctx: RunContext) -> str:
     """Contradictions between the run's pods and what a queue adds to them; empty: there are none."""
     found = [
-        placement.contradiction(own_template(ctx, role), ctx.placed[role], role) for role in ROLES if role in ctx.placed
+        placement.find_contradiction(own_template(ctx, role), ctx.placed[role], role)
+        for role in ROLES
+        if role in ctx.placed
     ]
     block = ctx.spec.inference.spot
     if block is not None and SPOT_SET in ctx.placed:
-        found.append(placement.contradiction(_on_spot(ctx, block), ctx.placed[SPOT_SET], "inference.spot"))
+        found.append(placement.find_contradiction(_on_spot(ctx, block), ctx.placed[SPOT_SET], "inference.spot"))
     return "; ".join(text for text in found if text)
 
 
@@ -61,33 +63,33 @@ def own_template(ctx: RunContext, role: Role) -> Json:
     container called after the role, and the reserved variables, which identify a process. Of its metadata only labels and
     annotations are taken. A key that a PodTemplateSpec does not have is kept, so that the API server's dry-run refuses it by its name.
     """
-    patch = placement.block(ctx.spec, role).pod_template
+    patch = placement.role_block(ctx.spec, role).pod_template
     container = containers.role_container(ctx, role)
-    spec = _spec(ctx, role, container)
+    spec = _pod_spec(ctx, role, container)
     restart = spec["restartPolicy"]
-    merged = _merged(spec, patch.get("spec"))
+    merged = _merge_template(spec, patch.get("spec"))
     merged["restartPolicy"] = restart
     merged["containers"] = _with_role(merged.get("containers"), container)
     for kind in ("containers", "initContainers"):
         if kind in merged:
             merged[kind] = _with_own_variables(merged[kind], [container, *spec["initContainers"]])
     rest = {key: value for key, value in patch.items() if key not in ("metadata", "spec")}
-    return rest | {"metadata": _metadata(ctx, role, patch.get("metadata")), "spec": merged}
+    return rest | {"metadata": _pod_metadata(ctx, role, patch.get("metadata")), "spec": merged}
 
 
 def _grace_seconds(ctx: RunContext, role: Role) -> int:
     return ENGINE_GRACE_SECONDS if role == "inference" else ctx.spec.checkpoint.grace_period_seconds + MARGIN_SECONDS
 
 
-def _merged(spec: dict[str, object], wanted: object) -> Json:
+def _merge_template(spec: dict[str, object], wanted: object) -> Json:
     """The spec as the user wants it. One that is no map becomes a field that does not exist: its name is in the API server's refusal."""
     if wanted is None:
         return spec
-    return merge(spec, wanted) if isinstance(wanted, Mapping) else {**spec, "podTemplate.spec": wanted}
+    return merge_patch(spec, wanted) if isinstance(wanted, Mapping) else {**spec, "podTemplate.spec": wanted}
 
 
-def _spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json:
-    own = placement.block(ctx.spec, role)
+def _pod_spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json:
+    own = placement.role_block(ctx.spec, role)
     spec: dict[str, object] = {
         "restartPolicy": "Never" if role == "orchestrator" else "Always",
         "terminationGracePeriodSeconds": _grace_seconds(ctx, role),
@@ -98,17 +100,17 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json:
     if role == "orchestrator":
         spec["serviceAccountName"] = ctx.names.account
     first: list[dict[str, object]] = [containers.folder_container(ctx, role)]
-    if role == _maker(ctx) and ctx.spec.model.tiny is not None:
+    if role == _model_maker(ctx) and ctx.spec.model.tiny is not None:
         first.append(containers.model_container(ctx, role))
     if role == "orchestrator":
         first += environments.environment_containers(ctx)
         first += containers.environments_container(ctx)
-    spec |= {"initContainers": first, "containers": [container], "volumes": _volumes(ctx, role)}
+    spec |= {"initContainers": first, "containers": [container], "volumes": _pod_volumes(ctx, role)}
     optional = {
         "nodeSelector": placement.node_selector(ctx.spec, role),
-        "tolerations": placement.tolerations(ctx.spec, role),
-        "affinity": placement.affinity(
-            ctx.spec, ctx.name, role, beside=_beside(ctx), excluded=() if role == "inference" else ctx.excluded
+        "tolerations": placement.role_tolerations(ctx.spec, role),
+        "affinity": placement.role_affinity(
+            ctx.spec, ctx.name, role, beside=_host_affinity(ctx), excluded=() if role == "inference" else ctx.excluded
         ),
         "topologySpreadConstraints": placement.topology_spread(ctx.spec, ctx.name, role),
         "imagePullSecrets": [{"name": secret.name} for secret in own.image_pull_secrets],
@@ -118,21 +120,21 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json:
     return spec | {field: value for field, value in optional.items() if value}
 
 
-def _maker(ctx: RunContext) -> Role | None:
+def _model_maker(ctx: RunContext) -> Role | None:
     """Role that makes the tiny model; None: a guest's is its host's."""
     if ctx.host is not None:
         return None
     return "trainer" if ctx.has_trainer else "orchestrator"
 
 
-def _beside(ctx: RunContext) -> str | None:
+def _host_affinity(ctx: RunContext) -> str | None:
     """The host, where its claim can be mounted on one node only."""
     return ctx.host.name if ctx.host is not None and placement.one_node(ctx.host.spec) else None
 
 
-def _volumes(ctx: RunContext, role: Role) -> list[Json]:
+def _pod_volumes(ctx: RunContext, role: Role) -> list[Json]:
     memory: Json = {"medium": "Memory"}
-    limit = placement.block(ctx.spec, role).shared_memory
+    limit = placement.role_block(ctx.spec, role).shared_memory
     if limit is not None:
         memory["sizeLimit"] = limit
     volumes: list[Json] = [
@@ -150,24 +152,24 @@ def _volumes(ctx: RunContext, role: Role) -> list[Json]:
     return volumes
 
 
-def _metadata(ctx: RunContext, role: Role, patch: object) -> Json:
+def _pod_metadata(ctx: RunContext, role: Role, patch: object) -> Json:
     """Ours are last: the operator finds a run's pods by them. Engines outlive attempts and carry none."""
     user = patch if isinstance(patch, Mapping) else {}
-    ours = labels(ctx.name, role, None if role == "inference" else ctx.attempt)
+    ours = child_labels(ctx.name, role, None if role == "inference" else ctx.attempt)
     annotations = {RUN_UID_ANNOTATION: ctx.uid}
     if role == "inference":  # alone in outliving the attempt that wrote the file
         engine = ctx.config.inference
         read = engine.model_dump(mode="json", exclude=set(NOT_READ_BY_ENGINES)) if engine is not None else None
-        annotations[CONFIG_ANNOTATION] = mark([config_format(), read])
+        annotations[CONFIG_ANNOTATION] = document_mark([config_format(), read])
     elif role == "orchestrator":
         annotations[CONFIG_ANNOTATION] = ctx.file_mark(role)
     return {
-        "labels": merge(_mapping(user.get("labels")), ours),
-        "annotations": merge({}, _mapping(user.get("annotations"))) | annotations,
+        "labels": merge_patch(_as_mapping(user.get("labels")), ours),
+        "annotations": merge_patch({}, _as_mapping(user.get("annotations"))) | annotations,
     }
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def _as_mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 

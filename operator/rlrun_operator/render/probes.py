@@ -14,14 +14,14 @@ _START_PERIOD_SECONDS = 2
 _READY_PERIOD_SECONDS = 3
 
 
-def probes(role: Role) -> dict[str, object]:
+def container_probes(role: Role) -> dict[str, object]:
     """The probes of a role's container.
 
     The trainer has no liveness probe: its container is never started again within an attempt, and a group that hangs is for
     the whole run's progress to show. A failing liveness of the other two ends only what has not answered for minutes.
     """
     if role == "trainer":
-        return {"readinessProbe": _ready(endpoints.POD_READY, endpoints.POD_PORT)}
+        return {"readinessProbe": _readiness_probe(endpoints.POD_READY, endpoints.POD_PORT)}
     if role == "inference":
         path, port, start, ready = (
             endpoints.ENGINE_HEALTH,
@@ -37,17 +37,17 @@ def probes(role: Role) -> dict[str, object]:
             endpoints.ORCHESTRATOR_READY,
         )
     return {
-        "startupProbe": _probe(path, port, period=_START_PERIOD_SECONDS, failures=start // _START_PERIOD_SECONDS),
-        "livenessProbe": _probe(path, port, period=15, timeout=10, failures=12),
-        "readinessProbe": _ready(ready, port),
+        "startupProbe": _http_probe(path, port, period=_START_PERIOD_SECONDS, failures=start // _START_PERIOD_SECONDS),
+        "livenessProbe": _http_probe(path, port, period=15, timeout=10, failures=12),
+        "readinessProbe": _readiness_probe(ready, port),
     }
 
 
-def _ready(path: str, port: int) -> Json:
-    return _probe(path, port, period=_READY_PERIOD_SECONDS, timeout=3, failures=3)
+def _readiness_probe(path: str, port: int) -> Json:
+    return _http_probe(path, port, period=_READY_PERIOD_SECONDS, timeout=3, failures=3)
 
 
-def _probe(path: str, port: int, *, period: int, failures: int, timeout: int = 2) -> dict[str, object]:
+def _http_probe(path: str, port: int, *, period: int, failures: int, timeout: int = 2) -> dict[str, object]:
     """A GET that has to answer 2xx.
 
     Args:

@@ -65,8 +65,8 @@ def shared_folders(ctx: RunContext) -> list[str]:
 def shared_mounts(ctx: RunContext) -> list[Json]:
     """Return the mounts of the container."""
     return [
-        volume.whole(ctx) | {"readOnly": True},
-        *(volume.part(ctx, path) for path in volume.hub_data(ctx)),
+        volume.run_mount(ctx) | {"readOnly": True},
+        *(volume.mount_part(ctx, path) for path in volume.hub_data(ctx)),
         {"name": NAME, "mountPath": SOCKET_FOLDER},
         {"name": _SHARED_MEMORY, "mountPath": "/dev/shm"},
         *({"name": name, "mountPath": path} for name, path in _SCRATCH.items()),
@@ -83,18 +83,18 @@ def _mounts_of_the_user(ctx: RunContext) -> Iterator[Json]:
     spec = spec if isinstance(spec, Mapping) else {}
     copied = {
         volume.get("name")
-        for volume in _mappings(spec.get("volumes"))
+        for volume in _list_mappings(spec.get("volumes"))
         if not any(volume.get(source) is not None for source in _NOT_COPIED)
     }
     taken = {*_SCRATCH.values(), "/dev/shm", ctx.storage.mount_path}
-    for container in _mappings(spec.get("containers")):
+    for container in _list_mappings(spec.get("containers")):
         if container.get("name") == "orchestrator":
-            for mount in _mappings(container.get("volumeMounts")):
+            for mount in _list_mappings(container.get("volumeMounts")):
                 if mount.get("name") in copied and mount.get("mountPath") not in taken:
                     yield {**mount, "readOnly": True}
 
 
-def _mappings(found: object) -> list[Manifest]:
+def _list_mappings(found: object) -> list[Manifest]:
     """Return the mappings of a list; a value of another kind is for the API server to refuse."""
     if not isinstance(found, Sequence) or isinstance(found, str):
         return []
@@ -115,7 +115,7 @@ def split_resources(resources: Manifest) -> tuple[Json, Json]:
     theirs: Json = {"limits": {}, "requests": {}}
     for name in {**limits, **requests}:
         if name in _SPLIT:
-            asked = _half(name, requests[name] if name in requests else limits[name])
+            asked = _half_quantity(name, requests[name] if name in requests else limits[name])
             for part in (own, theirs):
                 part["requests"][name] = asked
                 part["limits"] |= {name: limits[name]} if name in limits else {}
@@ -126,7 +126,7 @@ def split_resources(resources: Manifest) -> tuple[Json, Json]:
     return _without_empty(own), _without_empty(theirs)
 
 
-def _half(name: str, value: str | int) -> str:
+def _half_quantity(name: str, value: str | int) -> str:
     """Return half of a quantity, rounded up to a thousandth of a core or to a byte."""
     if name == "cpu":
         return f"{-(-int(amount(value) * 1000) // 2)}m"

@@ -34,26 +34,26 @@ def hub_data(ctx: RunContext) -> list[str]:
     return [f"{ctx.name}/{HUB_FOLDER}/{name}" for name in HUB_DATA]
 
 
-def mounts(ctx: RunContext, role: Role) -> list[Json]:
+def role_mounts(ctx: RunContext, role: Role) -> list[Json]:
     """Mounts of a role's container."""
     if _writes_all(ctx, role):
-        return [whole(ctx)]
-    return [whole(ctx) | {"readOnly": True}, *(part(ctx, path) for path in _written(ctx))]
+        return [run_mount(ctx)]
+    return [run_mount(ctx) | {"readOnly": True}, *(mount_part(ctx, path) for path in _written_folders(ctx))]
 
 
-def folders(ctx: RunContext) -> list[str]:
+def folders_to_make(ctx: RunContext) -> list[str]:
     """Folders that have to be there before a container that mounts them starts: the kubelet would make them as root."""
-    return [f"{ctx.storage.mount_path}/{path}" for path in _written(ctx)]
+    return [f"{ctx.storage.mount_path}/{path}" for path in _written_folders(ctx)]
 
 
-def whole(ctx: RunContext) -> Json:
+def run_mount(ctx: RunContext) -> Json:
     """Mount of all that the run may see of the volume, with the right to write."""
     mount = {"name": DATA, "mountPath": ctx.storage.mount_path}
     return mount if ctx.storage.sub_path is None else mount | {"subPath": ctx.storage.sub_path}
 
 
-def part(ctx: RunContext, path: str) -> Json:
-    """Mount of a file or folder of it, where `whole` has it, with the right to write."""
+def mount_part(ctx: RunContext, path: str) -> Json:
+    """Mount of a file or folder of it, where `run_mount` has it, with the right to write."""
     above = f"{ctx.storage.sub_path}/" if ctx.storage.sub_path is not None else ""
     return {"name": DATA, "mountPath": f"{ctx.storage.mount_path}/{path}", "subPath": f"{above}{path}"}
 
@@ -63,7 +63,7 @@ def _writes_all(ctx: RunContext, role: Role) -> bool:
     return role == "trainer" and ctx.spec.trainer.lora is not None and ctx.spec.trainer.lora.slots > 1
 
 
-def _written(ctx: RunContext) -> list[str]:
+def _written_folders(ctx: RunContext) -> list[str]:
     """Folders that the run writes, below what is mounted of the volume."""
     paths = [ctx.name]
     if ctx.host is not None:

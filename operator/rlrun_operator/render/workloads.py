@@ -18,7 +18,7 @@ from rlrun_operator.names import (
     Role,
     host_mark,
 )
-from rlrun_operator.render.context import RunContext, mark, metadata
+from rlrun_operator.render.context import RunContext, child_metadata, document_mark
 from rlrun_operator.render.pods import pod_template, spot_template
 from rlrun_operator.state import Json, Manifest
 
@@ -38,12 +38,12 @@ class Workloads(NamedTuple):
     orchestrator: Manifest
 
     @property
-    def made(self) -> tuple[Manifest, ...]:
+    def existing(self) -> tuple[Manifest, ...]:
         """Existing workloads, in the order of their making."""
         return tuple(child for child in self if child is not None)
 
 
-def workloads(ctx: RunContext) -> Workloads:
+def render_workloads(ctx: RunContext) -> Workloads:
     """The attempt's workloads.
 
     The Deployment's pods do not depend on the attempt: applied again for a later one it leaves them running, unless the specification
@@ -51,8 +51,8 @@ def workloads(ctx: RunContext) -> Workloads:
     """
     return Workloads(
         trainer=_stateful_set(ctx) if ctx.has_trainer else None,
-        inference=_deployment(ctx) if ctx.has_engines else None,
-        orchestrator=_pod(ctx),
+        inference=_render_deployment(ctx) if ctx.has_engines else None,
+        orchestrator=_render_orchestrator(ctx),
     )
 
 
@@ -63,18 +63,20 @@ def _stateful_set(ctx: RunContext) -> Manifest:
         "podManagementPolicy": "Parallel",  # the pods of a group wait for each other
         "updateStrategy": {"type": "OnDelete"},  # a new template is for the next attempt, which starts from no pods
         "revisionHistoryLimit": KEPT_REVISIONS,
-        "selector": _selector(ctx, "trainer"),
+        "selector": _pod_selector(ctx, "trainer"),
         "template": pod_template(ctx, "trainer"),
     }
-    made = _workload(ctx, "StatefulSet", ctx.names.trainer, "trainer", spec)
-    made["metadata"]["annotations"][RENDERING_ANNOTATION] = mark(_without_affinity(spec["template"]))
+    made = _build_workload(ctx, "StatefulSet", ctx.names.trainer, "trainer", spec)
+    made["metadata"]["annotations"][RENDERING_ANNOTATION] = document_mark(_without_affinity(spec["template"]))
     return made
 
 
-def _deployment(ctx: RunContext) -> Manifest:
+def _render_deployment(ctx: RunContext) -> Manifest:
     ordinary = ctx.engine_total - ctx.spec.inference.on_spot(ctx.engine_total)
-    made = _engines(ctx, ctx.names.inference, ordinary, pod_template(ctx, "inference"), _selector(ctx, "inference"))
-    made["metadata"]["annotations"][RENDERING_ANNOTATION] = mark(made["spec"]["template"])
+    made = _render_engines(
+        ctx, ctx.names.inference, ordinary, pod_template(ctx, "inference"), _pod_selector(ctx, "inference")
+    )
+    made["metadata"]["annotations"][RENDERING_ANNOTATION] = document_mark(made["spec"]["template"])
     return made
 
 
@@ -88,13 +90,13 @@ def spot_deployment(ctx: RunContext) -> Manifest | None:
     block = ctx.spec.inference.spot
     if block is None or not ctx.has_engines:
         return None
-    selector = _selector(ctx, "inference")
+    selector = _pod_selector(ctx, "inference")
     selector["matchLabels"] = {**selector["matchLabels"], SPOT_LABEL: "true"}
     count = ctx.spec.inference.on_spot(ctx.engine_total)
-    made = _engines(ctx, ctx.names.spot, count, spot_template(ctx, block), selector)
+    made = _render_engines(ctx, ctx.names.spot, count, spot_template(ctx, block), selector)
     made["metadata"]["labels"][SPOT_LABEL] = "true"
     made["metadata"]["annotations"] |= {
-        RENDERING_ANNOTATION: mark(made["spec"]["template"]),
+        RENDERING_ANNOTATION: document_mark(made["spec"]["template"]),
         SPOT_NODES_ANNOTATION: spot_nodes(block),
     }
     return made
@@ -102,10 +104,10 @@ def spot_deployment(ctx: RunContext) -> Manifest | None:
 
 def spot_nodes(block: SpotSpec) -> str:
     """Mark of the nodes that `inference.spot` names."""
-    return mark(block.model_dump(mode="json", exclude={"share"}, exclude_defaults=True))
+    return document_mark(block.model_dump(mode="json", exclude={"share"}, exclude_defaults=True))
 
 
-def _engines(ctx: RunContext, name: str, count: int, template: Json, selector: Json) -> Manifest:
+def _render_engines(ctx: RunContext, name: str, count: int, template: Json, selector: Json) -> Manifest:
     spec: Json = {
         "replicas": count,
         # No surge: the GPUs of a new engine are those of an old one. All at once: another template comes with a new attempt, whose
@@ -116,7 +118,7 @@ def _engines(ctx: RunContext, name: str, count: int, template: Json, selector: J
         "selector": selector,
         "template": template,
     }
-    return _workload(ctx, "Deployment", name, "inference", spec)
+    return _build_workload(ctx, "Deployment", name, "inference", spec)
 
 
 def _without_affinity(template: Json) -> Json:
@@ -124,20 +126,20 @@ def _without_affinity(template: Json) -> Json:
     return {**template, "spec": {name: value for name, value in template["spec"].items() if name != "affinity"}}
 
 
-def _pod(ctx: RunContext) -> Manifest:
+def _render_orchestrator(ctx: RunContext) -> Manifest:
     template = pod_template(ctx, "orchestrator")
-    meta = _metadata(ctx, ctx.names.orchestrator(ctx.attempt), "orchestrator")
+    meta = _workload_metadata(ctx, ctx.names.orchestrator(ctx.attempt), "orchestrator")
     meta["labels"] = template["metadata"]["labels"]
     meta["annotations"] = template["metadata"]["annotations"] | meta["annotations"]
     head = {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
     return head | template | head
 
 
-def _workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str, object]) -> Manifest:
-    return {"apiVersion": "apps/v1", "kind": kind, "metadata": _metadata(ctx, name, role), "spec": spec}
+def _build_workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str, object]) -> Manifest:
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": _workload_metadata(ctx, name, role), "spec": spec}
 
 
-def _metadata(ctx: RunContext, name: str, role: Role) -> Json:
+def _workload_metadata(ctx: RunContext, name: str, role: Role) -> Json:
     """Metadata that show a later look whether the object is of this attempt and this specification."""
     annotations = {SPEC_HASH_ANNOTATION: ctx.spec_hash}
     if role == "orchestrator" and ctx.spec.network_policy.mode != "None":
@@ -146,8 +148,8 @@ def _metadata(ctx: RunContext, name: str, role: Role) -> Json:
         annotations[KEY_ANNOTATION] = str(ctx.key_attempt)
     if ctx.host is not None:
         annotations[HOST_ANNOTATION] = host_mark(ctx.host.uid, ctx.host.attempt)
-    return metadata(ctx, name, role, ctx.attempt) | {"annotations": annotations}
+    return child_metadata(ctx, name, role, ctx.attempt) | {"annotations": annotations}
 
 
-def _selector(ctx: RunContext, role: Role) -> Json:
+def _pod_selector(ctx: RunContext, role: Role) -> Json:
     return {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: role}}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import get_args
 
 from rlrun_operator.names import GROUP, PLURAL, VERSION
-from rlrun_operator.restrictions.expressions import Clause, clauses, operators_own, variables
+from rlrun_operator.restrictions.expressions import Clause, cel_variables, operators_own, run_clauses
 from rlrun_operator.restrictions.run_policy import ListName
 
 _HEAD = """\
@@ -47,7 +47,7 @@ spec:
 _NAMESPACE, _ACCOUNT = "NAMESPACE", "ACCOUNT"
 
 
-def template() -> str:
+def render_template() -> str:
     """The whole file."""
     head = _HEAD
     for mark, value in (("@GROUP", GROUP), ("@VERSION", VERSION), ("@PLURAL", PLURAL)):
@@ -56,14 +56,14 @@ def template() -> str:
         f"  - name: {name}\n    expression: {{{{ .Values.policy.{name} | toJson | quote }}}}\n"
         for name in get_args(ListName)
     ]
-    computed = [f"  - name: {name}\n    expression: {json.dumps(cel)}\n" for name, cel in variables().items()]
-    own = _validations([operators_own(_NAMESPACE, _ACCOUNT)])
+    computed = [f"  - name: {name}\n    expression: {json.dumps(cel)}\n" for name, cel in cel_variables().items()]
+    own = _policy_validations([operators_own(_NAMESPACE, _ACCOUNT)])
     own = own.replace(_NAMESPACE, "'{{ .Release.Namespace }}'").replace(
         _ACCOUNT, "'{{ include \"rlrun.serviceAccount\" . }}'"
     )
-    every = clauses()
-    always = _validations(clause for clause in every if clause.kind == "list")
-    restricted = _validations(clause for clause in every if clause.kind == "form")
+    every = run_clauses()
+    always = _policy_validations(clause for clause in every if clause.kind == "list")
+    restricted = _policy_validations(clause for clause in every if clause.kind == "form")
     return "".join(
         (
             head,
@@ -80,7 +80,7 @@ def template() -> str:
     )
 
 
-def _validations(found: Iterable[Clause]) -> str:
+def _policy_validations(found: Iterable[Clause]) -> str:
     return "".join(
         f"  - expression: {json.dumps(clause.cel)}\n    message: {json.dumps(clause.message)}\n    reason: Forbidden\n"
         for clause in found

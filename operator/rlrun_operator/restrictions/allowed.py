@@ -24,32 +24,34 @@ from rlrun_operator.restrictions.rules import (
 )
 
 
-def _free(*names: str) -> dict[str, Rule]:
+def _is_free(*names: str) -> dict[str, Rule]:
     return {name: Anything() for name in names}
 
 
-_KEY_OF_SECRET = Fields({"name": Listed("secrets"), **_free("key", "optional")})
+_KEY_OF_SECRET = Fields({"name": Listed("secrets"), **_is_free("key", "optional")})
 _SOURCES_OF_VARIABLES = Fields(
-    {"secretKeyRef": _KEY_OF_SECRET, **_free("configMapKeyRef", "fieldRef", "resourceFieldRef")}
+    {"secretKeyRef": _KEY_OF_SECRET, **_is_free("configMapKeyRef", "fieldRef", "resourceFieldRef")}
 )
 _ENV = Each(Fields({"name": VariableName(), "value": Anything(), "valueFrom": _SOURCES_OF_VARIABLES}))
 _ENV_FROM = Each(
-    Fields({**_free("prefix", "configMapRef"), "secretRef": Fields({"name": Listed("secrets"), **_free("optional")})})
+    Fields(
+        {**_is_free("prefix", "configMapRef"), "secretRef": Fields({"name": Listed("secrets"), **_is_free("optional")})}
+    )
 )
 _PULL_SECRETS = Each(Fields({"name": Listed("secrets")}))
 
-_HTTP = Fields(_free("path", "port", "scheme", "httpHeaders"))
+_HTTP = Fields(_is_free("path", "port", "scheme", "httpHeaders"))
 """Probe over HTTP without `host`: the kubelet would ask any address from the node's network."""
-_TCP = Fields(_free("port"))
+_TCP = Fields(_is_free("port"))
 _PROBE = Fields(
     {
-        **_free("exec", "grpc", "initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold"),
-        **_free("failureThreshold", "terminationGracePeriodSeconds"),
+        **_is_free("exec", "grpc", "initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold"),
+        **_is_free("failureThreshold", "terminationGracePeriodSeconds"),
         "httpGet": _HTTP,
         "tcpSocket": _TCP,
     }
 )
-_HOOK = Fields({**_free("exec", "sleep"), "httpGet": _HTTP, "tcpSocket": _TCP})
+_HOOK = Fields({**_is_free("exec", "sleep"), "httpGet": _HTTP, "tcpSocket": _TCP})
 
 _SECCOMP = Fields({"type": Only("RuntimeDefault")})
 _USERS: Mapping[str, Rule] = {
@@ -78,13 +80,13 @@ _POD_SECURITY = Fields(
 
 _CONTAINER = Fields(
     {
-        **_free("name", "imagePullPolicy", "command", "args", "workingDir", "resources", "restartPolicy"),
-        **_free("terminationMessagePath", "terminationMessagePolicy"),
+        **_is_free("name", "imagePullPolicy", "command", "args", "workingDir", "resources", "restartPolicy"),
+        **_is_free("terminationMessagePath", "terminationMessagePolicy"),
         "image": Listed("images"),
         "env": _ENV,
         "envFrom": _ENV_FROM,
-        "ports": Each(Fields(_free("name", "containerPort", "protocol"))),
-        "volumeMounts": Each(Fields(_free("name", "mountPath", "subPath", "readOnly"))),
+        "ports": Each(Fields(_is_free("name", "containerPort", "protocol"))),
+        "volumeMounts": Each(Fields(_is_free("name", "mountPath", "subPath", "readOnly"))),
         "livenessProbe": _PROBE,
         "readinessProbe": _PROBE,
         "startupProbe": _PROBE,
@@ -98,20 +100,20 @@ _PROJECTED = Fields(
         "sources": Each(
             Fields(
                 {
-                    **_free("configMap", "downwardAPI"),
-                    "secret": Fields({"name": Listed("secrets"), **_free("items", "optional")}),
+                    **_is_free("configMap", "downwardAPI"),
+                    "secret": Fields({"name": Listed("secrets"), **_is_free("items", "optional")}),
                 }
             )
         ),
-        **_free("defaultMode"),
+        **_is_free("defaultMode"),
     }
 )
 """Sources without `serviceAccountToken`: a token of the pod's account."""
 _VOLUME = Fields(
     {
-        **_free("name", "emptyDir", "configMap", "downwardAPI"),
-        "secret": Fields({"secretName": Listed("secrets"), **_free("items", "optional", "defaultMode")}),
-        "persistentVolumeClaim": Fields({"claimName": Listed("claims"), **_free("readOnly")}),
+        **_is_free("name", "emptyDir", "configMap", "downwardAPI"),
+        "secret": Fields({"secretName": Listed("secrets"), **_is_free("items", "optional", "defaultMode")}),
+        "persistentVolumeClaim": Fields({"claimName": Listed("claims"), **_is_free("readOnly")}),
         "projected": _PROJECTED,
     }
 )
@@ -122,8 +124,8 @@ POD_TEMPLATE = Fields(
         "metadata": Fields({"labels": Keys("labels"), "annotations": Keys("annotations")}),
         "spec": Fields(
             {
-                **_free("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName"),
-                **_free("runtimeClassName", "terminationGracePeriodSeconds", "activeDeadlineSeconds"),
+                **_is_free("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName"),
+                **_is_free("runtimeClassName", "terminationGracePeriodSeconds", "activeDeadlineSeconds"),
                 "priorityClassName": Listed("priorityClasses"),
                 "serviceAccountName": Listed("serviceAccounts"),
                 "automountServiceAccountToken": Only(False),
@@ -156,7 +158,7 @@ ROLE = Fields(
 )
 """Rule for a role's block; its other fields ask nothing of Kubernetes that a run does not have anyway."""
 
-_TRACKER = Fields({"secretRef": Fields({"name": Listed("secrets"), **_free("optional")})}, closed=False)
+_TRACKER = Fields({"secretRef": Fields({"name": Listed("secrets"), **_is_free("optional")})}, closed=False)
 REST = Fields(
     {
         "tracking": Fields({"wandb": _TRACKER, "mlflow": _TRACKER}, closed=False),

@@ -27,16 +27,16 @@ def refused_egress(policy: RunPolicy, spec: Mapping[str, object]) -> Iterator[st
     if isinstance(network, Mapping):
         if network.get("mode") == "None":
             yield f"networkPolicy.mode (None) opens all addresses, and policy.egress allows {blocks}; remove it"
-        for path, cidr in _blocks(network.get("extraEgress")):
+        for path, cidr in _address_blocks(network.get("extraEgress")):
             if not policy.allows_block(cidr):
                 yield f"networkPolicy.{path} ({cidr}) is not within policy.egress ({blocks}); {_FIX}"
-    for path, text in _texts(spec, ""):
-        address = _address(text)
+    for path, text in _list_texts(spec, ""):
+        address = _url_address(text)
         if address is not None and not policy.allows_block(address):
             yield f"{path} ({address}) is not within policy.egress ({blocks}); {_FIX}"
 
 
-def _blocks(rules: object) -> Iterator[tuple[str, str]]:
+def _address_blocks(rules: object) -> Iterator[tuple[str, str]]:
     for i, rule in enumerate(rules if isinstance(rules, list) else ()):
         peers = rule.get("to") if isinstance(rule, Mapping) else None
         for j, peer in enumerate(peers if isinstance(peers, list) else ()):
@@ -45,18 +45,18 @@ def _blocks(rules: object) -> Iterator[tuple[str, str]]:
                 yield f"extraEgress[{i}].to[{j}].ipBlock.cidr", str(block.get("cidr"))
 
 
-def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
+def _list_texts(value: object, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from _texts(one, f"{path}.{key}" if path else str(key))
+            yield from _list_texts(one, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list):
         for i, one in enumerate(value):
-            yield from _texts(one, f"{path}[{i}]")
+            yield from _list_texts(one, f"{path}[{i}]")
 
 
-def _address(text: str) -> str | None:
+def _url_address(text: str) -> str | None:
     """Return the address in a URL; None: it has a name, is of this machine, or the text is not a URL."""
     if "://" not in text:
         return None

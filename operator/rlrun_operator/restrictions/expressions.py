@@ -54,16 +54,19 @@ class Clause:
         return f"{self.path} is not allowed by this installation: {self.words}"
 
 
-def clauses() -> list[Clause]:
-    """All conditions on a run, over the variables of `variables`."""
-    found = [replace(c, cel=f"variables.blocks.all(b, {c.cel})") for c in _of(allowed.ROLE, "b['block']", "spec.ROLE")]
-    found += _of(allowed.REST, "object.spec", "spec")
+def run_clauses() -> list[Clause]:
+    """All conditions on a run, over the variables of `cel_variables`."""
+    found = [
+        replace(c, cel=f"variables.blocks.all(b, {c.cel})")
+        for c in _rule_clauses(allowed.ROLE, "b['block']", "spec.ROLE")
+    ]
+    found += _rule_clauses(allowed.REST, "object.spec", "spec")
     return [replace(clause, cel=f"variables.unchanged || {clause.cel}") for clause in found]
 
 
-def variables() -> dict[str, str]:
+def cel_variables() -> dict[str, str]:
     """CEL of the variables that the expressions read, beside the policy's lists, which are variables of their names."""
-    roles, fields = _names(ROLES), _names(allowed.ROLE.fields)
+    roles, fields = _name_list(ROLES), _name_list(allowed.ROLE.fields)
     same = f"{roles}.all(r, {fields}.all(f, object.spec[?r][?f] == oldObject.spec[?r][?f]))"
     rest = " && ".join(f"object.spec[?'{name}'] == oldObject.spec[?'{name}']" for name in allowed.REST.fields)
     blocks = f"{roles}.filter(r, r in object.spec).map(r, {{'role': dyn(r), 'block': dyn(object.spec[r])}})"
@@ -86,45 +89,45 @@ def operators_own(namespace: str, account: str) -> Clause:
     return Clause("spec.ROLE.podTemplate.spec.serviceAccountName", cel, "it is the operator's own account", "list")
 
 
-def _of(rule: Rule, at: str, path: str, depth: int = 0) -> Iterator[Clause]:
+def _rule_clauses(rule: Rule, at: str, path: str, depth: int = 0) -> Iterator[Clause]:
     """Conditions on the value `at` (CEL), each of which holds if the value is there."""
     match rule:
         case Anything():
             return
         case Fields():
-            yield from _fields(rule, at, path, depth)
+            yield from _field_clauses(rule, at, path, depth)
         case Each() | Containers():
             element = f"v{depth}"
-            for clause in _of(rule.element, element, f"{path}[]", depth + 1):
+            for clause in _rule_clauses(rule.element, element, f"{path}[]", depth + 1):
                 yield replace(clause, cel=f"{at}.all({element}, {clause.cel})")
             if isinstance(rule, Containers):
-                yield _stated(rule, at, path, element)
+                yield _stated_clause(rule, at, path, element)
         case Listed():
             words = f"it has to be in policy.{rule.list} of the operator's chart"
-            yield Clause(path, _listed(rule.list, at), words, "list")
+            yield Clause(path, _list_clause(rule.list, at), words, "list")
         case Keys(kind="annotations"):
             words = "its keys have to be in policy.annotations of the operator's chart"
-            yield Clause(path, f"{at}.all(k, {_listed('annotations', 'k')})", words, "list")
+            yield Clause(path, f"{at}.all(k, {_list_clause('annotations', 'k')})", words, "list")
             yield Clause(path, f"{at}.all(k, {at}[k] != null)", "null would remove what the operator sets")
         case Keys():
             mine = f"!k.matches(r'^({RESERVED_LABELS})$') && {at}[k] != null"
             yield Clause(path, f"{at}.all(k, {mine})", "the operator and Kubernetes find pods by such labels")
         case _:
-            yield Clause(path, *_leaf(rule, at))
+            yield Clause(path, *_leaf_clause(rule, at))
 
 
-def _fields(rule: Fields, at: str, path: str, depth: int) -> Iterator[Clause]:
+def _field_clauses(rule: Fields, at: str, path: str, depth: int) -> Iterator[Clause]:
     if rule.closed:
         key, names = f"k{depth}", sorted(rule.fields)
-        known = f"{at}.all({key}, {key} in {_names(names)} && {at}[{key}] != null)"
+        known = f"{at}.all({key}, {key} in {_name_list(names)} && {at}[{key}] != null)"
         yield Clause(path, known, f"allowed fields, none of them null: {', '.join(names)}")
     for name, inner in rule.fields.items():
         there = f"{at}['{name}']"
-        for clause in _of(inner, there, f"{path}.{name}", depth):
+        for clause in _rule_clauses(inner, there, f"{path}.{name}", depth):
             yield replace(clause, cel=f"(!('{name}' in {at}) || {there} == null || {clause.cel})")
 
 
-def _stated(rule: Containers, at: str, path: str, element: str) -> Clause:
+def _stated_clause(rule: Containers, at: str, path: str, element: str) -> Clause:
     own = f"{element}[?'name'].orValue('') == b['role'] || " if rule.own else ""
     security = f"{element}[?'securityContext']"
     stated = f"{security}[?'allowPrivilegeEscalation'].orValue(true) == false && {security}[?'capabilities'][?'drop'].hasValue()"
@@ -132,7 +135,7 @@ def _stated(rule: Containers, at: str, path: str, element: str) -> Clause:
     return Clause(f"{path}[]", f"{at}.all({element}, {own}({stated}))", words)
 
 
-def _leaf(rule: Rule, at: str) -> tuple[str, str]:
+def _leaf_clause(rule: Rule, at: str) -> tuple[str, str]:
     """CEL and words of a rule about one value."""
     match rule:
         case Only(value=bool() as value):
@@ -144,17 +147,17 @@ def _leaf(rule: Rule, at: str) -> tuple[str, str]:
         case NotRoot():
             return f"(type({at}) == int && {at} >= 1)", "it has to be a number from 1"
         case VariableName():
-            free = f"(!({at} in {_names(RESERVED_ENV)}) && !{at}.startsWith({quoted(RESERVED_ENV_PREFIX)}))"
+            free = f"(!({at} in {_name_list(RESERVED_ENV)}) && !{at}.startsWith({quoted(RESERVED_ENV_PREFIX)}))"
             return free, "RLRun sets this variable itself"
         case _:
             raise TypeError(f"{rule} is not about one value")
 
 
-def _listed(name: ListName, at: str) -> str:
+def _list_clause(name: ListName, at: str) -> str:
     matches = f"{at} == p || (p.endsWith('*') && {at}.startsWith(p.substring(0, p.size() - 1)))"
     found = f"variables.{name}.exists(p, {matches})"
     return f"(!{at}.matches(r'^({RUN_KEY})$') && {found})" if name == "secrets" else found
 
 
-def _names(names: Iterable[str]) -> str:
+def _name_list(names: Iterable[str]) -> str:
     return f"[{', '.join(quoted(name) for name in names)}]"

@@ -34,7 +34,7 @@ SHOWN = 60
 _NO_TEMPLATE = "is not allowed by this installation (policy.podTemplate: Restricted)"
 
 
-def refusals(installation: Installation, namespace: str, name: str, spec: Mapping[str, object]) -> list[str]:
+def find_refusals(installation: Installation, namespace: str, name: str, spec: Mapping[str, object]) -> list[str]:
     """Every way in which a run breaks the policy; each names field, value and fix.
 
     Args:
@@ -54,7 +54,7 @@ def refusals(installation: Installation, namespace: str, name: str, spec: Mappin
 
 
 def refused_claim(policy: RunPolicy, path: str, claim: str) -> list[str]:
-    """Like `refusals`, of a claim that a run gets by other ways than its own fields."""
+    """Like `find_refusals`, of a claim that a run gets by other ways than its own fields."""
     return list(_Place(policy, path, "").judge(Listed("claims"), claim))
 
 
@@ -98,7 +98,7 @@ class _Place:
             case Keys():
                 yield from self._keys(rule, value)
             case _:
-                if self.exact and (fix := _fault(rule, value)):
+                if self.exact and (fix := _describe_fault(rule, value)):
                     yield self._no(value, fix)
 
     def _fields(self, rule: Fields, value: object) -> Iterator[str]:
@@ -137,7 +137,7 @@ class _Place:
             return
         names = ", ".join(self.policy.patterns(rule.list)) or "none"
         fix = "name one of them, or ask the administrator of the operator for it"
-        yield f"{self.path} ({_shown(value)}) is not allowed by this installation (policy.{rule.list}: {names}); {fix}"
+        yield f"{self.path} ({_show_value(value)}) is not allowed by this installation (policy.{rule.list}: {names}); {fix}"
 
     def _keys(self, rule: Keys, value: object) -> Iterator[str]:
         if not isinstance(value, Mapping):
@@ -158,15 +158,15 @@ class _Place:
         return replace(self, path=path)
 
     def _no(self, value: object, fix: str) -> str:
-        return f"{self.path} ({_shown(value)}) {_NO_TEMPLATE}; {fix}"
+        return f"{self.path} ({_show_value(value)}) {_NO_TEMPLATE}; {fix}"
 
 
-def _fault(rule: Rule, value: object) -> str | None:
+def _describe_fault(rule: Rule, value: object) -> str | None:
     """Correction of a value, in words; None: nothing is wrong."""
     match rule:
         case Only():
             right = type(value) is type(rule.value) and value == rule.value
-            return None if right else f"set it to {_shown(rule.value)}, or remove it"
+            return None if right else f"set it to {_show_value(rule.value)}, or remove it"
         case Holds():
             right = isinstance(value, list) and rule.value in value
             return None if right else f"put {rule.value} into the list, or remove it"
@@ -192,6 +192,6 @@ def _states_limits(container: Mapping[str, object]) -> bool:
     )
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

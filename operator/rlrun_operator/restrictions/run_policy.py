@@ -13,7 +13,7 @@ from rlrun.config.base import Config
 from rlrun.config.formats import Format
 
 
-def _block(text: str) -> str:
+def _policy_block(text: str) -> str:
     try:
         network, _, length = text.partition("/")
         return str(ipaddress.ip_network(f"{network}/{int(length)}"))
@@ -29,7 +29,7 @@ NamePattern = Annotated[
 AddressBlock = Annotated[
     str,
     Field(max_length=64),
-    AfterValidator(_block),
+    AfterValidator(_policy_block),
     Format(r"[0-9A-Fa-f:.]+/[0-9]{1,3}", "a block of addresses such as 10.0.0.0/8"),
 ]
 Patterns = Annotated[tuple[NamePattern, ...], Field(max_length=256)]
@@ -106,7 +106,7 @@ class RunPolicy(Config):
         """True if the list of this name has `value`."""
         if name == "secrets" and re.fullmatch(RUN_KEY, value):
             return False
-        return any(_matches(pattern, value) for pattern in self.patterns(name))
+        return any(_matches_pattern(pattern, value) for pattern in self.patterns(name))
 
 
 @dataclass(frozen=True)
@@ -120,5 +120,5 @@ class Installation:
     """ServiceAccount of the operator; empty: it has none in the cluster."""
 
 
-def _matches(pattern: str, value: str) -> bool:
+def _matches_pattern(pattern: str, value: str) -> bool:
     return value.startswith(pattern[:-1]) if pattern.endswith("*") else value == pattern

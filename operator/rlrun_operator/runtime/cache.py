@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping
 
-from rlrun_operator.deletion import remembered
+from rlrun_operator.deletion import remember_deletion
 from rlrun_operator.kube.resources import CLAIM, LEASE, POD, RLRUN
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, SPOT_LABEL, attempt_of, run_uid_of
-from rlrun_operator.runtime.cache_fields import slimmed
-from rlrun_operator.runtime.pulse import Pulse, beat
-from rlrun_operator.sharing import host_name, told
+from rlrun_operator.runtime.cache_fields import slim_object
+from rlrun_operator.runtime.pulse import Pulse, record_beat
+from rlrun_operator.sharing import host_name, shared_run_status
 from rlrun_operator.state import Manifest, TeamDefaults
 
 Key = tuple[str, str]
@@ -62,14 +62,14 @@ class Store:
         if metadata["uid"] in self._dead:
             return set()
         known = self._objects.get(ident)
-        if known is not None and not _newer(manifest, known):
-            if applied and _version(manifest) == _version(known):
+        if known is not None and not _is_newer(manifest, known):
+            if applied and _version_number(manifest) == _version_number(known):
                 self._objects[ident] = {**known, "accepted": known.get("held")}
             return set()
         slim = self._kept(manifest, known, applied=applied)
         replaced = known is not None and known["metadata"]["uid"] != metadata["uid"]
         if ident[0] == LEASE.kind:
-            self._pulses[ident] = beat(self._pulses.get(ident), known, slim, now)
+            self._pulses[ident] = record_beat(self._pulses.get(ident), known, slim, now)
         self._objects[ident] = slim
         shares: set[Key] = set()
         if ident[0] == RLRUN.kind:
@@ -81,13 +81,13 @@ class Store:
             shares = self._remember_host(key, known, slim)
         keys = self._keys(ident, slim) | shares
         if known is not None:
-            if _same(slim, known):
+            if _is_same(slim, known):
                 return set()
             keys |= self._keys(ident, known)
             self._disown(ident, known)
             if ident[0] == POD.kind and replaced:
                 self._remember_gone(known)  # its deletion may be reported after its successor
-        owner = _label(slim)
+        owner = _run_label(slim)
         if owner is not None:
             self._of_run.setdefault(owner, set()).add(ident)
         return keys
@@ -95,12 +95,12 @@ class Store:
     @staticmethod
     def _kept(manifest: Manifest, known: Manifest | None, *, applied: bool) -> Manifest:
         """The part of an object that is held, with what only the operator knows of it."""
-        slim: Manifest = {sys.intern(name): _interned(value) for name, value in slimmed(manifest).items()}
+        slim: Manifest = {sys.intern(name): _intern_strings(value) for name, value in slim_object(manifest).items()}
         if "held" in slim:
             same = known is not None and known["metadata"]["uid"] == manifest["metadata"]["uid"]
             before = known.get("accepted") if known is not None and same else None
             slim = {**slim, "accepted": slim["held"] if applied else before}
-        return remembered(slim, known) if manifest["kind"] == POD.kind else slim
+        return remember_deletion(slim, known) if manifest["kind"] == POD.kind else slim
 
     def remove(self, kind: str, namespace: str, name: str, uid: str | None = None) -> set[Key]:
         """Forget an object that no longer exists; a successor of the same name stays.
@@ -156,11 +156,11 @@ class Store:
         if metadata["uid"] in self._dead:
             return True
         known = self._objects.get((found["kind"], metadata.get("namespace", ""), metadata["name"]))
-        return known is not None and not _newer(found, known)
+        return known is not None and not _is_newer(found, known)
 
     def memory(self, kind: str, namespace: str | None) -> tuple[dict[Ident, int], set[str]]:
         """Versions of all objects of a kind, and the UIDs that are gone, as of now: for `forget_rewound`."""
-        return {ident: _version(self._objects[ident]) for ident in self.idents(kind, namespace)}, set(self._dead)
+        return {ident: _version_number(self._objects[ident]) for ident in self.idents(kind, namespace)}, set(self._dead)
 
     def forget_rewound(self, found: Manifest, before: tuple[Mapping[Ident, int], Collection[str]]) -> bool:
         """Let `put` take in a state that is older than the known one: etcd was restored from a backup.
@@ -180,7 +180,7 @@ class Store:
             return True
         ident = (found["kind"], metadata.get("namespace", ""), metadata["name"])
         known = self._objects.get(ident)
-        if known is None or not _version(found) < _version(known) == versions.get(ident):
+        if known is None or not _version_number(found) < _version_number(known) == versions.get(ident):
             return False
         self._objects[ident] = {**known, "metadata": {**known["metadata"], "resourceVersion": "0"}}
         return True
@@ -240,11 +240,11 @@ class Store:
         if kind == RLRUN.kind:
             return {(namespace, name)}
         keys = set(self._users.get(ident, ()))
-        owner = _label(manifest)
+        owner = _run_label(manifest)
         return keys if owner is None else keys | {owner}
 
     def _disown(self, ident: Ident, manifest: Manifest) -> None:
-        owner = _label(manifest)
+        owner = _run_label(manifest)
         if owner is not None and owner in self._of_run:
             self._of_run[owner].discard(ident)
             if not self._of_run[owner]:
@@ -256,7 +256,7 @@ class Store:
 
     def _remember_gone(self, pod: Manifest) -> None:
         labels = pod["metadata"].get("labels") or {}
-        owner, role = _label(pod), labels.get(ROLE_LABEL)
+        owner, role = _run_label(pod), labels.get(ROLE_LABEL)
         if owner is None or (role == "inference" and SPOT_LABEL not in labels) or not self._is_present(owner, pod):
             return
         if role == "inference":
@@ -280,8 +280,8 @@ class Store:
         if said is not None:
             return bool(said == run["metadata"]["uid"])
         owners = {run["metadata"]["uid"]}
-        owners |= {child["metadata"]["uid"] for child in self.children(key) if owners & _owners(child)}
-        return bool(owners & _owners(pod))
+        owners |= {child["metadata"]["uid"] for child in self.children(key) if owners & _owner_uids(child)}
+        return bool(owners & _owner_uids(pod))
 
     def _remember_host(self, key: Key, old: Manifest | None, new: Manifest | None) -> set[Key]:
         """Record which run is whose guest.
@@ -289,7 +289,7 @@ class Store:
         Returns:
             runs that share a trainer with this one, where something changed that they read.
         """
-        changed = old is None or new is None or told(old) != told(new)
+        changed = old is None or new is None or shared_run_status(old) != shared_run_status(new)
         hosts = {(key[0], name) for run in (old, new) if (name := host_name(run)) is not None}
         if old is not None and (name := host_name(old)) is not None:
             guests = self._guests.get((key[0], name), set())
@@ -313,11 +313,11 @@ class Store:
             self._users.setdefault((CLAIM.kind, key[0], after), set()).add(key)
 
 
-def _owners(manifest: Manifest) -> set[str]:
+def _owner_uids(manifest: Manifest) -> set[str]:
     return {owner["uid"] for owner in manifest["metadata"].get("ownerReferences") or ()}
 
 
-def _label(manifest: Manifest) -> Key | None:
+def _run_label(manifest: Manifest) -> Key | None:
     """The run whose child this is, by its label."""
     if manifest["kind"] == RLRUN.kind:
         return None
@@ -332,18 +332,18 @@ def claim_name(run: Manifest | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _newer(new: Manifest, old: Manifest) -> bool:
+def _is_newer(new: Manifest, old: Manifest) -> bool:
     """True if `new` is a later state than `old` of what has their name."""
-    return _version(new) > _version(old)
+    return _version_number(new) > _version_number(old)
 
 
-def _version(manifest: Manifest) -> int:
+def _version_number(manifest: Manifest) -> int:
     """resourceVersion as a number: comparable for all objects of one API server."""
     value = str(manifest["metadata"].get("resourceVersion", ""))
     return int(value) if value.isdecimal() else sys.maxsize
 
 
-def _same(a: Manifest, b: Manifest) -> bool:
+def _is_same(a: Manifest, b: Manifest) -> bool:
     """True if two slimmed objects differ in nothing but their version."""
     return {**a, "metadata": {**a["metadata"], "resourceVersion": ""}} == {
         **b,
@@ -351,10 +351,10 @@ def _same(a: Manifest, b: Manifest) -> bool:
     }
 
 
-def _interned(value: object) -> object:
+def _intern_strings(value: object) -> object:
     """The same JSON with shared strings: the objects of a thousand runs repeat a few hundred words."""
     if isinstance(value, dict):
-        return {sys.intern(k): _interned(v) for k, v in value.items()}
+        return {sys.intern(k): _intern_strings(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_interned(v) for v in value]
+        return [_intern_strings(v) for v in value]
     return sys.intern(value) if type(value) is str and len(value) < 64 else value

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from rlrun.api.status import UNSERVED
 from rlrun_operator.kube.resources import EDITABLE_KINDS, PART_KINDS
-from rlrun_operator.managed_fields import edits, held
+from rlrun_operator.managed_fields import foreign_edits, held_fields
 from rlrun_operator.names import GROUP, KIND, REPLICA_FAILURE
 from rlrun_operator.state import Json, Manifest
 
@@ -32,10 +32,10 @@ _POD_STATUS = ("phase", "conditions", "reason", "message", "podIP", "startTime")
 _OWN = f"{GROUP}/"
 
 
-def slimmed(manifest: Manifest) -> Manifest:
+def slim_object(manifest: Manifest) -> Manifest:
     """An object without what decisions never read; of a part its metadata, and what the operator holds of it.
 
-    Of annotations decisions read their own. `held` and `edits` of a workload are those of `managed_fields`.
+    Of annotations decisions read their own. `held_fields` and `foreign_edits` of a workload are those of `managed_fields`.
     """
     metadata = {name: manifest["metadata"][name] for name in _METADATA if name in manifest["metadata"]}
     annotations = metadata.get("annotations")
@@ -43,13 +43,13 @@ def slimmed(manifest: Manifest) -> Manifest:
         metadata["annotations"] = {name: value for name, value in annotations.items() if name.startswith(_OWN)}
     slim: Json = {"apiVersion": manifest.get("apiVersion"), "kind": manifest["kind"], "metadata": metadata}
     if manifest["kind"] in PART_KINDS:
-        slim["held"] = _held(manifest)
+        slim["held"] = _held_text(manifest)
         return slim
-    if manifest["kind"] in EDITABLE_KINDS and (mine := _held(manifest)) != "null":
+    if manifest["kind"] in EDITABLE_KINDS and (mine := _held_text(manifest)) != "null":
         slim["held"] = mine
-        if found := manifest["edits"] if "edits" in manifest else edits(manifest):
+        if found := manifest["edits"] if "edits" in manifest else foreign_edits(manifest):
             slim["edits"] = {path: list(edit) for path, edit in found.items()}
-    select_spec, select_status = _SELECT.get(manifest["kind"], (_all, _all))
+    select_spec, select_status = _SELECT.get(manifest["kind"], (_keep_all, _keep_all))
     if manifest.get("spec") is not None:
         slim["spec"] = select_spec(manifest["spec"])
     if manifest.get("status") is not None and not _is_unserved(manifest):
@@ -57,9 +57,9 @@ def slimmed(manifest: Manifest) -> Manifest:
     return slim
 
 
-def _held(manifest: Manifest) -> str:
+def _held_text(manifest: Manifest) -> str:
     """Fields that the operator holds; a watch that has thinned the object out has read them already."""
-    return sys.intern(manifest["held"]) if "held" in manifest else held(manifest)
+    return sys.intern(manifest["held"]) if "held" in manifest else held_fields(manifest)
 
 
 def _is_unserved(manifest: Manifest) -> bool:
@@ -68,7 +68,7 @@ def _is_unserved(manifest: Manifest) -> bool:
     return manifest["kind"] == KIND and isinstance(status, Mapping) and status.get("phase") == UNSERVED["phase"]
 
 
-def identified(manifest: Manifest) -> Manifest:
+def keep_identity(manifest: Manifest) -> Manifest:
     """`manifest` itself.
 
     Raises:
@@ -81,11 +81,11 @@ def identified(manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _all(part: Manifest) -> Manifest:
+def _keep_all(part: Manifest) -> Manifest:
     return part
 
 
-def _only(*names: str) -> Select:
+def _keep_only(*names: str) -> Select:
     return lambda part: {name: part[name] for name in names if name in part}
 
 
@@ -113,15 +113,15 @@ def _deployment_status(status: Manifest) -> Manifest:
     return {**_counts(status), "conditions": conditions} if conditions else _counts(status)
 
 
-_counts = _only("observedGeneration", "replicas")
-_WORKLOAD = (_only("replicas"), _counts)
+_counts = _keep_only("observedGeneration", "replicas")
+_WORKLOAD = (_keep_only("replicas"), _counts)
 """Kept fields of workloads. Their ready pods are counted over the pods; a workload's own count would only bring more events."""
 _SELECT: dict[str, tuple[Select, Select]] = {
     "Pod": (_pod_spec, _pod_status),
     "StatefulSet": _WORKLOAD,
-    "Deployment": (_only("replicas"), _deployment_status),
+    "Deployment": (_keep_only("replicas"), _deployment_status),
     "PersistentVolumeClaim": (
-        _only("storageClassName", "volumeName", "accessModes", "resources", "volumeMode"),
-        _only("phase", "conditions", "capacity"),
+        _keep_only("storageClassName", "volumeName", "accessModes", "resources", "volumeMode"),
+        _keep_only("phase", "conditions", "capacity"),
     ),
 }

@@ -54,7 +54,7 @@ class Health:
         return problems + self.dead()
 
 
-async def serve(health: Health, registry: CollectorRegistry, port: int) -> Site:
+async def serve_health(health: Health, registry: CollectorRegistry, port: int) -> Site:
     """Begin to serve on all interfaces; `close()` of the result ends it.
 
     Raises:

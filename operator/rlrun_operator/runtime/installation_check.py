@@ -14,13 +14,13 @@ from rlrun_operator.settings import OperatorSettings
 Sleep = Callable[[float], Awaitable[None]]
 
 
-async def faults(client: Client, settings: OperatorSettings, *, sleep: Sleep = asyncio.sleep) -> list[str]:
+async def find_faults(client: Client, settings: OperatorSettings, *, sleep: Sleep = asyncio.sleep) -> list[str]:
     """Faults of the installation: resource, rights, and an operator that leads.
 
     Raises:
         UnavailableError: the API server does not answer.
     """
-    found = await preflight.problems(client, settings.namespaces, settings.pod_namespace)
+    found = await preflight.find_problems(client, settings.namespaces, settings.pod_namespace)
     stopped = await _not_leading(client, settings, sleep)
     return [*found, stopped] if stopped else found
 

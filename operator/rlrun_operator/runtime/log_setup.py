@@ -17,7 +17,7 @@ class _OneLine(logging.Formatter):
     """Time, level, message; newlines and tracebacks folded into the line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"{_time(record)} {record.levelname.lower():7} {_message(record)}"
+        return f"{_format_time(record)} {record.levelname.lower():7} {_format_message(record)}"
 
 
 class _Json(logging.Formatter):
@@ -25,10 +25,10 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": _time(record),
+            "time": _format_time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _message(record),
+            "message": _format_message(record),
         }
         return json.dumps(line, ensure_ascii=False)
 
@@ -42,19 +42,19 @@ def set_up(level: str, log_format: LogFormat) -> None:
     root.setLevel(level.upper())
 
 
-def where(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """An exception in one line: type, message, file and line of the innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
-def _time(record: logging.LogRecord) -> str:
+def _format_time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
-def _message(record: logging.LogRecord) -> str:
+def _format_message(record: logging.LogRecord) -> str:
     message = " ".join(record.getMessage().split())
     if record.exc_info and record.exc_info[1] is not None:
-        message += f": {where(record.exc_info[1])}"
+        message += f": {describe_exception(record.exc_info[1])}"
     return printable(message)

@@ -124,7 +124,7 @@ class Metrics:
         if (reason := _gives_back(new)) is not None and reason != _gives_back(old):
             self._stops.labels(reason).inc()
         self._restarted(old, new)
-        restarts = _count(new, "restarts") - _count(old, "restarts")
+        restarts = _read_count(new, "restarts") - _read_count(old, "restarts")
         if restarts > 0:
             failure = new.get("lastFailure")
             reason = str(failure.get("reason")) if isinstance(failure, Mapping) else ""
@@ -135,7 +135,7 @@ class Metrics:
 
     def _restarted(self, old: Mapping[str, object], new: Mapping[str, object]) -> None:
         """Take the phases of a restart that has become whole."""
-        now, before = _restart(new), _restart(old)
+        now, before = _read_restart(new), _read_restart(old)
         total, seconds = now.get("totalSeconds"), now.get("seconds")
         known = total == before.get("totalSeconds") and now.get("since") == before.get("since")
         if known or not isinstance(total, int) or not isinstance(seconds, Mapping):
@@ -165,15 +165,15 @@ class _Runs:
         families = {spec.name: RUNS.family(spec.name) for spec in RUNS}
         for run in self._store.runs() if self.leads() else ():
             key = run["metadata"]["namespace"], run["metadata"]["name"]
-            families["rlrun_info"].add_metric([*key, _model(run), run["metadata"]["uid"]], 1)
+            families["rlrun_info"].add_metric([*key, _read_model(run), run["metadata"]["uid"]], 1)
             status = read_status(run.get("status") or {})
             for name, labels, value in (*_of_status(status), *_trainer_size(run, status)):
                 families[name].add_metric([*key, *labels], value)
-            if (limit := _budget(run)) is not None:
+            if (limit := _read_budget(run)) is not None:
                 families["rlrun_budget_gpu_seconds"].add_metric([*key], limit)
             for reason, count in self._seen.total.get(key, {}).items():
                 families["rlrun_failures_total"].add_metric([*key, reason], count)
-            for role, count in _gpus(run, self._store.children(key)).items():
+            for role, count in _scheduled_gpus(run, self._store.children(key)).items():
                 families["rlrun_gpus_allocated"].add_metric([*key, role], count)
         yield from families.values()
 
@@ -235,7 +235,7 @@ def _trainer_size(run: Manifest, status: RLRunStatus) -> Iterator[tuple[str, tup
         yield "rlrun_trainer_size", (), size
 
 
-def _budget(run: Manifest) -> float | None:
+def _read_budget(run: Manifest) -> float | None:
     """GPU-seconds of a run's budget, as anybody may have written it; None: there is none."""
     budget = (run.get("spec") or {}).get("budget")
     hours = budget.get("gpuHours") if isinstance(budget, Mapping) else None
@@ -243,13 +243,13 @@ def _budget(run: Manifest) -> float | None:
     return float(hours) * 3600 if good and hours is not None else None
 
 
-def _count(status: Mapping[str, object], name: str) -> int:
+def _read_count(status: Mapping[str, object], name: str) -> int:
     """A number of a status that another client may have filled with anything."""
     value = status.get(name, 0)
     return value if isinstance(value, int) else 0
 
 
-def _restart(status: Mapping[str, object]) -> Mapping[str, object]:
+def _read_restart(status: Mapping[str, object]) -> Mapping[str, object]:
     found = status.get("lastRestart")
     return found if isinstance(found, Mapping) else {}
 
@@ -260,14 +260,14 @@ def _gives_back(status: Mapping[str, object]) -> str | None:
     return str(found) if found in reasons.GIVES_BACK else None
 
 
-def _model(run: Manifest) -> str:
+def _read_model(run: Manifest) -> str:
     model = (run.get("spec") or {}).get("model")
     if not isinstance(model, Mapping):
         return ""
     return str(model.get("name") or model.get("path") or ("tiny" if "tiny" in model else ""))
 
 
-def _gpus(run: Manifest, children: Iterable[Manifest]) -> dict[str, int]:
+def _scheduled_gpus(run: Manifest, children: Iterable[Manifest]) -> dict[str, int]:
     """GPUs of scheduled pods that have not ended, by role."""
     counts: dict[str, int] = {}
     named = resource_of(run)

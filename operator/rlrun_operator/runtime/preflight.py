@@ -26,7 +26,7 @@ NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 """API group, resource, verbs in every watched namespace; the chart's Role grants them."""
 
 
-async def problems(client: Client, namespaces: Sequence[str], own_namespace: str) -> list[str]:
+async def find_problems(client: Client, namespaces: Sequence[str], own_namespace: str) -> list[str]:
     """Obstacles to the operator's work, in words for the log and for /readyz.
 
     Raises:
@@ -61,23 +61,23 @@ async def problems(client: Client, namespaces: Sequence[str], own_namespace: str
             found += [
                 f"the operator's service account may not {line} in namespace {namespace}; "
                 "helm upgrade of charts/rlrun-operator with this namespace in watchNamespaces grants it"
-                for line in lacking(status.get("resourceRules") or ())
+                for line in missing_rights(status.get("resourceRules") or ())
             ]
     return found
 
 
-def lacking(rules: Iterable[Mapping[str, object]]) -> list[str]:
+def missing_rights(rules: Iterable[Mapping[str, object]]) -> list[str]:
     """Needed rights that the rules do not grant: `verb, verb resource.group`."""
     rules = [rule for rule in rules if not rule.get("resourceNames")]
     missing: dict[str, list[str]] = {}
     for group, resource, verbs in NEEDED:
         for verb in verbs:
-            if not any(_grants(rule, group, resource, verb) for rule in rules):
+            if not any(_grants_right(rule, group, resource, verb) for rule in rules):
                 missing.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
     return [f"{', '.join(dict.fromkeys(verbs))} {resource}" for resource, verbs in missing.items()]
 
 
-def _grants(rule: Manifest, group: str, resource: str, verb: str) -> bool:
+def _grants_right(rule: Manifest, group: str, resource: str, verb: str) -> bool:
     def has(field: str, value: str) -> bool:
         return bool({"*", value} & set(rule.get(field) or ()))
 

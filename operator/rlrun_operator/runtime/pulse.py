@@ -21,7 +21,7 @@ class Pulse:
     moved_at: float
 
 
-def beat(before: Pulse | None, known: Manifest | None, lease: Manifest, now: float) -> Pulse:
+def record_beat(before: Pulse | None, known: Manifest | None, lease: Manifest, now: float) -> Pulse:
     """After `lease` was seen.
 
     Args:
@@ -32,16 +32,16 @@ def beat(before: Pulse | None, known: Manifest | None, lease: Manifest, now: flo
     """
     if before is None or known is None:
         return Pulse(now, now)
-    renewed, moved = _renewal(known) != _renewal(lease), _marks(known) != _marks(lease)
+    renewed, moved = _renewal_time(known) != _renewal_time(lease), _lease_marks(known) != _lease_marks(lease)
     unseen = renewed and now - before.renewed_at > HEARTBEAT_SECONDS
     return Pulse(now if renewed else before.renewed_at, now if moved or unseen else before.moved_at)
 
 
-def _renewal(lease: Manifest) -> object:
+def _renewal_time(lease: Manifest) -> object:
     spec = lease.get("spec") or {}
     return spec.get("renewTime"), spec.get("holderIdentity")
 
 
-def _marks(lease: Manifest) -> object:
+def _lease_marks(lease: Manifest) -> object:
     found = lease["metadata"].get("annotations") or {}
     return tuple(found.get(key) for key in (keys.ATTEMPT, keys.STEP, keys.ACTIVITY))

@@ -16,9 +16,9 @@ from typing import Any
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse, StreamReader
 from pydantic_core import to_json
 
-from rlrun_operator.kube.json_reader import UnreadableError, parsed
+from rlrun_operator.kube.json_reader import UnreadableError, parse_json
 from rlrun_operator.kube.resources import PARTS, Resource
-from rlrun_operator.runtime.cache_fields import identified, slimmed
+from rlrun_operator.runtime.cache_fields import keep_identity, slim_object
 from rlrun_operator.state import Manifest
 
 HEADER_SECONDS = 15.0
@@ -105,7 +105,7 @@ class Watches:
             return response
         state = self._states[stream]
         if not watch:
-            response._body = _beginning(await response.read())
+            response._body = _empty_list(await response.read())
             state.listed = True
             return response
         state.alive_at = self.clock()
@@ -159,11 +159,11 @@ class _Tap:
     def _thinned(self, line: bytes) -> bytes:
         """One watch event as kopf is to get it; bookmarks and errors are left as they are, what cannot be read is left out."""
         try:
-            event = parsed(line)
+            event = parse_json(line)
             kind = event["type"]
             if kind not in ("ADDED", "MODIFIED", "DELETED"):
                 return to_json(event) + b"\n"
-            slim = identified(_slim(event["object"], self._resource))
+            slim = keep_identity(_slim_item(event["object"], self._resource))
             metadata = slim["metadata"]
             uid = metadata["uid"]
             content = hash(to_json({**slim, "metadata": {**metadata, "resourceVersion": ""}}))
@@ -182,16 +182,16 @@ class _Tap:
         return to_json({"type": kind, "object": slim}) + b"\n"
 
 
-def _beginning(raw: bytes) -> bytes:
+def _empty_list(raw: bytes) -> bytes:
     """A list as kopf is to get it: where its watch begins, and no item or further page.
 
     kopf would make a task for each item. The receiver of `on_listed` asks for the items itself.
     """
-    page = parsed(raw)
+    page = parse_json(raw)
     begin = (page.get("metadata") or {}).get("resourceVersion")
     return to_json({**page, "metadata": {"resourceVersion": begin}, "items": []})
 
 
-def _slim(found: Manifest, resource: Resource) -> Manifest:
+def _slim_item(found: Manifest, resource: Resource) -> Manifest:
     """Part of an object that decisions read; a list or a watch of metadata calls the object by another kind."""
-    return slimmed({**found, "apiVersion": resource.api_version, "kind": resource.kind})
+    return slim_object({**found, "apiVersion": resource.api_version, "kind": resource.kind})

@@ -74,7 +74,7 @@ class WorkQueue(Generic[K]):
             return None
         if len(lanes) == 2:
             enough = len(self._begun) >= self._most_new
-            lanes = [self._known if enough else min(lanes, key=_oldest)]
+            lanes = [self._known if enough else min(lanes, key=_oldest_ready)]
         key, _ = lanes[0].popitem(last=False)
         if lanes[0] is self._new:
             self._begun.add(key)
@@ -121,7 +121,7 @@ class WorkQueue(Generic[K]):
     def age(self, now: float) -> float:
         """Seconds since the oldest ready key became ready."""
         self._promote(now)
-        return max((now - _oldest(lane) for lane in (self._known, self._new) if lane), default=0.0)
+        return max((now - _oldest_ready(lane) for lane in (self._known, self._new) if lane), default=0.0)
 
     def standstill(self, now: float) -> float:
         """Seconds for which keys have been ready and none has come out."""
@@ -155,7 +155,7 @@ class WorkQueue(Generic[K]):
                 self._enter(key, at)
 
 
-def _oldest(lane: OrderedDict[K, float]) -> float:
+def _oldest_ready(lane: OrderedDict[K, float]) -> float:
     """Time at which the first key of a lane that has one became ready."""
     return next(iter(lane.values()))
 

@@ -6,7 +6,7 @@ import re
 
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.conditions import ConditionUpdate
 
 _RANGE = re.compile(
     r"(minimum|maximum) \S+ usage per \w+ is|max limit to request ratio per \w+ is|must be less than or equal to \S+ limit of"
@@ -22,7 +22,7 @@ _FILLED_IN = re.compile(
 )
 
 
-def refused(what: str, text: str, place: str, *, noun: str = "it") -> Say | None:
+def limit_refusal(what: str, text: str, place: str, *, noun: str = "it") -> ConditionUpdate | None:
     """A refusal by a quota or a LimitRange; None: it is neither.
 
     Args:
@@ -32,27 +32,35 @@ def refused(what: str, text: str, place: str, *, noun: str = "it") -> Say | None
         noun: what is not allowed.
     """
     if "exceeded quota" in text:
-        return Say("False", reasons.QUOTA_EXCEEDED, f"{what}: the quota does not allow {noun}: {text}; {_FREE}")
+        return ConditionUpdate(
+            "False", reasons.QUOTA_EXCEEDED, f"{what}: the quota does not allow {noun}: {text}; {_FREE}"
+        )
     if "failed quota" in text:
         name = f"set what it names in {place}, or have a LimitRange with defaults made for the namespace"
-        return Say("False", reasons.QUOTA_EXCEEDED, f"{what}: a quota counts what is not set: {text}; {name}")
+        return ConditionUpdate(
+            "False", reasons.QUOTA_EXCEEDED, f"{what}: a quota counts what is not set: {text}; {name}"
+        )
     if (of_range := range_fix(text, place)) is not None:
-        return Say("False", reasons.PODS_REFUSED, f"{what}: a LimitRange does not allow {noun}: {text}; {of_range}")
+        return ConditionUpdate(
+            "False", reasons.PODS_REFUSED, f"{what}: a LimitRange does not allow {noun}: {text}; {of_range}"
+        )
     return None
 
 
 def range_fix(text: str, place: str) -> str | None:
-    """Fix of what a LimitRange refuses; None: another one refuses. `place`: as of `refused`."""
+    """Fix of what a LimitRange refuses; None: another one refuses. `place`: as of `limit_refusal`."""
     return f"change {place}, or have the namespace's LimitRange changed" if _RANGE.search(text) else None
 
 
-def kept_out(what: str, text: str, place: str) -> Say:
-    """A refusal by any admission of what the operator itself makes; arguments as of `refused`."""
-    return refused(what, text, place) or Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {fix(text)}")
+def kept_out(what: str, text: str, place: str) -> ConditionUpdate:
+    """A refusal by any admission of what the operator itself makes; arguments as of `limit_refusal`."""
+    return limit_refusal(what, text, place) or ConditionUpdate(
+        "False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {refusal_fix(text)}"
+    )
 
 
-def fix(text: str) -> str:
-    """Fix of a refused write; `refused` has more precise ones of quotas and LimitRanges."""
+def refusal_fix(text: str) -> str:
+    """Fix of a refused write; `limit_refusal` has more precise ones of quotas and LimitRanges."""
     if "exceeded quota" in text:
         return f"{_FREE}; it is tried again"
     if _RIGHT.search(text):

@@ -88,7 +88,7 @@ class StatusChange:
 
     def __or__(self, later: StatusChange) -> StatusChange:
         """Both changes; where both set a field, `later` counts."""
-        return combined(self, later)
+        return combine_changes(self, later)
 
     def values(self) -> Manifest:
         """Fields that are set, by name."""
@@ -99,7 +99,7 @@ class StatusChange:
         return past.model_copy(update=self.values())
 
 
-def combined(*changes: StatusChange) -> StatusChange:
+def combine_changes(*changes: StatusChange) -> StatusChange:
     """All changes in one: the last one that sets a field counts."""
     values: Json = {}
     for change in changes:

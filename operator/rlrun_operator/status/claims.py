@@ -7,7 +7,7 @@ import re
 from rlrun.defaults.words import shorten
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import admission_limits, object_events, reasons
-from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.conditions import ConditionUpdate
 from rlrun_operator.status.scene import TEXT_MAX, Scene
 from rlrun_operator.status.scheduling import waits_for_claim
 from rlrun_operator.times import seconds_of
@@ -17,42 +17,46 @@ _ACCESS_MODES = re.compile(r"access ?modes?\b|MULTI_NODE|multi.?writer|ReadWrite
 """Words of storage drivers that make volumes of one node: local-path (kind), EBS, PD."""
 
 
-def storage(scene: Scene, patient: bool) -> Say:
+def storage_condition(scene: Scene, patient: bool) -> ConditionUpdate:
     """StorageReady. `patient`: still within the time that a healthy start takes, so nothing is called a problem."""
     name, claim = scene.wanted.claim, scene.claim
     if claim is None:
-        return _missing(scene, patient)
+        return _missing_claim(scene, patient)
     state = (claim.get("status") or {}).get("phase")
     if state == "Bound":
-        return scene.trouble or Say("True", reasons.CLAIM_BOUND, f"claim {name} is bound{_earlier(scene, claim)}")
+        return scene.trouble or ConditionUpdate(
+            "True", reasons.CLAIM_BOUND, f"claim {name} is bound{_earlier_claim_note(scene, claim)}"
+        )
     if state == "Lost":
-        return Say(
+        return ConditionUpdate(
             "False", reasons.CLAIM_LOST, f"claim {name} has lost its volume; restore the volume, or use another claim"
         )
     of_class = (claim.get("spec") or {}).get("storageClassName")
-    event = object_events.newest(scene.events, "PersistentVolumeClaim", name, uid=claim["metadata"].get("uid"))
+    event = object_events.newest_event(scene.events, "PersistentVolumeClaim", name, uid=claim["metadata"].get("uid"))
     told = shorten(str(event.get("message")), TEXT_MAX) if event else ""
-    outdated = _outdated(scene, claim)
+    outdated = _explain_outdated(scene, claim)
     if (told or outdated or waits_for_claim(scene.pods)) and not patient:
-        return Say("False", reasons.CLAIM_PENDING, _unbound(scene, claim, told, outdated))
+        return ConditionUpdate("False", reasons.CLAIM_PENDING, _unbound_message(scene, claim, told, outdated))
     named = f" (StorageClass {of_class})" if of_class else ""
-    return Say("False", reasons.CLAIM_WAITING, f"claim {name}{named} waits for its volume")
+    return ConditionUpdate("False", reasons.CLAIM_WAITING, f"claim {name}{named} waits for its volume")
 
 
-def _missing(scene: Scene, patient: bool) -> Say:
+def _missing_claim(scene: Scene, patient: bool) -> ConditionUpdate:
     """StorageReady of a run without its claim."""
     name = scene.wanted.claim
-    refused = object_events.newest(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
+    refused = object_events.newest_event(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
     if refused is not None:
         text = shorten(str(refused.get("message")), TEXT_MAX)
         return admission_limits.kept_out(f"claim {name} cannot be made", text, "storage.claimTemplate.size")
     if scene.wanted.own_claim or patient:
-        return Say("False", reasons.CLAIM_WAITING, f"claim {name} is being made")
+        return ConditionUpdate("False", reasons.CLAIM_WAITING, f"claim {name} is being made")
     fix = "create it in the run's namespace, or correct storage.claimName"
-    return Say("False", reasons.CLAIM_NOT_FOUND, f"storage.claimName: there is no PersistentVolumeClaim {name}; {fix}")
+    return ConditionUpdate(
+        "False", reasons.CLAIM_NOT_FOUND, f"storage.claimName: there is no PersistentVolumeClaim {name}; {fix}"
+    )
 
 
-def _unbound(scene: Scene, claim: Manifest, told: str, outdated: str) -> str:
+def _unbound_message(scene: Scene, claim: Manifest, told: str, outdated: str) -> str:
     """Message on a claim without a volume."""
     name, spec = scene.wanted.claim, claim.get("spec") or {}
     of_class = spec.get("storageClassName")
@@ -77,7 +81,7 @@ def _unbound(scene: Scene, claim: Manifest, told: str, outdated: str) -> str:
     return f"{head}; {fix}; then {again}: it is made again"
 
 
-def _outdated(scene: Scene, claim: Manifest) -> str:
+def _explain_outdated(scene: Scene, claim: Manifest) -> str:
     """Reason why an unbound claim of the run's name is not the one that the specification asks for; empty: it is."""
     if not scene.wanted.own_claim or scene.template is None:
         return ""
@@ -89,7 +93,7 @@ def _outdated(scene: Scene, claim: Manifest) -> str:
     return "it was made before storage.claimTemplate was edited" if other_class or other_modes else ""
 
 
-def _earlier(scene: Scene, claim: Manifest) -> str:
+def _earlier_claim_note(scene: Scene, claim: Manifest) -> str:
     """Addition to the message on a bound claim that an earlier run of this name has left."""
     if not scene.wanted.own_claim or not _is_older(scene, claim):
         return ""

@@ -14,7 +14,7 @@ from rlrun_operator.times import rfc3339, seconds_of
 Truth = Literal["True", "False", "Unknown"]
 
 
-class Say(NamedTuple):
+class ConditionUpdate(NamedTuple):
     """Statement of one condition."""
 
     status: Truth
@@ -22,7 +22,7 @@ class Say(NamedTuple):
     message: str
 
 
-def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
+def find_condition(conditions: Sequence[Condition], kind: str) -> Condition | None:
     """The condition of type `kind`."""
     for condition in conditions:  # dozens of times in a decision: a generator takes twice as long
         if condition.type == kind:
@@ -38,43 +38,43 @@ def raw_conditions(document: Manifest) -> list[Manifest]:
 
 def is_true(conditions: Sequence[Condition], kind: str) -> bool:
     """True if the condition of type `kind` holds."""
-    found = find(conditions, kind)
+    found = find_condition(conditions, kind)
     return found is not None and found.status == "True"
 
 
-def since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | None:
+def true_since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | None:
     """Time since which a condition is true (or not true), in seconds since the epoch; None when it is otherwise."""
-    found = find(conditions, kind)
+    found = find_condition(conditions, kind)
     if found is None or (found.status == "True") != true:
         return None
     return seconds_of(found.last_transition_time)
 
 
-def begun(conditions: Sequence[Condition]) -> float | None:
+def attempt_started_at(conditions: Sequence[Condition]) -> float | None:
     """Time since which the present attempt is on record: after a restart, or after a suspension; None: no attempt is."""
-    times = [since(conditions, kind, true=False) for kind in (reasons.RESTARTING, reasons.SUSPENDED)]
+    times = [true_since(conditions, kind, true=False) for kind in (reasons.RESTARTING, reasons.SUSPENDED)]
     return max((time for time in times if time is not None), default=None)
 
 
-def not_failed(past: Sequence[Condition]) -> dict[str, Say]:
+def not_failed(past: Sequence[Condition]) -> dict[str, ConditionUpdate]:
     """Failed of a run that goes on: its specification alone was wrong and is corrected, or it was asked to begin again."""
     return (
-        {reasons.FAILED: Say("False", reasons.NOT_FAILED, "the run has not failed")}
+        {reasons.FAILED: ConditionUpdate("False", reasons.NOT_FAILED, "the run has not failed")}
         if is_true(past, reasons.FAILED)
         else {}
     )
 
 
-def phase(conditions: Sequence[Condition], attempt: int) -> Phase:
+def run_phase(conditions: Sequence[Condition], attempt: int) -> Phase:
     """Phase of the run. Complete and Failed absorb. One of whose attempts none is on record (`attempt` is 0) is Pending at most."""
     if is_true(conditions, reasons.COMPLETE):
         return "Complete"
     if is_true(conditions, reasons.FAILED):
         return "Failed"
-    completing = find(conditions, reasons.COMPLETE)
+    completing = find_condition(conditions, reasons.COMPLETE)
     if completing is not None and completing.reason in reasons.ENDING:
         return "Completing"
-    suspended, admitted = find(conditions, reasons.SUSPENDED), find(conditions, reasons.ADMITTED)
+    suspended, admitted = find_condition(conditions, reasons.SUSPENDED), find_condition(conditions, reasons.ADMITTED)
     stops = suspended is not None and (suspended.status, suspended.reason) == ("False", reasons.SUSPENDING)
     if admitted is not None and admitted.reason in reasons.QUEUED and not stops:
         return "Queued"
@@ -84,7 +84,7 @@ def phase(conditions: Sequence[Condition], attempt: int) -> Phase:
         return "Suspended" if suspended.status == "True" else "Suspending"
     if is_true(conditions, reasons.RESTARTING):
         return "Restarting"
-    scheduled = find(conditions, reasons.SCHEDULED)
+    scheduled = find_condition(conditions, reasons.SCHEDULED)
     if not attempt or scheduled is None or scheduled.reason in (reasons.PREVIOUS_RUN_ENDING, reasons.NAME_TAKEN):
         return "Pending"
     return "Starting" if is_true(conditions, reasons.RECONCILING) else "Running"
@@ -94,9 +94,9 @@ _SETTLED = ((reasons.PODS_READY, "True"), (reasons.RECONCILING, "False"), (reaso
 """Since then a younger pod is one that has replaced another: a time that is compared with times of the API server."""
 
 
-def write(
+def write_conditions(
     past: Sequence[Condition],
-    said: Mapping[str, Say | None],
+    updates: Mapping[str, ConditionUpdate | None],
     *,
     generation: int | None,
     now: float,
@@ -109,9 +109,9 @@ def write(
     """
     result = []
     for kind in reasons.CONDITION_TYPES:
-        old, new = find(past, kind), said.get(kind)
+        old, new = find_condition(past, kind), updates.get(kind)
         if new is None:
-            result += [old] if old is not None and kind not in said else []
+            result += [old] if old is not None and kind not in updates else []
             continue
         at = max(now, born) if (kind, new.status) in _SETTLED else now
         when = old.last_transition_time if old is not None and old.status == new.status else rfc3339(at)
@@ -148,13 +148,13 @@ _MATTERS = (
 """Conditions that a person should read first; the first that applies."""
 
 
-def foremost(conditions: Sequence[Condition]) -> Condition | None:
+def foremost_condition(conditions: Sequence[Condition]) -> Condition | None:
     """The condition that matters most now.
 
     A claim that is merely waiting (for its first pod to be scheduled) gives way to what its pods wait for.
     """
     for kind, status in _MATTERS:
-        found = find(conditions, kind)
+        found = find_condition(conditions, kind)
         if found is None or (status is not None and found.status != status) or found.reason == reasons.NOT_SUSPENDED:
             continue
         if (kind, status) == (reasons.ADMITTED, "False") and found.reason not in reasons.QUEUED | reasons.GIVES_BACK:
@@ -170,4 +170,4 @@ def _problem_after(conditions: Sequence[Condition], kind: str) -> bool:
     if kind not in waits:
         return False
     later = waits[waits.index(kind) + 1 :]
-    return any((c := find(conditions, k)) is not None and c.reason in reasons.PROBLEMS for k in later)
+    return any((c := find_condition(conditions, k)) is not None and c.reason in reasons.PROBLEMS for k in later)

@@ -8,16 +8,16 @@ from rlrun.api.status import RLRunStatus
 from rlrun.defaults.words import shorten
 from rlrun_operator.state import EventRecord
 from rlrun_operator.status import failure_reasons, reasons
-from rlrun_operator.status.conditions import find, is_true
+from rlrun_operator.status.conditions import find_condition, is_true
 from rlrun_operator.status.words import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
-from rlrun_operator.validate_spec import counted
+from rlrun_operator.validate_spec import count_noun
 
 EVENT_MAX = 1000
 """Characters of an event's message; the API's limit is 1024."""
 
 
-def events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[EventRecord, ...]:
+def list_events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[EventRecord, ...]:
     """Events between two statuses. At most three from creation to the first step of a healthy run.
 
     Args:
@@ -25,10 +25,10 @@ def events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[
         new: the status that is written.
         trains: whether the run trains; else its steps are answers.
     """
-    return tuple(EventRecord(e.type, e.reason, shorten(e.message, EVENT_MAX)) for e in _events(old, new, trains))
+    return tuple(EventRecord(e.type, e.reason, shorten(e.message, EVENT_MAX)) for e in _new_events(old, new, trains))
 
 
-def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
+def _new_events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
     yield from _of_failure(old, new)
     yield from _of_beginning(old, new, trains)
     yield from _of_nodes(old, new)
@@ -38,11 +38,11 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
     yield from _of_resumption(old, new, trains)
     yield from _of_problems(old, new)
     if _has_place(new) and not _has_place(old):
-        yield EventRecord("Normal", reasons.ENQUEUED, _said(new, reasons.ADMITTED)[1])
+        yield EventRecord("Normal", reasons.ENQUEUED, _reason_and_message(new, reasons.ADMITTED)[1])
     if is_true(new.conditions, reasons.ADMITTED) and old.phase == "Queued":
-        yield EventRecord("Normal", reasons.ADMITTED, _said(new, reasons.ADMITTED)[1])
+        yield EventRecord("Normal", reasons.ADMITTED, _reason_and_message(new, reasons.ADMITTED)[1])
     if new.phase in ("Suspending", "Suspended") and new.phase != old.phase:
-        yield EventRecord("Normal", new.phase, _said(new, reasons.SUSPENDED)[1])
+        yield EventRecord("Normal", new.phase, _reason_and_message(new, reasons.SUSPENDED)[1])
     yield from _of_requests(old, new)
     if new.phase == "Complete" and old.phase != "Complete":
         steps = f"all {new.progress.total_steps} steps are trained"
@@ -52,14 +52,14 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
 
 def _has_place(status: RLRunStatus) -> bool:
     """True if the run waits in the queue, which has said for what."""
-    return status.phase == "Queued" and _said(status, reasons.ADMITTED)[1] != QUEUE_LOOKS_SOON
+    return status.phase == "Queued" and _reason_and_message(status, reasons.ADMITTED)[1] != QUEUE_LOOKS_SOON
 
 
 def _of_beginning(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
     if new.attempt <= old.attempt:
         return
-    engines = f", {counted(new.inference.desired, 'engine')}" if new.inference.desired else ""
-    what = f"{counted(new.trainer.desired, 'trainer pod')}{engines} and the orchestrator"
+    engines = f", {count_noun(new.inference.desired, 'engine')}" if new.inference.desired else ""
+    what = f"{count_noun(new.trainer.desired, 'trainer pod')}{engines} and the orchestrator"
     if not trains:
         what = f"{engines.removeprefix(', ')} and the orchestrator"
     if new.shared_with is not None:
@@ -72,9 +72,9 @@ def _of_resumption(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator
     resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
     if resumed and before is None:
         lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
-        message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {counted(lost, 'step')} to train again"
+        message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {count_noun(lost, 'step')} to train again"
         if not trains:
-            message = f"attempt {new.attempt} has found {counted(resumed, 'answer')}, and asks the rest"
+            message = f"attempt {new.attempt} has found {count_noun(resumed, 'answer')}, and asks the rest"
         yield EventRecord("Normal", reasons.RESUMED, message)
     if new.phase == "Running" and old.phase != "Running":
         message = f"attempt {new.attempt} trains: step {new.progress.step} is done"
@@ -98,7 +98,7 @@ def _of_requests(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
 def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     failure, failed = new.last_failure, new.phase == "Failed" and old.phase != "Failed"
     if failed:
-        reason, message = _said(new, reasons.FAILED)
+        reason, message = _reason_and_message(new, reasons.FAILED)
         yield EventRecord("Warning", reason, message)
     elif failure is not None and failure != old.last_failure:
         told = f"attempt {failure.attempt}: {failure.role} pod {failure.pod_name}: {failure.reason}: {failure.message}"
@@ -121,8 +121,8 @@ def _of_nodes(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
 
 
 def _of_configuration(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    was, _ = _said(old, reasons.CONFIGURATION_VALID)
-    reason, message = _said(new, reasons.CONFIGURATION_VALID)
+    was, _ = _reason_and_message(old, reasons.CONFIGURATION_VALID)
+    reason, message = _reason_and_message(new, reasons.CONFIGURATION_VALID)
     if reason == was:
         return
     if reason == reasons.CHANGE_PENDING:
@@ -146,9 +146,11 @@ def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
         is_true(new.conditions, reasons.INFERENCE_AVAILABLE),
     )
     if now and not was:
-        yield EventRecord("Normal", reasons.ENGINES_AVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
+        yield EventRecord("Normal", reasons.ENGINES_AVAILABLE, _reason_and_message(new, reasons.INFERENCE_AVAILABLE)[1])
     elif was and not now:
-        yield EventRecord("Warning", reasons.ENGINES_UNAVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
+        yield EventRecord(
+            "Warning", reasons.ENGINES_UNAVAILABLE, _reason_and_message(new, reasons.INFERENCE_AVAILABLE)[1]
+        )
     yield from _of_spot(old, new)
     before, after = old.inference.desired, new.inference.desired
     if before and after != before and new.shared_with is None:
@@ -164,12 +166,12 @@ def _of_spot(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     if was is None or now is None:
         return
     if now.lost > was.lost:
-        what = f"{counted(now.lost - was.lost, 'spot engine')} lost: {now.last_loss}"
+        what = f"{count_noun(now.lost - was.lost, 'spot engine')} lost: {now.last_loss}"
         there = f"{new.inference.ready} of {new.inference.desired} engines are ready"
         message = f"{what}; {there}, requests move there, and the run goes on"
         yield EventRecord("Normal", reasons.SPOT_ENGINES_LOST, message)
     elif now.lost and was.ready < was.desired and now.ready >= now.desired > 0:
-        message = f"all {counted(now.desired, 'spot engine')} are ready"
+        message = f"all {count_noun(now.desired, 'spot engine')} are ready"
         yield EventRecord("Normal", reasons.SPOT_ENGINES_READY, message)
 
 
@@ -185,13 +187,15 @@ def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
         reasons.CHILDREN_INTACT,
         *beside,
     ):
-        was, (reason, message) = _said(old, kind)[0], _said(new, kind)
+        was, (reason, message) = _reason_and_message(old, kind)[0], _reason_and_message(new, kind)
         if reason in reasons.PROBLEMS and reason not in (was, new.reason):
             yield EventRecord("Warning", reason, message)
-    if _said(old, reasons.PROGRESSING)[0] == reasons.HEARTBEAT_LOST and is_true(new.conditions, reasons.PROGRESSING):
+    if _reason_and_message(old, reasons.PROGRESSING)[0] == reasons.HEARTBEAT_LOST and is_true(
+        new.conditions, reasons.PROGRESSING
+    ):
         yield EventRecord("Normal", reasons.HEARTBEAT_RESUMED, "the orchestrator renews its Lease again")
 
 
-def _said(status: RLRunStatus, kind: str) -> tuple[str, str]:
-    found = find(status.conditions, kind)
+def _reason_and_message(status: RLRunStatus, kind: str) -> tuple[str, str]:
+    found = find_condition(status.conditions, kind)
     return (found.reason, found.message) if found is not None else ("", "")

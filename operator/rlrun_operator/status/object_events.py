@@ -8,19 +8,21 @@ from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
 
-def newest(
+def newest_event(
     events: Sequence[Manifest], kind: str, name: str, reason: str | None = None, uid: str | None = None
 ) -> Manifest | None:
     """The latest event about an object; a `name` that ends in '-' is a prefix (a ReplicaSet's name has a hash).
 
     `uid`: of the object. A StatefulSet's pods bear the names of those before them, and events outlive what they are about.
     """
-    found = [event for event in events if about(event, kind, name, uid) and reason in (None, event.get("reason"))]
-    return max(found, key=when, default=None)
+    found = [
+        event for event in events if is_about_object(event, kind, name, uid) and reason in (None, event.get("reason"))
+    ]
+    return max(found, key=event_time, default=None)
 
 
-def about(event: Manifest, kind: str, name: str, uid: str | None) -> bool:
-    """True if an event is about the object; see `newest` for `name` and `uid`."""
+def is_about_object(event: Manifest, kind: str, name: str, uid: str | None) -> bool:
+    """True if an event is about the object; see `newest_event` for `name` and `uid`."""
     target: Manifest = event.get("involvedObject") or event.get("regarding") or {}
     known = str(target.get("name", ""))
     if target.get("kind") != kind or not (known.startswith(name) if name.endswith("-") else known == name):
@@ -28,7 +30,7 @@ def about(event: Manifest, kind: str, name: str, uid: str | None) -> bool:
     return uid is None or target.get("uid") in (None, uid)
 
 
-def when(event: Manifest) -> float:
+def event_time(event: Manifest) -> float:
     """Time at which an event was seen last, in seconds since the epoch; 0: it bears none."""
     series = event.get("series") or {}
     times = (

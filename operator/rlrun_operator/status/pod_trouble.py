@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rlrun.defaults.words import shorten
 from rlrun_operator.pods import Container, Pod
 from rlrun_operator.status import object_events, reasons
-from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.conditions import ConditionUpdate
 from rlrun_operator.status.scene import TEXT_MAX, Scene
 
 _PULLING = (
@@ -28,13 +28,13 @@ _PULL_PREFIX = re.compile(r"^(?:Back-off pulling image \"[^\"]*\":? ?)?(?:ErrIma
 """The kubelet alternates between the registry's text with and without this; the status must not."""
 
 
-def trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
+def pod_trouble(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
     """Cause that keeps a scheduled pod from being ready, where it needs a person."""
     for container in pod.containers:
         if (found := _container_trouble(pod, container, role, scene.tracker_secrets)) is not None:
             return found
     mounts = (
-        object_events.newest(scene.events, "Pod", pod.name, reason=reason, uid=pod.uid)
+        object_events.newest_event(scene.events, "Pod", pod.name, reason=reason, uid=pod.uid)
         for reason in ("FailedMount", "FailedAttachVolume")
     )
     event = next((event for event in mounts if event is not None), None)
@@ -50,7 +50,7 @@ def trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
         if missing
         else f"check the volume of claim {scene.wanted.claim} and that its driver runs on that node"
     )
-    return Say("False", reasons.MOUNT_FAILED, f"{role} pod {pod.name}: cannot mount{where}: {text}; {fix}")
+    return ConditionUpdate("False", reasons.MOUNT_FAILED, f"{role} pod {pod.name}: cannot mount{where}: {text}; {fix}")
 
 
 def has_begun(pod: Pod) -> bool:
@@ -58,7 +58,7 @@ def has_begun(pod: Pod) -> bool:
     return any(c.running or c.exit is not None for c in pod.containers)
 
 
-def _silent_node(scene: Scene, pod: Pod, role: str) -> Say | None:
+def _silent_node(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
     node = next((n for n in scene.nodes or () if n["metadata"]["name"] == pod.node), None)
     conditions = ((node or {}).get("status") or {}).get("conditions") or ()
     ready = next((c for c in conditions if c.get("type") == "Ready"), None)
@@ -66,22 +66,26 @@ def _silent_node(scene: Scene, pod: Pod, role: str) -> Say | None:
         return None
     why = shorten(f"{ready.get('reason')}: {ready.get('message')}", TEXT_MAX)
     fix = "it begins when the node is back; delete the pod to have it placed on another one"
-    return Say("False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}")
+    return ConditionUpdate(
+        "False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}"
+    )
 
 
-def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mapping[str, str]) -> Say | None:
+def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mapping[str, str]) -> ConditionUpdate | None:
     reason, message = container.waiting_reason, container.waiting_message
     if reason in _PULLING:
         text = shorten(_PULL_PREFIX.sub("", message), TEXT_MAX)
         fix = f"correct {role}.image, or set {role}.imagePullSecrets"
         said = f": {text}" if text else ""
-        return Say("False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{said}; {fix}")
+        return ConditionUpdate(
+            "False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{said}; {fix}"
+        )
     if reason == "CreateContainerConfigError":
         told, fix = shorten(message, TEXT_MAX), _what_to_create(message, role, secrets)
-        return Say("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {told}; {fix}")
+        return ConditionUpdate("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {told}; {fix}")
     if reason in _UNSTARTABLE:
         told = f"container {container.name} cannot be started: {shorten(message or reason, TEXT_MAX)}"
-        return Say("False", reasons.CONTAINER_FAILING, f"{role}: {told}; correct {role}.image")
+        return ConditionUpdate("False", reasons.CONTAINER_FAILING, f"{role}: {told}; correct {role}.image")
     end = container.exit
     if end is not None and end.code != 0 and (reason == "CrashLoopBackOff" or container.restarts > 0):
         why = (
@@ -94,7 +98,7 @@ def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mappi
             if end.message
             else f"; see kubectl logs {pod.argument} -c {container.name} --previous"
         )
-        return Say(
+        return ConditionUpdate(
             "False", reasons.CONTAINER_FAILING, f"{role}: container {container.name} {why} (exit code {end.code}){told}"
         )
     return None

@@ -65,32 +65,32 @@ class Report:
 def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
     """Report on the Lease about `attempt`; None while it is about another one, or empty."""
     found: Mapping[str, str] = ((lease or {}).get("metadata") or {}).get("annotations") or {}
-    if _count(found, keys.ATTEMPT) != attempt:
+    if _read_count(found, keys.ATTEMPT) != attempt:
         return None
     return Report(
         attempt=attempt,
-        step=_count(found, keys.STEP),
-        policy_version=_count(found, keys.POLICY_VERSION),
-        checkpoint_step=_count(found, keys.CHECKPOINT_STEP),
-        resumed_from_step=_count(found, keys.RESUMED_FROM_STEP),
-        reward=_measured(found, keys.REWARD),
-        tokens_per_second=_measured(found, keys.TOKENS_PER_SECOND),
-        staleness_mean=_measured(found, keys.STALENESS_MEAN),
-        eta_seconds=_bounded(_number(found, keys.ETA_SECONDS), ETA_MAX),
+        step=_read_count(found, keys.STEP),
+        policy_version=_read_count(found, keys.POLICY_VERSION),
+        checkpoint_step=_read_count(found, keys.CHECKPOINT_STEP),
+        resumed_from_step=_read_count(found, keys.RESUMED_FROM_STEP),
+        reward=_measured_value(found, keys.REWARD),
+        tokens_per_second=_measured_value(found, keys.TOKENS_PER_SECOND),
+        staleness_mean=_measured_value(found, keys.STALENESS_MEAN),
+        eta_seconds=_bound_text(_read_number(found, keys.ETA_SECONDS), ETA_MAX),
         waiting_on=found.get(keys.WAITING_ON, "")[:WAITING_ON_MAX] or None,
-        total_steps=_count(found, keys.TOTAL_STEPS),
+        total_steps=_read_count(found, keys.TOTAL_STEPS),
         waiting_role=found.get(keys.WAITING_ON_ROLE) or None,
-        storage=_trouble(found.get(keys.STORAGE, "")),
-        results=_lines(found.get(keys.RESULTS)),
+        storage=_read_trouble(found.get(keys.STORAGE, "")),
+        results=_read_lines(found.get(keys.RESULTS)),
         load=parse_load(found.get(keys.ENGINES)),
-        drained=_words(found.get(keys.ENGINES_DRAINED)),
-        trained=_trained(found.get(keys.TRAINED, "")),
+        drained=_read_words(found.get(keys.ENGINES_DRAINED)),
+        trained=_read_trained(found.get(keys.TRAINED, "")),
         start=parse_start(found.get(keys.START_SECONDS)),
-        engines_wanted=_count(found, keys.ENGINES_WANTED),
+        engines_wanted=_read_count(found, keys.ENGINES_WANTED),
     )
 
 
-def _trained(text: str) -> tuple[int, int] | None:
+def _read_trained(text: str) -> tuple[int, int] | None:
     """Tokens and samples of an annotation, which any client may have written."""
     match [int(word) for word in text.split() if word.isascii() and word.isdecimal() and len(word) <= 16]:
         case [int(tokens), int(samples)] if 0 < tokens <= COUNT_MAX and 0 < samples <= COUNT_MAX:
@@ -112,12 +112,12 @@ class _Change(TypedDict, total=False):
     tokens_per_second: float | None
 
 
-def changed(progress: ProgressStatus, **change: Unpack[_Change]) -> ProgressStatus:
+def change_progress(progress: ProgressStatus, **change: Unpack[_Change]) -> ProgressStatus:
     """`progress` with other values of some fields."""
     return progress.model_copy(update=change)
 
 
-def unresumed(checkpoint: CheckpointStatus) -> CheckpointStatus:
+def unresumed_checkpoint(checkpoint: CheckpointStatus) -> CheckpointStatus:
     """`checkpoint` at the beginning of an attempt: where that begins is not known yet."""
     return CheckpointStatus(
         latest_complete_step=checkpoint.latest_complete_step,
@@ -126,17 +126,19 @@ def unresumed(checkpoint: CheckpointStatus) -> CheckpointStatus:
     )
 
 
-def measured(past: RLRunStatus, report: Report | None, total: int, now: float) -> StatusChange:
-    """`progressed` and `checkpointed`, together."""
-    return StatusChange(progress=progressed(past, report, total, now), checkpoint=checkpointed(past, report, now))
+def measured_fields(past: RLRunStatus, report: Report | None, total: int, now: float) -> StatusChange:
+    """`progress_after` and `checkpoint_after`, together."""
+    return StatusChange(
+        progress=progress_after(past, report, total, now), checkpoint=checkpoint_after(past, report, now)
+    )
 
 
-def progressed(past: RLRunStatus, report: Report | None, total: int, now: float) -> ProgressStatus:
+def progress_after(past: RLRunStatus, report: Report | None, total: int, now: float) -> ProgressStatus:
     """Progress in the status after `report`; without one what is known stays. `total` 0: as many steps as the report has."""
     if report is None or report.step is None:
         waiting = report.waiting_on if report is not None else None
         total = total or past.progress.total_steps
-        return changed(past.progress, total_steps=total, waiting_on=waiting or past.progress.waiting_on)
+        return change_progress(past.progress, total_steps=total, waiting_on=waiting or past.progress.waiting_on)
     total = min(total or COUNT_MAX, report.total_steps or total)
     last, estimate = past.progress.last_step_time, past.progress.estimated_completion_time
     if report.step != past.progress.step or last is None:
@@ -157,7 +159,7 @@ def progressed(past: RLRunStatus, report: Report | None, total: int, now: float)
     )
 
 
-def checkpointed(past: RLRunStatus, report: Report | None, now: float) -> CheckpointStatus:
+def checkpoint_after(past: RLRunStatus, report: Report | None, now: float) -> CheckpointStatus:
     """The status' checkpoint after `report`.
 
     The first report of an attempt that knows where it started says how many steps are lost. `resumedFromStep` is absent from the
@@ -185,7 +187,7 @@ def silent_for(lease_changed_at: float | None, now: float) -> float:
     return max(0.0, now - lease_changed_at) if lease_changed_at is not None else 0.0
 
 
-def _count(found: Mapping[str, str], key: str) -> int | None:
+def _read_count(found: Mapping[str, str], key: str) -> int | None:
     """A whole number that the API takes; any client may have written the annotation."""
     try:
         value = int(found[key])
@@ -194,7 +196,7 @@ def _count(found: Mapping[str, str], key: str) -> int | None:
     return value if 0 <= value <= COUNT_MAX else None
 
 
-def _number(found: Mapping[str, str], key: str) -> float | None:
+def _read_number(found: Mapping[str, str], key: str) -> float | None:
     try:
         value = float(found[key])
     except (KeyError, ValueError, TypeError):
@@ -202,25 +204,25 @@ def _number(found: Mapping[str, str], key: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _bounded(value: float | None, most: float) -> float | None:
+def _bound_text(value: float | None, most: float) -> float | None:
     return value if value is not None and 0 <= value <= most else None
 
 
-def _lines(text: str | None) -> tuple[str, ...]:
+def _read_lines(text: str | None) -> tuple[str, ...]:
     """Lines that the API takes; any client may have written the annotation."""
     lines = [line[: keys.RESULT_MAX] for line in str(text or "").splitlines() if line]
     return tuple(lines[: keys.RESULTS_MAX])
 
 
-def _words(text: str | None) -> tuple[str, ...] | None:
+def _read_words(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(str(text).split()[: keys.DRAINED_MAX])
 
 
-def _trouble(told: str) -> tuple[str, str] | None:
+def _read_trouble(told: str) -> tuple[str, str] | None:
     reason, colon, text = told.partition(": ")
     return (reason, text) if colon and reason in reasons.VOLUME else None
 
 
-def _measured(found: Mapping[str, str], key: str) -> float | None:
-    value = _number(found, key)
+def _measured_value(found: Mapping[str, str], key: str) -> float | None:
+    value = _read_number(found, key)
     return float(f"{value:.{_DIGITS}g}") if value is not None else None

@@ -54,7 +54,7 @@ class Look:
     """Seconds of the trainer's start by phase."""
 
 
-def after(past: RestartStatus | None, look: Look, now: float) -> RestartStatus | None:
+def restart_after(past: RestartStatus | None, look: Look, now: float) -> RestartStatus | None:
     """The record after a look. One of a restart whose attempt came to nothing makes room for the next; one that is whole stays.
 
     Args:
@@ -67,11 +67,11 @@ def after(past: RestartStatus | None, look: Look, now: float) -> RestartStatus |
     if past is None or past.total_seconds is not None:
         return past
     if not look.restarting and look.trained:
-        return _whole(_reached(past, look, now), look, now)
-    return None if look.over else _noted(_reached(past, look, now), now)
+        return _finished_record(_reached_phases(past, look, now), look, now)
+    return None if look.over else _note_slow_phases(_reached_phases(past, look, now), now)
 
 
-def _reached(past: RestartStatus, look: Look, now: float) -> RestartStatus:
+def _reached_phases(past: RestartStatus, look: Look, now: float) -> RestartStatus:
     """The record with the phases that have ended; several at once where nothing was seen between them."""
     begun = not look.restarting
     ended = (begun or not look.ending, begun, begun and look.scheduled, begun and look.running)
@@ -82,25 +82,29 @@ def _reached(past: RestartStatus, look: Look, now: float) -> RestartStatus:
         if not ended[at]:
             break
         if name not in seconds:
-            seconds[name] = _since(past, seconds, now)
+            seconds[name] = _seconds_since(past, seconds, now)
     return past.model_copy(update={"seconds": seconds, "attempt": look.attempt if begun else None})
 
 
-def _since(past: RestartStatus, seconds: Mapping[str, int], now: float) -> int:
+def _seconds_since(past: RestartStatus, seconds: Mapping[str, int], now: float) -> int:
     """Seconds since the end of the phases before; 0 where the clock was set back."""
     began = seconds_of(past.since)
     spent = now - (now if began is None else began) - sum(seconds.values())
     return min(max(0, int(spent)), COUNT_MAX)
 
 
-def _whole(past: RestartStatus, look: Look, now: float) -> RestartStatus:
+def _finished_record(past: RestartStatus, look: Look, now: float) -> RestartStatus:
     """The record at the first new step; the trainer's own phases are cut to the time that has passed."""
     seconds = dict(past.seconds)
     for name in PHASES:
         if name in look.start:
-            seconds[name] = min(round(look.start[name]), _since(past, seconds, now))
-    seconds[OTHER] = _since(past, seconds, now)
-    slow = [_slow(name, seconds[name]) for name in RESTART_PHASES if name in seconds and _is_over(name, seconds[name])]
+            seconds[name] = min(round(look.start[name]), _seconds_since(past, seconds, now))
+    seconds[OTHER] = _seconds_since(past, seconds, now)
+    slow = [
+        _slow_phases(name, seconds[name])
+        for name in RESTART_PHASES
+        if name in seconds and _is_over(name, seconds[name])
+    ]
     update = {
         "seconds": seconds,
         "total_seconds": min(sum(seconds.values()), COUNT_MAX),
@@ -109,11 +113,11 @@ def _whole(past: RestartStatus, look: Look, now: float) -> RestartStatus:
     return past.model_copy(update=update)
 
 
-def _noted(past: RestartStatus, now: float) -> RestartStatus:
+def _note_slow_phases(past: RestartStatus, now: float) -> RestartStatus:
     """The record with the phases so far that took too long; of the present one without a number, which would change all the time."""
-    slow = [_slow(name, past.seconds[name]) for name in OBSERVED if _is_over(name, past.seconds.get(name, 0))]
+    slow = [_slow_phases(name, past.seconds[name]) for name in OBSERVED if _is_over(name, past.seconds.get(name, 0))]
     present = next((name for name in OBSERVED if name not in past.seconds), None)
-    if present is not None and _is_over(present, _since(past, past.seconds, now)):
+    if present is not None and _is_over(present, _seconds_since(past, past.seconds, now)):
         most, cause = BUDGETS[present]
         slow.append(f"{present} takes more than {most} s: {cause}")
     return past.model_copy(update={"slow": "; ".join(slow) or None})
@@ -123,6 +127,6 @@ def _is_over(name: str, seconds: int) -> bool:
     return name in BUDGETS and seconds > BUDGETS[name][0]
 
 
-def _slow(name: str, seconds: int) -> str:
+def _slow_phases(name: str, seconds: int) -> str:
     most, cause = BUDGETS[name]
     return f"{name} took {seconds} s of {most} s: {cause}"

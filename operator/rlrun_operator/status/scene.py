@@ -9,7 +9,7 @@ from rlrun.api.storage import ClaimTemplate
 from rlrun_operator.names import Names, Role
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
-from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.conditions import ConditionUpdate
 
 TEXT_MAX = 600
 """Characters of what another component says, in one message."""
@@ -46,7 +46,7 @@ class Scene:
     nodes: Sequence[Manifest] | None
     waiting_on: str | None
     """The orchestrator's own word."""
-    trouble: Say | None = None
+    trouble: ConditionUpdate | None = None
     """Report of the roles on a bound volume."""
     engines_refused: bool = False
     """The engines' controller says that it may not make a pod now. Events outlive what they tell of."""

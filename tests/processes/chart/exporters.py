@@ -26,7 +26,7 @@ from rlrun.runtime.nvml import Sample
 from rlrun.runtime.site import Site
 from rlrun_operator.kube.resources import WATCHED
 from rlrun_operator.runtime.cache import Store
-from rlrun_operator.runtime.health import Health, serve
+from rlrun_operator.runtime.health import Health, serve_health
 from rlrun_operator.runtime.metrics import Metrics
 from tests.processes.chart.replay import STEP_METRICS
 
@@ -94,7 +94,7 @@ class Operators:
                 metrics.observe_watch(resource.plural, None, lambda: 3.0)
             metrics.observe_places([("team-a", None)], [("team-b", None)])
             refresh = [lambda metrics=metrics: metrics.observe_objects(self._store.count())]
-            site = await serve(Health(before_scrape=refresh), metrics.registry, 0)  # type: ignore[arg-type]
+            site = await serve_health(Health(before_scrape=refresh), metrics.registry, 0)  # type: ignore[arg-type]
             SITES.append(site)
             # With port 0 each family of addresses has a port of its own.
             ports[name] = next(port for host, port, *_ in site._runner.addresses if host == "0.0.0.0")

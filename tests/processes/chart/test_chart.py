@@ -11,9 +11,9 @@ import pytest
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.schema import fields, snake, spelled
 from rlrun.defaults.team import ALLOWED, read_defaults
-from rlrun_operator.render import api_key_secret, prerequisites, workloads
+from rlrun_operator.render import api_key_secret, render_prerequisites, render_workloads
 from rlrun_operator.restrictions import Installation, RunPolicy
-from rlrun_operator.runtime.preflight import lacking
+from rlrun_operator.runtime.preflight import missing_rights
 from rlrun_operator.settings import NetworkSettings, RenderSettings, from_environment
 from tests.processes.chart.rendering import CHART, RefusedError, Render
 from tests.support.programs import run_program
@@ -263,10 +263,10 @@ def test_two_releases_share_no_name_of_a_role(render: Render) -> None:
 def test_operator_may_do_what_a_run_needs(render: Render) -> None:
     (role,) = run_roles(render())
     ctx = example("gpu")
-    create, apply = prerequisites(ctx)
+    create, apply = render_prerequisites(ctx)
     needed = [(child, {"create"}) for child in (*create, api_key_secret(ctx, KEY))]
     needed += [(child, {"create", "patch"}) for child in apply]
-    needed += [(child, {"get", "list", "watch", "create", "patch", "delete"}) for child in workloads(ctx)]
+    needed += [(child, {"get", "list", "watch", "create", "patch", "delete"}) for child in render_workloads(ctx)]
     for child, wanted in needed:
         group = child["apiVersion"].rpartition("/")[0]
         plural = PLURALS.get(child["kind"], child["kind"].lower() + "s")
@@ -275,8 +275,8 @@ def test_operator_may_do_what_a_run_needs(render: Render) -> None:
 
 def test_operators_own_check_of_its_rights_is_content(render: Render) -> None:
     (role,) = run_roles(render())
-    assert lacking(role["rules"]) == []
-    assert lacking(role["rules"][1:]), "the check sees what is missing"
+    assert missing_rights(role["rules"]) == []
+    assert missing_rights(role["rules"][1:]), "the check sees what is missing"
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_operator_understands_its_environment(render: Render, values: dict[str, 
 
 def test_operator_holds_every_right_that_it_hands_on(render: Render) -> None:
     (role,) = run_roles(render())
-    (handed_on,) = of_kind([dict(child) for child in prerequisites(example("quickstart")).apply], "Role")
+    (handed_on,) = of_kind([dict(child) for child in render_prerequisites(example("quickstart")).apply], "Role")
     for rule in handed_on["rules"]:
         for resource in rule["resources"]:
             assert set(rule["verbs"]) <= verbs(role, rule["apiGroups"][0], resource)

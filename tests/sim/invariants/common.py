@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlrun_operator.names import ROLE_LABEL, run_uid_of
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import phase
+from rlrun_operator.status.conditions import run_phase
 from tests.sim.cluster.pods import owners
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Said(NamedTuple):
 def derived(status: Json) -> str:
     """The phase that the conditions say."""
     said = [Said(c["type"], c["status"], c["reason"]) for c in status.get("conditions", ())]
-    return phase(said, status.get("attempt", 0))  # type: ignore[arg-type]
+    return run_phase(said, status.get("attempt", 0))  # type: ignore[arg-type]
 
 
 def may_go_on(status: Json) -> bool:

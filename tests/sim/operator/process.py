@@ -20,7 +20,7 @@ from rlrun_operator.kube.resources import BY_KIND, EVENT, NODE, WATCHED
 from rlrun_operator.names import ROLES
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.observe import LookUps
-from rlrun_operator.reconcile.reconciler import Outside, Reconciler
+from rlrun_operator.reconcile.reconciler import Dependencies, Reconciler
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
@@ -116,7 +116,7 @@ class Process:
         )
         self._reconciler = Reconciler(
             decide=self._decide,
-            outside=Outside(
+            outside=Dependencies(
                 client=self._client,
                 store=self.store,
                 look_ups=look_ups,
@@ -210,7 +210,7 @@ class Process:
             return self._api.answer(*asked[:5])
         except RefusedError as refused:
             document = {"reason": refused.reason, "message": refused.message}
-            return transport._answer(refused.status, to_json(document), asked.what, reads=asked.method == "GET")
+            return transport._read_answer(refused.status, to_json(document), asked.what, reads=asked.method == "GET")
 
     def _go_on(self, answer: Json | None, error: Exception | None) -> None:
         assert self._work is not None

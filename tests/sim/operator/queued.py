@@ -13,7 +13,7 @@ from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings
 from rlrun_operator.state import Admission
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import find
+from rlrun_operator.status.conditions import find_condition
 from tests.sim.clock import Clock
 
 SETTINGS = QueueSettings(enabled=True, start_seconds=60)
@@ -53,7 +53,7 @@ class HistoryAdmissions(Admissions):
     async def answer(self, run: dict[str, Any]) -> Admission:  # type: ignore[override]
         """Answer of the queue, unless others come first."""
         own = await super().answer(run)
-        admitted = find(read_status(run.get("status") or {}).conditions, reasons.ADMITTED)
+        admitted = find_condition(read_status(run.get("status") or {}).conditions, reasons.ADMITTED)
         holds = admitted is not None and admitted.status == "True"
         if own.admitted and holds and self._others.take:
             return Admission(False, reasons.PREEMPTED, "team-b/urgent has a higher priority", stops=True)

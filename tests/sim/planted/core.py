@@ -32,9 +32,9 @@ from tests.sim.planted.plant import Plant, put
 
 
 def ending_pods_are_taken_for_gone(stack: contextlib.ExitStack) -> None:
-    real = snapshot.Case.group.func
+    real = snapshot.RunSnapshot.group.func
     group = property(lambda self: [pod for pod in real(self) if pod.deleted_at is None])
-    put(stack, snapshot.Case, "group", group)
+    put(stack, snapshot.RunSnapshot, "group", group)
 
 
 def the_controller_is_not_waited_for(stack: contextlib.ExitStack) -> None:
@@ -42,17 +42,17 @@ def the_controller_is_not_waited_for(stack: contextlib.ExitStack) -> None:
 
 
 def disruptions_count(stack: contextlib.ExitStack) -> None:
-    real = policy.verdict
-    put(stack, policy, "verdict", lambda cause, **how: replace(real(cause, **how), counted=True))
+    real = policy.apply_policy
+    put(stack, policy, "apply_policy", lambda cause, **how: replace(real(cause, **how), counted=True))
 
 
 def the_limit_is_one_too_high(stack: contextlib.ExitStack) -> None:
-    real = policy.verdict
+    real = policy.apply_policy
 
     def verdict(cause: Any, *, budget: policy.Budget, **how: Any) -> policy.Verdict:
         return real(cause, budget=replace(budget, counted=max(0, budget.counted - 1)), **how)
 
-    put(stack, policy, "verdict", verdict)
+    put(stack, policy, "apply_policy", verdict)
 
 
 def the_cache_is_believed_when_it_lacks_something(stack: contextlib.ExitStack) -> None:
@@ -67,18 +67,18 @@ def the_cache_is_believed_when_it_lacks_something(stack: contextlib.ExitStack) -
 
 def what_a_deleted_run_has_left_is_taken_over(stack: contextlib.ExitStack) -> None:
     the_cache_is_believed_when_it_lacks_something(stack)
-    put(stack, snapshot.Case, "strangers", property(lambda self: []))
+    put(stack, snapshot.RunSnapshot, "strangers", property(lambda self: []))
 
 
 def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
     """Where the cluster has the new attempt already and the status does not, as after a crash, another one is begun."""
-    real = state_machine.launch
+    real = state_machine.launch_attempt
 
-    def launch(found: snapshot.Case, spec: Any, attempt: int) -> Decision:
+    def launch(found: snapshot.RunSnapshot, spec: Any, attempt: int) -> Decision:
         ahead = found.past.attempt and found.statefulset is not None and found.attempt > found.past.attempt
         return real(found, spec, attempt + 1 if ahead else attempt)
 
-    put(stack, state_machine, "launch", launch)
+    put(stack, state_machine, "launch_attempt", launch)
 
 
 def the_status_is_written_before_the_children(stack: contextlib.ExitStack) -> None:
@@ -122,13 +122,18 @@ def the_status_is_written_without_preconditions(stack: contextlib.ExitStack) -> 
 
 
 def what_has_ended_begins_again(stack: contextlib.ExitStack) -> None:
-    real = state_machine._mended
+    real = state_machine._is_corrected
     edited = lambda found: found.generation != found.past.observed_generation  # noqa: E731
-    put(stack, state_machine, "_mended", lambda found: real(found) or (found.past.phase == "Failed" and edited(found)))
+    put(
+        stack,
+        state_machine,
+        "_is_corrected",
+        lambda found: real(found) or (found.past.phase == "Failed" and edited(found)),
+    )
 
 
 def an_older_state_replaces_a_newer_one(stack: contextlib.ExitStack) -> None:
-    put(stack, cache, "_newer", lambda new, old: new["metadata"] != old["metadata"])
+    put(stack, cache, "_is_newer", lambda new, old: new["metadata"] != old["metadata"])
 
 
 def a_late_event_brings_back_what_is_gone(stack: contextlib.ExitStack) -> None:
@@ -140,30 +145,30 @@ def a_comparison_forgets_nothing(stack: contextlib.ExitStack) -> None:
 
 
 def a_backoff_wakes_nobody(stack: contextlib.ExitStack) -> None:
-    real = status_builder.finish
+    real = status_builder.finish_decision
 
     def finish(
-        found: snapshot.Case, said: Any, change: StatusChange, actions: Actions = NO_ACTIONS, **how: Any
+        found: snapshot.RunSnapshot, said: Any, change: StatusChange, actions: Actions = NO_ACTIONS, **how: Any
     ) -> Decision:
         return real(found, said, change, replace(actions, wake_in=None), **how)
 
     for module in (attempt, attempt_end, completion, running):
-        put(stack, module, "finish", finish)
+        put(stack, module, "finish_decision", finish)
 
 
 def a_step_is_taken_for_every_failure(stack: contextlib.ExitStack) -> None:
     """Counted where the attempt restarts, and once more where its pods are found gone."""
-    real = attempt_end.restarting
+    real = attempt_end.report_restart
 
     def restarting(
-        found: snapshot.Case, message: str, reason: str, change: StatusChange = NO_CHANGE, *more: Any, **how: Any
+        found: snapshot.RunSnapshot, message: str, reason: str, change: StatusChange = NO_CHANGE, *more: Any, **how: Any
     ) -> Decision:
         if change.restarts is UNSET and found.past.restarts and not found.group:
             change |= StatusChange(restarts=found.past.restarts + 1)
         return real(found, message, reason, change, *more, **how)
 
     for module in (attempt, attempt_end, restart):
-        put(stack, module, "restarting", restarting)
+        put(stack, module, "report_restart", restarting)
 
 
 def a_pod_works_until_its_sidecars_have_ended(stack: contextlib.ExitStack) -> None:

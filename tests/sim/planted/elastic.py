@@ -14,12 +14,12 @@ from tests.sim.planted.plant import Plant, put
 
 def a_smaller_group_waits_for_all_of_its_ranks(stack: contextlib.ExitStack) -> None:
     """The StatefulSet has the attempt's size, and the pods' environment the specification's."""
-    real = snapshot.Case.context
+    real = snapshot.RunSnapshot.context
 
-    def context(self: snapshot.Case, spec: Any, attempt: int) -> Any:
+    def context(self: snapshot.RunSnapshot, spec: Any, attempt: int) -> Any:
         return replace(real(self, spec, attempt), spec=spec)
 
-    put(stack, snapshot.Case, "context", context)
+    put(stack, snapshot.RunSnapshot, "context", context)
 
 
 def a_growth_that_found_no_node_is_tried_again_at_once(stack: contextlib.ExitStack) -> None:
@@ -28,7 +28,7 @@ def a_growth_that_found_no_node_is_tried_again_at_once(stack: contextlib.ExitSta
 
 
 def nodes_are_not_waited_for(stack: contextlib.ExitStack) -> None:
-    put(stack, look, "_waited", lambda case: 1e6)
+    put(stack, look, "_seconds_without_nodes", lambda case: 1e6)
 
 
 def it_never_grows(stack: contextlib.ExitStack) -> None:

@@ -17,15 +17,15 @@ from tests.sim.planted.plant import Plant, put
 def a_lost_spot_engine_ends_the_attempt(stack: contextlib.ExitStack) -> None:
     """It is taken for one of the group, whose pods live and die together."""
 
-    def group(self: snapshot.Case) -> list[Pod]:
+    def group(self: snapshot.RunSnapshot) -> list[Pod]:
         return [
             replace(pod, role="trainer", attempt=self.past.attempt) if _is_lost(pod) else pod for pod in _counting(self)
         ]
 
-    put(stack, snapshot.Case, "group", property(group))
+    put(stack, snapshot.RunSnapshot, "group", property(group))
 
 
-def _counting(case: snapshot.Case) -> list[Pod]:
+def _counting(case: snapshot.RunSnapshot) -> list[Pod]:
     return [pod for pod in case.pods if pod.role != "inference" or _is_lost(pod)]
 
 
@@ -43,10 +43,10 @@ def a_run_waits_for_its_spot_engines(stack: contextlib.ExitStack) -> None:
 
 
 def spot_engines_are_forgotten_at_the_end(stack: contextlib.ExitStack) -> None:
-    def deployments(self: snapshot.Case) -> list[Any]:
+    def deployments(self: snapshot.RunSnapshot) -> list[Any]:
         return [(self.inference_ref, self.deployment)] if self.deployment is not None else []
 
-    put(stack, snapshot.Case, "engine_deployments", property(deployments))
+    put(stack, snapshot.RunSnapshot, "engine_deployments", property(deployments))
 
 
 def engines_go_before_they_are_drained(stack: contextlib.ExitStack) -> None:
@@ -55,17 +55,17 @@ def engines_go_before_they_are_drained(stack: contextlib.ExitStack) -> None:
 
 def what_was_chosen_is_not_read_again(stack: contextlib.ExitStack) -> None:
     """Each operator begins with the fewest."""
-    put(stack, snapshot.Case, "_engines", lambda self, spec: spec.inference.least)
+    put(stack, snapshot.RunSnapshot, "_engines", lambda self, spec: spec.inference.least)
 
 
 def every_report_is_decided_on(stack: contextlib.ExitStack) -> None:
     """However short a time it is of: the number swings."""
-    real = scaling.choose
+    real = scaling.choose_engines
 
     def choose(wanted: int, load: Any, rules: Any) -> Choice:
         return real(wanted, load, replace(rules, stabilization_seconds=0.0))
 
-    put(stack, scaling, "choose", choose)
+    put(stack, scaling, "choose_engines", choose)
 
 
 ENGINES: tuple[Plant, ...] = (

@@ -10,7 +10,7 @@ from typing import Any
 from rlrun_operator import render
 from rlrun_operator.decide import restart, snapshot, state_machine, status_builder, suspend
 from rlrun_operator.decide.objects import corrections, keys, parts, volumes
-from rlrun_operator.decide.reading.children import is_ending, replicas
+from rlrun_operator.decide.reading.children import desired_replicas, is_ending
 from rlrun_operator.failures import policy
 from rlrun_operator.kube import client
 from rlrun_operator.kube.client import ApiError
@@ -34,7 +34,9 @@ def the_observed_generation_is_ignored(stack: contextlib.ExitStack) -> None:
     """What a workload's controller says of its pods is believed although it has not seen what is asked of it now."""
 
     def let_go(found: Manifest | None) -> bool:
-        return found is None or not (is_ending(found) or replicas(found) or (found.get("status") or {}).get("replicas"))
+        return found is None or not (
+            is_ending(found) or desired_replicas(found) or (found.get("status") or {}).get("replicas")
+        )
 
     for module in (restart, suspend):
         put(stack, module, "has_let_go", let_go)
@@ -45,18 +47,25 @@ def a_retry_time_far_in_the_future_is_believed(stack: contextlib.ExitStack) -> N
 
 
 def the_lease_of_a_deleted_namesake_is_taken_for_the_own_one(stack: contextlib.ExitStack) -> None:
-    real = snapshot.Case.strangers.func
-    put(stack, snapshot.Case, "strangers", property(lambda self: [s for s in real(self) if not s.startswith("Lease")]))
+    real = snapshot.RunSnapshot.strangers.func
+    put(
+        stack,
+        snapshot.RunSnapshot,
+        "strangers",
+        property(lambda self: [s for s in real(self) if not s.startswith("Lease")]),
+    )
 
 
 def the_oldest_event_is_told(stack: contextlib.ExitStack) -> None:
-    real = object_events.when
+    real = object_events.event_time
 
     def oldest(events: Any, kind: str, name: str, reason: str | None = None, uid: str | None = None) -> Any:
-        found = [e for e in events if object_events.about(e, kind, name, uid) and reason in (None, e.get("reason"))]
+        found = [
+            e for e in events if object_events.is_about_object(e, kind, name, uid) and reason in (None, e.get("reason"))
+        ]
         return min(found, key=real, default=None)
 
-    put(stack, object_events, "newest", oldest)
+    put(stack, object_events, "newest_event", oldest)
 
 
 def a_lost_deployment_is_not_made_again(stack: contextlib.ExitStack) -> None:
@@ -71,8 +80,13 @@ def a_lost_lease_is_not_made_again(stack: contextlib.ExitStack) -> None:
 
 
 def small_objects_are_made_for_the_first_attempt_alone(stack: contextlib.ExitStack) -> None:
-    real = render.prerequisites
-    put(stack, render, "prerequisites", lambda ctx: real(ctx) if ctx.attempt == 1 else real(ctx)._replace(apply=()))
+    real = render.render_prerequisites
+    put(
+        stack,
+        render,
+        "render_prerequisites",
+        lambda ctx: real(ctx) if ctx.attempt == 1 else real(ctx)._replace(apply=()),
+    )
 
 
 def what_exists_is_not_applied_again(stack: contextlib.ExitStack) -> None:
@@ -87,20 +101,20 @@ def what_exists_is_not_applied_again(stack: contextlib.ExitStack) -> None:
 
 
 def what_is_deleted_waits_for_the_next_attempt(stack: contextlib.ExitStack) -> None:
-    put(stack, parts, "see", lambda found, attempt: parts.Seen({}))
+    put(stack, parts, "compare_parts", lambda found, attempt: parts.Seen({}))
 
 
 def an_edit_of_a_small_object_is_not_noticed(stack: contextlib.ExitStack) -> None:
-    put(stack, parts, "unheld", lambda held, part: [])
+    put(stack, parts, "unheld_fields", lambda held, part: [])
 
 
 def a_pod_waits_for_ever_for_a_lost_configuration(stack: contextlib.ExitStack) -> None:
     """That of an attempt whose specification was edited since."""
-    put(stack, parts, "withheld", lambda found: None)
+    put(stack, parts, "missing_configuration_cause", lambda found: None)
 
 
 def a_pod_waits_for_ever_for_a_lost_key(stack: contextlib.ExitStack) -> None:
-    put(stack, keys, "withheld", lambda found: None)
+    put(stack, keys, "missing_key_cause", lambda found: None)
 
 
 def another_key_has_the_name_of_the_first(stack: contextlib.ExitStack) -> None:
@@ -109,8 +123,8 @@ def another_key_has_the_name_of_the_first(stack: contextlib.ExitStack) -> None:
 
 
 def engines_hold_a_deleted_claim(stack: contextlib.ExitStack) -> None:
-    put(stack, snapshot.Case, "claim_is_ending", property(lambda self: False))
-    put(stack, volumes, "withheld", lambda found: None)
+    put(stack, snapshot.RunSnapshot, "claim_is_ending", property(lambda self: False))
+    put(stack, volumes, "ending_claim_cause", lambda found: None)
 
 
 def objects_of_others_are_taken_over(stack: contextlib.ExitStack) -> None:
@@ -120,7 +134,7 @@ def objects_of_others_are_taken_over(stack: contextlib.ExitStack) -> None:
         return None if found is None else {**found, "kind": resource.kind}
 
     put(stack, Applier, "_find_own", finds)
-    put(stack, snapshot.Case, "taken", property(lambda self: None))
+    put(stack, snapshot.RunSnapshot, "taken", property(lambda self: None))
 
 
 def a_name_that_was_taken_stays_so(stack: contextlib.ExitStack) -> None:
@@ -136,7 +150,7 @@ def what_admission_refuses_fails_the_run(stack: contextlib.ExitStack) -> None:
 
 
 def a_refused_removal_is_told_to_nobody(stack: contextlib.ExitStack) -> None:
-    put(stack, status_builder.refused, "noted", lambda case, said: said)
+    put(stack, status_builder.refused, "with_refused_writes", lambda case, said: said)
 
 
 def a_webhook_that_is_away_is_told_to_nobody(stack: contextlib.ExitStack) -> None:
@@ -149,7 +163,7 @@ def what_was_refused_is_told_for_ever(stack: contextlib.ExitStack) -> None:
 
 
 def a_rejection_outlives_the_edit_that_mends_it(stack: contextlib.ExitStack) -> None:
-    put(stack, state_machine, "_mended", lambda found: False)
+    put(stack, state_machine, "_is_corrected", lambda found: False)
 
 
 def a_refused_resumption_is_taken_for_begun(stack: contextlib.ExitStack) -> None:
@@ -159,7 +173,7 @@ def a_refused_resumption_is_taken_for_begun(stack: contextlib.ExitStack) -> None
 
 def what_has_no_number_is_called_starting(stack: contextlib.ExitStack) -> None:
     for module in (status_builder, kept_out):
-        put(stack, module, "phase", lambda conditions, attempt, real=module.phase: real(conditions, 1))
+        put(stack, module, "run_phase", lambda conditions, attempt, real=module.run_phase: real(conditions, 1))
 
 
 def what_was_kept_out_is_never_tried_again(stack: contextlib.ExitStack) -> None:
@@ -173,12 +187,14 @@ def what_was_kept_out_is_never_tried_again(stack: contextlib.ExitStack) -> None:
 def another_release_renders_what_runs_again(stack: contextlib.ExitStack) -> None:
     real = corrections._lost_deployment
 
-    def lost(found: snapshot.Case, in_hand: bool) -> list[Apply]:
+    def lost(found: snapshot.RunSnapshot, in_hand: bool) -> list[Apply]:
         other = (
             found.settings is RELEASES[1] and found.deployment is not None and not in_hand and found.spec is not None
         )
         made = (
-            render.workloads(found.context(found.spec, found.past.attempt)).inference if other and found.spec else None
+            render.render_workloads(found.context(found.spec, found.past.attempt)).inference
+            if other and found.spec
+            else None
         )
         return [Apply(made)] if made is not None else real(found, in_hand)
 

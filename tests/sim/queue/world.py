@@ -172,7 +172,7 @@ class World:
     def _decide(self) -> None:
         self.passes += 1
         runs, before, rules = self.applicants(), self.state, self.settings.rules
-        plan = core.admit(runs, self.capacity(), rules, before, self.now)
+        plan = core.admit_runs(runs, self.capacity(), rules, before, self.now)
         self.state, self.plan = plan.state, plan
         self.seen = Pass(self.now, tuple(runs), rules, before, plan, dict(self.nodes), self.settings.known)
         for watcher in self.watchers:

@@ -92,11 +92,11 @@ def test_the_status_shows_it_and_every_text_in_it_has_a_bound() -> None:
         results=[HOSTILE] * 2,
         progress={"waitingOn": "x" * 1_000_000},  # type: ignore[arg-type]
     )
-    document = status_builder.document(status)
+    document = status_builder.status_document(status)
     texts = [document["message"], *document["results"], document["progress"]["waitingOn"]]
     assert all(obeyed(text) == [] and len(text) <= status_builder.TEXT_MAX for text in texts)
     assert document["results"] == [SHOWN] * 2
-    assert status_builder.document(RLRunStatus.model_validate(document)) == document, (
+    assert status_builder.status_document(RLRunStatus.model_validate(document)) == document, (
         "what is written is not written again"
     )
     assert shorten(HOSTILE).startswith(r"good\x1b]0;owned\x07 \x1b[2J")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlrun.api.status import CostStatus
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.gpus import gpus_of, resource_of
 from rlrun_operator.names import ROLES, Role
 from rlrun_operator.pods import Pod
@@ -75,45 +75,45 @@ class Ledger:
         return sum(span.gpu_seconds for span in self.spans)
 
 
-def look(case: Case) -> Ledger:
+def read_ledger(run: RunSnapshot) -> Ledger:
     """GPU time since the record of the status."""
-    past = case.past.cost
+    past = run.past.cost
     recorded = seconds_of(past.counted_to) if past is not None else None
-    now = math.floor(case.now)
+    now = math.floor(run.now)
     to = int(recorded) if recorded is not None else now
     upto = now if now >= to or to - now > SKEW_SECONDS else to
-    known = _known(past.pods) if past is not None and recorded is not None else {}
-    held = list(_holders(case))
+    known = _recorded_pods(past.pods) if past is not None and recorded is not None else {}
+    held = list(_gpu_holders(run))
     there = {pod.uid for pod, _ in held}
     gone = {uid: pod for uid, pod in known.items() if uid not in there}
-    spans = [_held(pod, gpus, known.get(pod.uid), to, upto) for pod, gpus in held]
-    spans += [_vanished(pod, to, upto) for pod in gone.values()]
+    spans = [_held_span(pod, gpus, known.get(pod.uid), to, upto) for pod, gpus in held]
+    spans += [_vanished_span(pod, to, upto) for pod in gone.values()]
     left = [(pod, _goes_on(pod, gpus, known.get(pod.uid))) for pod, gpus in held]
     return Ledger(
         tuple(span for span in spans if span.gpu_seconds > 0),
         upto,
-        (*sorted(_entry(pod, gpus) for pod, gpus in left), *_ended(gone)),
+        (*sorted(_pod_entry(pod, gpus) for pod, gpus in left), *_ended_entries(gone)),
         sum(gpus for _, gpus in left),
     )
 
 
-def _holders(case: Case) -> Iterator[tuple[Pod, int]]:
+def _gpu_holders(run: RunSnapshot) -> Iterator[tuple[Pod, int]]:
     """Pods that have got a node, and their GPUs."""
-    named = resource_of(case.observed.run)
-    for pod in case.pods:
+    named = resource_of(run.observed.run)
+    for pod in run.pods:
         gpus = gpus_of(pod.manifest.get("spec") or {}, named) if pod.node is not None else 0
         if gpus:
             yield pod, gpus
 
 
-def _held(pod: Pod, gpus: int, before: Known | None, to: int, upto: int) -> Span:
+def _held_span(pod: Pod, gpus: int, before: Known | None, to: int, upto: int) -> Span:
     """Time of a pod that is there: none where it is counted to its end already."""
     end = min(upto, ended_at(pod)) if pod.phase in _ENDED else upto
     start = bound_at(pod) if before is None else to
     return Span(pod.role, gpus if before is None or before.gpus else 0, start, max(start, end), pod)
 
 
-def _vanished(gone: Known, to: int, upto: int) -> Span:
+def _vanished_span(gone: Known, to: int, upto: int) -> Span:
     """Time of a pod that is gone. One that was there after its grace period, on a node that is lost, may have been there until now."""
     end = upto if gone.deadline is None or gone.deadline <= to else min(upto, gone.deadline)
     return Span(gone.role, gone.gpus, to, max(to, end), None)
@@ -124,22 +124,22 @@ def _goes_on(pod: Pod, gpus: int, before: Known | None) -> int:
     return 0 if pod.phase in _ENDED or (before is not None and not before.gpus) else gpus
 
 
-def _ended(gone: Mapping[str, Known]) -> list[str]:
+def _ended_entries(gone: Mapping[str, Known]) -> list[str]:
     """Entries of pods that are gone, which somebody may still see: the last of them, those of this look behind the others."""
     before = [f"{uid}/{pod.role}/0" for uid, pod in gone.items() if not pod.gpus]
     now = sorted(f"{uid}/{pod.role}/0" for uid, pod in gone.items() if pod.gpus)
     return [*before, *now][-GONE_KEPT:]
 
 
-def total(past: CostStatus | None) -> int:
+def total_gpu_seconds(past: CostStatus | None) -> int:
     """GPU-seconds on record."""
     return sum(sum(row.gpu_seconds.values()) for row in past.attempts) if past is not None else 0
 
 
-def spent(case: Case) -> tuple[int, int]:
+def spent_gpu_seconds(run: RunSnapshot) -> tuple[int, int]:
     """GPU-seconds up to now, and the GPUs that the run holds."""
-    ledger = look(case)
-    return total(case.past.cost) + ledger.gpu_seconds, ledger.holds
+    ledger = read_ledger(run)
+    return total_gpu_seconds(run.past.cost) + ledger.gpu_seconds, ledger.holds
 
 
 def bound_at(pod: Pod) -> int:
@@ -174,14 +174,14 @@ def _condition_since(pod: Pod, kind: str) -> float | None:
     return None
 
 
-def _entry(pod: Pod, gpus: int) -> str:
+def _pod_entry(pod: Pod, gpus: int) -> str:
     """A pod of the record, see `CostStatus.pods`; `deletionTimestamp` is the end of the grace period."""
     deadline = seconds_of(pod.manifest["metadata"].get("deletionTimestamp"))
     until = f"/{int(deadline)}" if deadline is not None and gpus else ""
     return f"{pod.uid}/{pod.role}/{gpus}{until}"
 
 
-def _known(entries: list[str]) -> Mapping[str, Known]:
+def _recorded_pods(entries: list[str]) -> Mapping[str, Known]:
     """Pods of a record, which another client may have written."""
     found = {}
     for entry in entries:

@@ -15,10 +15,10 @@ from rlrun.api.status import COUNT_MAX, CostStatus, RLRunStatus, RoleCost
 from rlrun.protocol.messages.engine_load import EngineLoad
 from rlrun_operator.decide.cost import ledger
 from rlrun_operator.decide.cost.ledger import Ledger, Span
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import Role
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import find
+from rlrun_operator.status.conditions import find_condition
 from rlrun_operator.status.progress import read_lease
 from rlrun_operator.times import rfc3339, seconds_of
 
@@ -34,30 +34,30 @@ _WAITS: Mapping[Role, Use] = {"trainer": "waitedForRollouts", "inference": "wait
 Rows = dict[tuple[int, Role], Counter[str]]
 
 
-def counted(case: Case, new: RLRunStatus) -> CostStatus | None:
+def count_cost(run: RunSnapshot, new: RLRunStatus) -> CostStatus | None:
     """The status' cost; None: the run has never had a GPU.
 
     Args:
-        case: what is decided about.
+        run: what is decided about.
         new: the status that is written, but for its cost.
     """
-    past = case.past.cost
-    found = ledger.look(case)
+    past = run.past.cost
+    found = ledger.read_ledger(run)
     if past is None and not found.pods:
         return None
-    if past is not None and not _is_due(case, new, found):
+    if past is not None and not _is_due(run, new, found):
         return past
     rows: Rows = (
         {(row.attempt, row.role): Counter(row.gpu_seconds) for row in past.attempts} if past is not None else {}
     )
-    for (attempt, role), steady in _spread(case, found.spans, rows, new).items():
-        _divide(rows.setdefault((attempt, role), Counter()), role, steady, case, new)
-    return _written(rows, found, _trained(case))
+    for (attempt, role), steady in _spread_remainder(run, found.spans, rows, new).items():
+        _divide_running_time(rows.setdefault((attempt, role), Counter()), role, steady, run, new)
+    return _written_rows(rows, found, _trained_amounts(run))
 
 
-def _is_due(case: Case, new: RLRunStatus, found: Ledger) -> bool:
+def _is_due(run: RunSnapshot, new: RLRunStatus, found: Ledger) -> bool:
     """True if time has to be counted now: what it is spent on changes, or it was not counted for long."""
-    past = case.past
+    past = run.past
     assert past.cost is not None
     if list(found.pods) != past.cost.pods:
         return True
@@ -68,15 +68,17 @@ def _is_due(case: Case, new: RLRunStatus, found: Ledger) -> bool:
     return changed or told is None or not 0 <= found.counted_to - told < COUNT_SECONDS
 
 
-def _spread(case: Case, spans: tuple[Span, ...], rows: Rows, new: RLRunStatus) -> Counter[tuple[int, Role]]:
+def _spread_remainder(
+    run: RunSnapshot, spans: tuple[Span, ...], rows: Rows, new: RLRunStatus
+) -> Counter[tuple[int, Role]]:
     """Add to the rows what was not spent on steps; the rest, by row."""
     steady: Counter[tuple[int, Role]] = Counter()
-    current = case.past.attempt or new.attempt or 1
-    use = _use_of_phase(case.past)
+    current = run.past.attempt or new.attempt or 1
+    use = _use_of_phase(run.past)
     for span in spans:
         own = span.pod.attempt if span.pod is not None and span.role != "inference" else 0
         key = (own or current, span.role)
-        for part, seconds in _stages(span, use):
+        for part, seconds in _split_stages(span, use):
             if part is None:
                 steady[key] += span.gpus * seconds
             else:
@@ -86,7 +88,7 @@ def _spread(case: Case, spans: tuple[Span, ...], rows: Rows, new: RLRunStatus) -
 
 def _use_of_phase(past: RLRunStatus) -> Use | None:
     """Use of the time of a phase; None: steps, and waiting for them."""
-    completing = find(past.conditions, reasons.COMPLETE)
+    completing = find_condition(past.conditions, reasons.COMPLETE)
     if past.phase in ("Complete", "Failed") or (completing is not None and completing.reason == reasons.GUESTS_JOINED):
         return "other"
     if past.phase in _STARTS:
@@ -94,7 +96,7 @@ def _use_of_phase(past: RLRunStatus) -> Use | None:
     return None if past.phase == "Running" else "stopping"
 
 
-def _stages(span: Span, use: Use | None) -> Iterator[tuple[Use | None, int]]:
+def _split_stages(span: Span, use: Use | None) -> Iterator[tuple[Use | None, int]]:
     """Seconds of a span by use: an engine starts until it is ready, and what was asked to end is stopping."""
     pod, asked = span.pod, span.end
     if pod is not None and pod.deleted_at is not None:
@@ -108,15 +110,15 @@ def _stages(span: Span, use: Use | None) -> Iterator[tuple[Use | None, int]]:
     yield "stopping", span.end - asked
 
 
-def _divide(row: Counter[str], role: Role, seconds: int, case: Case, new: RLRunStatus) -> None:
+def _divide_running_time(row: Counter[str], role: Role, seconds: int, run: RunSnapshot, new: RLRunStatus) -> None:
     """Divide time of a running attempt: steps that are trained again, waiting by the measured share, and the rest.
 
     Rounding follows the row's sums, so that it does not add up however often time is counted.
     """
-    again = round(seconds * _repeated(case.past, new))
+    again = round(seconds * _repeated_share(run.past, new))
     first = seconds - again
     wait = _WAITS.get(role)
-    share = _waiting_share(case, role) if wait is not None else 0.0
+    share = _waiting_share(run, role) if wait is not None else 0.0
     before = row["trained"] + (row[wait] if wait is not None else 0)
     waited = math.floor((before + first) * share) - math.floor(before * share)
     row["repeated"] += again
@@ -125,7 +127,7 @@ def _divide(row: Counter[str], role: Role, seconds: int, case: Case, new: RLRunS
         row[wait] += waited
 
 
-def _repeated(past: RLRunStatus, new: RLRunStatus) -> float:
+def _repeated_share(past: RLRunStatus, new: RLRunStatus) -> float:
     """Share of the time since the last record in which steps were trained that had been trained before."""
     before, now, furthest = past.progress.step, new.progress.step, past.progress.furthest_step
     if new.attempt != past.attempt or now <= before:
@@ -133,24 +135,24 @@ def _repeated(past: RLRunStatus, new: RLRunStatus) -> float:
     return (min(now, furthest) - min(before, furthest)) / (now - before)
 
 
-def _waiting_share(case: Case, role: Role) -> float:
+def _waiting_share(run: RunSnapshot, role: Role) -> float:
     """Share of the time that a role waited for the other over the last steps; trainers whose GPUs the engines use then do not wait."""
-    heard = read_lease(case.observed.lease, case.past.attempt)
-    load: EngineLoad | None = heard.load if heard is not None else None
-    if load is None or (role == "trainer" and not case.serves):
+    report = read_lease(run.observed.lease, run.past.attempt)
+    load: EngineLoad | None = report.load if report is not None else None
+    if load is None or (role == "trainer" and not run.serves):
         return 0.0
     return load.waited if role == "trainer" else load.idle
 
 
-def _trained(case: Case) -> dict[str, int] | None:
+def _trained_amounts(run: RunSnapshot) -> dict[str, int] | None:
     """Tokens and samples that the run has trained, as it said last; None: none yet."""
-    heard = read_lease(case.observed.lease, case.past.attempt)
-    if heard is None or heard.trained is None:
-        return case.past.cost.trained if case.past.cost is not None else None
-    return dict(zip(("tokens", "samples"), heard.trained, strict=True))
+    report = read_lease(run.observed.lease, run.past.attempt)
+    if report is None or report.trained is None:
+        return run.past.cost.trained if run.past.cost is not None else None
+    return dict(zip(("tokens", "samples"), report.trained, strict=True))
 
 
-def _written(rows: Rows, found: Ledger, trained: Mapping[str, int] | None) -> CostStatus:
+def _written_rows(rows: Rows, found: Ledger, trained: Mapping[str, int] | None) -> CostStatus:
     kept = sorted({attempt for attempt, _ in rows if attempt})[-ATTEMPTS_KEPT:]
     merged: Rows = {}
     for (attempt, role), row in rows.items():
@@ -162,19 +164,19 @@ def _written(rows: Rows, found: Ledger, trained: Mapping[str, int] | None) -> Co
     return CostStatus(
         gpu_hours=round(hours, 4),
         trained=dict(trained) if trained else None,
-        per_gpu_hour=_rates(trained, hours) if trained and hours else None,
-        gpu_seconds=_plain(every),
+        per_gpu_hour=_cost_rates(trained, hours) if trained and hours else None,
+        gpu_seconds=_plain_row(every),
         attempts=[
-            RoleCost(attempt=a, role=r, gpu_seconds=_plain(row)) for (a, r), row in sorted(merged.items()) if +row
+            RoleCost(attempt=a, role=r, gpu_seconds=_plain_row(row)) for (a, r), row in sorted(merged.items()) if +row
         ],
         counted_to=rfc3339(found.counted_to),
         pods=list(found.pods),
     )
 
 
-def _plain(row: Counter[str]) -> dict[str, int]:
+def _plain_row(row: Counter[str]) -> dict[str, int]:
     return {use: min(seconds, COUNT_MAX) for use, seconds in sorted(row.items()) if seconds}
 
 
-def _rates(trained: Mapping[str, int], hours: float) -> dict[str, float]:
+def _cost_rates(trained: Mapping[str, int], hours: float) -> dict[str, float]:
     return {what: float(f"{count / hours:.{_DIGITS}g}") for what, count in trained.items()}

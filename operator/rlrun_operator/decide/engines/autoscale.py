@@ -57,7 +57,7 @@ class Choice:
     why: str = ""
 
 
-def choose(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice:
+def choose_engines(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice:
     """The number of engines that is wanted from now on.
 
     Args:
@@ -73,15 +73,15 @@ def choose(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice:
     if load.engines > wanted:
         return Choice(wanted)  # those that are to go are still there
     if load.waited > rules.target_wait:
-        more = min(_more(load, rules.target_wait), rules.most) if load.engines == wanted else wanted
-        return Choice(more, _waits(load, rules)) if more > wanted else Choice(wanted)
+        more = min(_engines_to_add(load, rules.target_wait), rules.most) if load.engines == wanted else wanted
+        return Choice(more, _trainer_waits(load, rules)) if more > wanted else Choice(wanted)
     if load.waited <= rules.target_wait / 2:
-        fewer = max(_fewer(load), rules.least)
-        return Choice(fewer, _idles(load)) if fewer < load.engines else Choice(wanted)
+        fewer = max(_engines_to_keep(load), rules.least)
+        return Choice(fewer, _engines_idle(load)) if fewer < load.engines else Choice(wanted)
     return Choice(wanted)
 
 
-def _more(load: EngineLoad, target: float) -> int:
+def _engines_to_add(load: EngineLoad, target: float) -> int:
     """Engines with which the trainer waits for the target share; at most twice as many, and none that would have no request."""
     n = load.engines
     needed = math.ceil(n * load.busy * (1 - target) / (1 - min(load.waited, _MOST_WAITED)) - _CLOSE)
@@ -89,7 +89,7 @@ def _more(load: EngineLoad, target: float) -> int:
     return min(needed, 2 * n, useful)
 
 
-def _fewer(load: EngineLoad) -> int:
+def _engines_to_keep(load: EngineLoad) -> int:
     """Engines that would have the same work, with room in their KV caches; at least half as many."""
     n = load.engines
     if load.waiting > QUEUED * load.requests:
@@ -99,14 +99,14 @@ def _fewer(load: EngineLoad) -> int:
     return max(busy, holds, math.ceil(n / 2), 1)
 
 
-def _waits(load: EngineLoad, rules: Rules) -> str:
+def _trainer_waits(load: EngineLoad, rules: Rules) -> str:
     return (
         f"with {load.engines} engines the trainer waited for rollouts {load.waited:.0%} of {load.seconds:.0f} s "
         f"(target {rules.target_wait:.0%})"
     )
 
 
-def _idles(load: EngineLoad) -> str:
+def _engines_idle(load: EngineLoad) -> str:
     return (
         f"{load.engines} engines had no request for {load.idle:.0%} of {load.seconds:.0f} s, and the trainer waited for "
         f"rollouts {load.waited:.0%}"

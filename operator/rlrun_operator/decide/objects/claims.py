@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from rlrun_operator.decide.reading.children import is_ending, uid_of
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.state import Disown
 
 
-def disowned(case: Case) -> Disown | None:
+def disown_claim(run: RunSnapshot) -> Disown | None:
     """Write that lets a bound claim outlive its run; None: it does already, or is not to."""
-    claim, spec = case.claim, case.spec
-    if claim is None or spec is None or not case.wanted.own_claim or is_ending(claim):
+    claim, spec = run.claim, run.spec
+    if claim is None or spec is None or not run.wanted.own_claim or is_ending(claim):
         return None
     owners = claim["metadata"].get("ownerReferences") or ()
-    others = tuple(owner for owner in owners if owner.get("uid") != case.metadata["uid"])
+    others = tuple(owner for owner in owners if owner.get("uid") != run.metadata["uid"])
     is_bound = (claim.get("status") or {}).get("phase") == "Bound"
     if not is_bound or len(others) == len(owners) or spec.storage.when_deleted == "Delete":
         return None
-    return Disown(case.wanted.claim, uid_of(claim), claim["metadata"].get("resourceVersion"), others)
+    return Disown(run.wanted.claim, uid_of(claim), claim["metadata"].get("resourceVersion"), others)

@@ -5,84 +5,84 @@ from __future__ import annotations
 from rlrun_operator import render
 from rlrun_operator.decide.engines import scaling
 from rlrun_operator.decide.objects import parts
-from rlrun_operator.decide.reading.children import is_ending, replicas, uid_of
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.reading.children import desired_replicas, is_ending, uid_of
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import ACCESS_ANNOTATION
 from rlrun_operator.state import Apply, Delete, Manifest, Scale
 
 
-def corrected(case: Case, attempt: int, begins: bool, in_hand: bool) -> list[Apply]:
+def correct_objects(run: RunSnapshot, attempt: int, begins: bool, in_hand: bool) -> list[Apply]:
     """Writes that put right what belongs to a running attempt. Where a foreign object is in the way, the rest goes on."""
-    if case.taken is not None:
+    if run.taken is not None:
         return []
-    lost = _lost_deployment(case, begins or in_hand)
-    return [*lost, *_edited_budget(case, begins), *_moved_access(case, attempt, begins)]
+    lost = _lost_deployment(run, begins or in_hand)
+    return [*lost, *_edited_budget(run, begins), *_moved_access(run, attempt, begins)]
 
 
-def scales(case: Case) -> list[Scale]:
+def restore_trainer_size(run: RunSnapshot) -> list[Scale]:
     """A trainer that a user has scaled returns to what it was made with."""
-    if case.spec is None or case.statefulset is None or is_ending(case.statefulset):
+    if run.spec is None or run.statefulset is None or is_ending(run.statefulset):
         return []
-    trainers = case.wanted.trainers
-    if case.past.launched_attempt != case.past.attempt or replicas(case.statefulset) == trainers:
+    trainers = run.wanted.trainers
+    if run.past.launched_attempt != run.past.attempt or desired_replicas(run.statefulset) == trainers:
         return []
-    return [Scale(case.trainer_ref, uid_of(case.statefulset), trainers)]
+    return [Scale(run.trainer_ref, uid_of(run.statefulset), trainers)]
 
 
-def engines_as_specified(case: Case) -> tuple[list[Scale], list[Apply]]:
+def restore_engines_for_guests(run: RunSnapshot) -> tuple[list[Scale], list[Apply]]:
     """Writes that keep the engines of a run whose attempt is over serving its guests."""
-    return scaling.scaled(case, None)[1], _lost_deployment(case, False)
+    return scaling.scale_pools(run, None)[1], _lost_deployment(run, False)
 
 
-def lost_claim(case: Case, attempt: int) -> list[Manifest]:
+def lost_claim(run: RunSnapshot, attempt: int) -> list[Manifest]:
     """A claim that went before any pod could use it."""
-    gone = case.wanted.own_claim and case.claim is None
-    return _prerequisite(case, attempt, "PersistentVolumeClaim") if gone else []
+    gone = run.wanted.own_claim and run.claim is None
+    return _missing_prerequisite(run, attempt, "PersistentVolumeClaim") if gone else []
 
 
-def lost_lease(case: Case, attempt: int) -> list[Apply]:
+def lost_lease(run: RunSnapshot, attempt: int) -> list[Apply]:
     """The Lease, which the orchestrator may renew but not make. Where it is refused, all else goes on."""
-    made = _prerequisite(case, attempt, "Lease") if case.observed.lease is None else []
+    made = _missing_prerequisite(run, attempt, "Lease") if run.observed.lease is None else []
     return [Apply(lease, expect_absent=True) for lease in made]
 
 
-def zombies(case: Case, attempt: int) -> list[Delete]:
+def delete_stale_pods(run: RunSnapshot, attempt: int) -> list[Delete]:
     """Pods of an older attempt that appeared after all: a controller may act on a view of before."""
-    return [Delete(pod.ref, pod.uid) for pod in case.group if pod.attempt < attempt and pod.deleted_at is None]
+    return [Delete(pod.ref, pod.uid) for pod in run.group if pod.attempt < attempt and pod.deleted_at is None]
 
 
-def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
+def _lost_deployment(run: RunSnapshot, in_hand: bool) -> list[Apply]:
     """Engines never fail a run, so a deleted Deployment is made again within the attempt."""
-    if in_hand or case.spec is None or case.forbidden or not case.serves or case.deployment is not None:
+    if in_hand or run.spec is None or run.forbidden or not run.serves or run.deployment is not None:
         return []
-    made = render.workloads(case.context(case.spec, case.past.attempt)).inference
+    made = render.render_workloads(run.context(run.spec, run.past.attempt)).inference
     return [] if made is None else [Apply(made, expect_absent=True)]
 
 
-def _edited_budget(case: Case, begins: bool) -> list[Apply]:
+def _edited_budget(run: RunSnapshot, begins: bool) -> list[Apply]:
     """The budget after an edit of `inference`, which a drain has to follow; applied until the edit is on record."""
-    if begins or case.spec is None or not case.serves or case.generation == case.past.observed_generation:
+    if begins or run.spec is None or not run.serves or run.generation == run.past.observed_generation:
         return []
-    context = case.context(case.spec, case.past.attempt)
+    context = run.context(run.spec, run.past.attempt)
     if not render.has_engines_to_keep(context):
         return []
-    return parts.applies(case, [render.eviction_budget(context)])
+    return parts.apply_parts(run, [render.eviction_budget(context)])
 
 
-def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:
+def _moved_access(run: RunSnapshot, attempt: int, begins: bool) -> list[Apply]:
     """The orchestrator goes on renewing its Lease where the API server has other addresses than when the attempt began."""
-    spec, network = case.spec, case.settings.network
+    spec, network = run.spec, run.settings.network
     if begins or not network.discovered or spec is None or spec.network_policy.mode == "None":
         return []
-    asking = [pod for pod in case.group if pod.role == "orchestrator" and pod.attempt == attempt]
+    asking = [pod for pod in run.group if pod.role == "orchestrator" and pod.attempt == attempt]
     known = {(pod.manifest["metadata"].get("annotations") or {}).get(ACCESS_ANNOTATION) for pod in asking}
-    if not asking or network.mark in (*known, case.observed.access):
+    if not asking or network.mark in (*known, run.observed.access):
         return []
-    return parts.applies(case, [render.orchestrator_policy(case.context(spec, attempt))])
+    return parts.apply_parts(run, [render.orchestrator_policy(run.context(spec, attempt))])
 
 
-def _prerequisite(case: Case, attempt: int, kind: str) -> list[Manifest]:
-    if case.past.launched_attempt != attempt or case.spec is None or case.taken is not None:
+def _missing_prerequisite(run: RunSnapshot, attempt: int, kind: str) -> list[Manifest]:
+    if run.past.launched_attempt != attempt or run.spec is None or run.taken is not None:
         return []
-    made = render.prerequisites(case.context(case.spec, attempt)).create
+    made = render.render_prerequisites(run.context(run.spec, attempt)).create
     return [child for child in made if child["kind"] == kind]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlrun.defaults.words import shorten
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.state import MADE, Refusal
 from rlrun_operator.status import admission_limits, reasons
-from rlrun_operator.status.conditions import Say, find
+from rlrun_operator.status.conditions import ConditionUpdate, find_condition
 from rlrun_operator.status.scene import TEXT_MAX
 
 SHOWN = 4
@@ -27,50 +27,56 @@ _WAITS = (
 """Conditions that wait for removals, with their reasons."""
 
 
-def noted(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None]:
-    """`said` with the refused writes; once none is, ChildrenIntact says so."""
-    undone = _undone(case, said)
+def with_refused_writes(
+    run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]
+) -> Mapping[str, ConditionUpdate | None]:
+    """`updates` with the refused writes; once none is, ChildrenIntact says so."""
+    undone = _unreported_refusals(run, updates)
     if not undone:
-        return _let_in(case, said)
-    kind, words = reasons.CHILDREN_INTACT, _told(undone)
-    return {**said, kind: _beside(said.get(kind), words), **_of_waits(said, words)}
+        return _let_in(run, updates)
+    kind, words = reasons.CHILDREN_INTACT, _describe_refusals(undone)
+    return {**updates, kind: _append_refusals(updates.get(kind), words), **_of_waits(updates, words)}
 
 
-def _undone(case: Case, said: Mapping[str, Say | None]) -> list[Refusal]:
+def _unreported_refusals(run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]) -> list[Refusal]:
     """Refused writes that no condition reports: an object is waited for by one, or, as spot engines are, by none."""
-    told = [one.message for one in said.values() if one is not None]
+    told = [one.message for one in updates.values() if one is not None]
 
     def waited_for(each: Refusal) -> bool:
         return each.doing == MADE and any(shorten(each.text, TEXT_MAX) in message for message in told)
 
-    return [each for each in case.observed.refused if not waited_for(each)]
+    return [each for each in run.observed.refused if not waited_for(each)]
 
 
-def _let_in(case: Case, said: Mapping[str, Say | None]) -> Mapping[str, Say | None]:
+def _let_in(run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]) -> Mapping[str, ConditionUpdate | None]:
     kind = reasons.CHILDREN_INTACT
-    past = find(case.past.conditions, kind)
+    past = find_condition(run.past.conditions, kind)
     stood = past is not None and (past.status, past.reason) == ("False", reasons.ADMISSION_REFUSED)
-    return {**said, kind: Say("True", reasons.REPAIRED, LET_IN)} if stood and said.get(kind) is None else said
+    return (
+        {**updates, kind: ConditionUpdate("True", reasons.REPAIRED, LET_IN)}
+        if stood and updates.get(kind) is None
+        else updates
+    )
 
 
-def _beside(now: Say | None, words: str) -> Say:
+def _append_refusals(now: ConditionUpdate | None, words: str) -> ConditionUpdate:
     """ChildrenIntact with the refused writes beside what it says already."""
     if now is None or now.status != "False" or now.reason == reasons.RUN_OVER:
-        return Say("False", reasons.ADMISSION_REFUSED, words)
+        return ConditionUpdate("False", reasons.ADMISSION_REFUSED, words)
     return now._replace(message=f"{now.message}{ALSO}{words}")
 
 
-def _of_waits(said: Mapping[str, Say | None], words: str) -> dict[str, Say | None]:
+def _of_waits(updates: Mapping[str, ConditionUpdate | None], words: str) -> dict[str, ConditionUpdate | None]:
     """Conditions that wait for removals, with the reason why these do not come."""
-    waits = {life: one for life, waits in _WAITS if (one := said.get(life)) is not None and one.reason == waits}
+    waits = {life: one for life, waits in _WAITS if (one := updates.get(life)) is not None and one.reason == waits}
     return {life: one._replace(message=f"{one.message}; {words}") for life, one in waits.items()}
 
 
-def _told(undone: list[Refusal]) -> str:
-    found = [_one(each) for each in undone[:SHOWN]]
+def _describe_refusals(undone: list[Refusal]) -> str:
+    found = [_describe_refusal(each) for each in undone[:SHOWN]]
     return ALSO.join(found) + (f" and {len(undone) - SHOWN} more" if len(undone) > SHOWN else "")
 
 
-def _one(refusal: Refusal) -> str:
+def _describe_refusal(refusal: Refusal) -> str:
     what = f"{refusal.ref.kind} {refusal.ref.name} cannot {refusal.doing}"
     return admission_limits.kept_out(what, shorten(refusal.text, TEXT_MAX), "the run").message

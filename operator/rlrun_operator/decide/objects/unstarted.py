@@ -7,54 +7,52 @@ missing Secret or a wrong label is to edit the specification. The rules of the A
 
 from __future__ import annotations
 
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import ROLES, Role, attempt_of
 from rlrun_operator.pods import Pod
 from rlrun_operator.status import reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
-from rlrun_operator.status.conditions import Say, find
+from rlrun_operator.status.conditions import ConditionUpdate, find_condition
 from rlrun_operator.status.diagnose import MAKING_SECONDS
 
 _KINDS = (reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
 
 
-def at_beginning(case: Case) -> StatusChange:
+def at_beginning(run: RunSnapshot) -> StatusChange:
     """`status.unstarted` of an attempt that begins: all roles where its specification is a new one, else those of before."""
-    if case.past.attempt and case.past.spec_hash == case.spec_hash:
+    if run.past.attempt and run.past.spec_hash == run.spec_hash:
         return NO_CHANGE
-    return StatusChange(unstarted=[role for role in ROLES if case.wanted.count(role)])
+    return StatusChange(unstarted=[role for role in ROLES if run.wanted.count(role)])
 
 
-def noted(case: Case, attempt: int) -> StatusChange:
+def with_unstarted_roles(run: RunSnapshot, attempt: int) -> StatusChange:
     """`status.unstarted` without the roles that have started in `attempt`."""
-    return StatusChange(unstarted=remaining(case, attempt) or None) if case.past.unstarted else NO_CHANGE
+    return StatusChange(unstarted=unstarted_roles(run, attempt) or None) if run.past.unstarted else NO_CHANGE
 
 
-def remaining(case: Case, attempt: int) -> list[Role]:
+def unstarted_roles(run: RunSnapshot, attempt: int) -> list[Role]:
     """Roles of `attempt` of which no container has started with its specification."""
-    started = {
-        pod.role for pod in case.pods_of_attempt(attempt) if pod.has_run and _is_of_this_spec(case, attempt, pod)
-    }
-    return [role for role in case.past.unstarted or () if role not in started]
+    started = {pod.role for pod in run.pods_of_attempt(attempt) if pod.has_run and _is_of_this_spec(run, attempt, pod)}
+    return [role for role in run.past.unstarted or () if role not in started]
 
 
-def stuck(case: Case) -> tuple[Role, Say] | None:
+def find_stuck_role(run: RunSnapshot) -> tuple[Role, ConditionUpdate] | None:
     """Role that has not started, and the reason, if only a person can remove it; None: it may start by itself."""
-    unstarted = remaining(case, case.past.attempt)
+    unstarted = unstarted_roles(run, run.past.attempt)
     for kind in _KINDS if unstarted else ():
-        known = find(case.past.conditions, kind)
+        known = find_condition(run.past.conditions, kind)
         if known is None or known.status == "True" or known.reason not in reasons.NEVER_STARTS:
             continue
         role = next((role for role in unstarted if known.message.startswith(role)), None)
         if role is not None:
-            return role, Say("False", known.reason, known.message)
+            return role, ConditionUpdate("False", known.reason, known.message)
     return None
 
 
-def _is_of_this_spec(case: Case, attempt: int, pod: Pod) -> bool:
+def _is_of_this_spec(run: RunSnapshot, attempt: int, pod: Pod) -> bool:
     """False for an engine of an earlier specification, which is on its way out: engine pods carry no attempt."""
-    owner = case.spot_deployment if pod.spot else case.deployment
-    orchestrator = case.orchestrator(attempt)
+    owner = run.spot_deployment if pod.spot else run.deployment
+    orchestrator = run.orchestrator(attempt)
     if pod.role != "inference" or owner is None or orchestrator is None or attempt_of(owner["metadata"]) != attempt:
         return True
     return pod.created_at >= orchestrator.created_at - MAKING_SECONDS

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.status import reasons
-from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.conditions import ConditionUpdate
 from rlrun_operator.status.progress import Report
 
 _FIXES = {
@@ -16,15 +16,15 @@ _FIXES = {
 }
 
 
-def ready(report: Report | None, claim: str) -> Say | None:
+def storage_condition(report: Report | None, claim: str) -> ConditionUpdate | None:
     """StorageReady, while the volume of `claim` is of no use; None while nothing is wrong with it."""
     if report is None or report.storage is None:
         return None
     reason, text = report.storage
-    return Say("False", reason, f"claim {claim}: {text}; {_FIXES[reason]}: the run goes on by itself")
+    return ConditionUpdate("False", reason, f"claim {claim}: {text}; {_FIXES[reason]}: the run goes on by itself")
 
 
-def checkpoints(report: Report) -> Say | None:
+def checkpoint_condition(report: Report) -> ConditionUpdate | None:
     """CheckpointHealthy, while the volume is of no use: what a restart would lose now."""
     if report.storage is None:
         return None
@@ -33,15 +33,15 @@ def checkpoints(report: Report) -> Say | None:
     lost = (report.step or 0) - base
     steps = "no step" if not lost else "one step" if lost == 1 else f"{lost} steps"
     since = f"step {base}" if base else "the beginning"
-    return Say("False", reason, f"{text}; a restart now would lose {steps}, those since {since}")
+    return ConditionUpdate("False", reason, f"{text}; a restart now would lose {steps}, those since {since}")
 
 
-def withheld(case: Case) -> Cause | None:
+def ending_claim_cause(run: RunSnapshot) -> Cause | None:
     """Cause that keeps an attempt from a claim that is being deleted: what has a node keeps it there, what has none never gets it."""
-    pods = case.needed_pods(case.past.attempt)
+    pods = run.needed_pods(run.past.attempt)
     serves = any(pod.role == "inference" and pod.node is not None for pod in pods)
     waiting = [pod for pod in pods if pod.node is None and not (serves and pod.role == "inference")]
-    if not waiting or not case.claim_is_ending:
+    if not waiting or not run.claim_is_ending:
         return None
-    pod, told = waiting[0], f"claim {case.wanted.claim} is being deleted, and takes no other pod"
+    pod, told = waiting[0], f"claim {run.wanted.claim} is being deleted, and takes no other pod"
     return Cause("disruption", None, pod.role, pod.name, None, None, reasons.CLAIM_DELETED, told)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rlrun_operator import render
-from rlrun_operator.decide.reading.children import is_ending, rendering_of, replicas
-from rlrun_operator.decide.snapshot import Case
-from rlrun_operator.managed_fields import unheld
+from rlrun_operator.decide.reading.children import desired_replicas, is_ending, rendering_of
+from rlrun_operator.decide.snapshot import RunSnapshot
+from rlrun_operator.managed_fields import unheld_fields
 from rlrun_operator.names import Ref
 from rlrun_operator.state import Manifest
 
@@ -39,52 +39,52 @@ class Edits(NamedTuple):
     """Those that have another number of pods; `scaling` and `corrections` set it back."""
 
 
-def see(case: Case, context: render.RunContext, *, as_begun: bool) -> Edits:
+def find_edits(run: RunSnapshot, context: render.RunContext, *, as_begun: bool) -> Edits:
     """Edited workloads of the attempt that is under way.
 
     Args:
-        case: the run.
+        run: the run.
         context: of the attempt.
         as_begun: whether the specification is the one that the attempt began with. Otherwise nothing is rendered to compare with, and the
             next attempt renders all workloads anyway.
     """
-    found = [child for child in _workloads(case) if as_begun and _may_be_edited(child)]
-    made = _rendered(context) if found else {}
-    damage, restored = _edited_pod(case, context.attempt), dict[Ref, Manifest]()
+    found = [child for child in _list_workloads(run) if as_begun and _may_be_edited(child)]
+    made = _render_workloads(context) if found else {}
+    damage, restored = _edited_pod(run, context.attempt), dict[Ref, Manifest]()
     for child in found:
         ref = Ref(child["kind"], child["metadata"]["name"])
         if ref in made and (lost := lost_fields(child, made[ref])):
-            damage[ref] = f"was edited ({_told(child, lost)})"
-            restored[ref] = _with_replicas(made[ref], replicas(child))
-    scaled = _scaled(case)
+            damage[ref] = f"was edited ({_describe_edits(child, lost)})"
+            restored[ref] = _with_replicas(made[ref], desired_replicas(child))
+    scaled = _scaled_workloads(run)
     for ref, words in scaled.items():
         damage[ref] = f"{damage[ref]} and {words}" if ref in damage else words
     return Edits(damage, restored, frozenset(scaled))
 
 
-def _scaled(case: Case) -> dict[Ref, str]:
+def _scaled_workloads(run: RunSnapshot) -> dict[Ref, str]:
     """Workloads whose number of pods another client has set to another one than the run has."""
-    wanted = {case.trainer_ref: (case.statefulset, case.wanted.trainers, "trainer.replicas")}
-    field = "inference.autoscale" if case.autoscales else "inference.replicas"
-    wanted[case.inference_ref] = (case.deployment, case.wanted.engines - case.wanted.spot, field)
-    wanted[case.spot_ref] = (case.spot_deployment, case.wanted.spot, field)
+    wanted = {run.trainer_ref: (run.statefulset, run.wanted.trainers, "trainer.replicas")}
+    field = "inference.autoscale" if run.autoscales else "inference.replicas"
+    wanted[run.inference_ref] = (run.deployment, run.wanted.engines - run.wanted.spot, field)
+    wanted[run.spot_ref] = (run.spot_deployment, run.wanted.spot, field)
     result: dict[Ref, str] = {}
     for ref, (child, count, source) in wanted.items():
         edit = ((child or {}).get("edits") or {}).get(_SCALED)
-        if edit is not None and child is not None and not is_ending(child) and replicas(child) != count:
-            words = f"was scaled to {replicas(child)} by {edit[0]}, but {source} of the run makes it {count}"
-            result[ref] = f"{words}; {_way_to_scale(case, ref, edit[0])}"
+        if edit is not None and child is not None and not is_ending(child) and desired_replicas(child) != count:
+            words = f"was scaled to {desired_replicas(child)} by {edit[0]}, but {source} of the run makes it {count}"
+            result[ref] = f"{words}; {_way_to_scale(run, ref, edit[0])}"
     return result
 
 
-def _way_to_scale(case: Case, ref: Ref, manager: str) -> str:
+def _way_to_scale(run: RunSnapshot, ref: Ref, manager: str) -> str:
     """What does the same without a fight."""
-    if ref == case.trainer_ref:
+    if ref == run.trainer_ref:
         return "a running trainer keeps its number of pods"
     if manager != AUTOSCALERS:
-        return f"kubectl scale rlr {case.names.run} --replicas N scales the engines"
-    found = f"kubectl get hpa -n {case.metadata.get('namespace', '')} lists it with target Deployment/{ref.name}"
-    return f"a HorizontalPodAutoscaler or ScaledObject has to name RLRun {case.names.run} in scaleTargetRef: {found}"
+        return f"kubectl scale rlr {run.names.run} --replicas N scales the engines"
+    found = f"kubectl get hpa -n {run.metadata.get('namespace', '')} lists it with target Deployment/{ref.name}"
+    return f"a HorizontalPodAutoscaler or ScaledObject has to name RLRun {run.names.run} in scaleTargetRef: {found}"
 
 
 def lost_fields(child: Manifest, made: Manifest) -> list[str]:
@@ -96,9 +96,11 @@ def lost_fields(child: Manifest, made: Manifest) -> list[str]:
     """
     if not _may_be_edited(child) or rendering_of(child) != rendering_of(made):
         return []
-    lost = [path for path in unheld(str(child["held"]), made) if path != _SCALED and not path.startswith(_PER_TIME)]
+    lost = [
+        path for path in unheld_fields(str(child["held"]), made) if path != _SCALED and not path.startswith(_PER_TIME)
+    ]
     if not lost:
-        _remember(child)
+        _remember_edit(child)
     return lost
 
 
@@ -108,20 +110,20 @@ def _may_be_edited(child: Manifest) -> bool:
     return (str(child["metadata"]["uid"]), child["held"]) not in _compared
 
 
-def _remember(child: Manifest) -> None:
+def _remember_edit(child: Manifest) -> None:
     while len(_compared) >= _KNOWN_MAX:
         del _compared[next(iter(_compared))]
     _compared[(str(child["metadata"]["uid"]), child["held"])] = None
 
 
-def _workloads(case: Case) -> list[Manifest]:
-    trainer = [case.statefulset] if case.statefulset is not None else []
-    return [*trainer, *(child for _, child in case.engine_deployments)]
+def _list_workloads(run: RunSnapshot) -> list[Manifest]:
+    trainer = [run.statefulset] if run.statefulset is not None else []
+    return [*trainer, *(child for _, child in run.engine_deployments)]
 
 
-def _rendered(context: render.RunContext) -> dict[Ref, Manifest]:
+def _render_workloads(context: render.RunContext) -> dict[Ref, Manifest]:
     spot = render.spot_deployment(context)
-    made = (*render.workloads(context).made, *(() if spot is None else (spot,)))
+    made = (*render.render_workloads(context).existing, *(() if spot is None else (spot,)))
     return {Ref(child["kind"], child["metadata"]["name"]): child for child in made}
 
 
@@ -130,16 +132,16 @@ def _with_replicas(made: Manifest, count: int) -> Manifest:
     return {**made, "spec": {**made["spec"], "replicas": count}}
 
 
-def _edited_pod(case: Case, attempt: int) -> dict[Ref, str]:
+def _edited_pod(run: RunSnapshot, attempt: int) -> dict[Ref, str]:
     """The orchestrator, of which the API server lets others change the images. It cannot be put back: its container has ended by then."""
-    pod = case.orchestrator(attempt)
+    pod = run.orchestrator(attempt)
     if pod is None or pod.deleted_at is not None:
         return {}
     images = [path for path in pod.manifest.get("edits") or () if path.endswith(".image")]
-    return {pod.ref: f"was edited ({_told(pod.manifest, images)})"} if images else {}
+    return {pod.ref: f"was edited ({_describe_edits(pod.manifest, images)})"} if images else {}
 
 
-def _told(child: Manifest, lost: list[str]) -> str:
+def _describe_edits(child: Manifest, lost: list[str]) -> str:
     """Fields with their new values and who has set them."""
     found = child.get("edits") or {}
     shown = []

@@ -16,7 +16,7 @@ def uid_of(child: Manifest) -> str:
     return str(child["metadata"]["uid"])
 
 
-def replicas(child: Manifest | None) -> int:
+def desired_replicas(child: Manifest | None) -> int:
     """Number of pods that a workload asks for."""
     return int(((child or {}).get("spec") or {}).get("replicas") or 0)
 
@@ -40,4 +40,4 @@ def has_let_go(statefulset: Manifest | None) -> bool:
     status = statefulset.get("status") or {}
     generation = statefulset["metadata"].get("generation", 0)
     seen = status.get("observedGeneration", 0) >= generation
-    return not is_ending(statefulset) and replicas(statefulset) == 0 and seen and not status.get("replicas")
+    return not is_ending(statefulset) and desired_replicas(statefulset) == 0 and seen and not status.get("replicas")

@@ -15,7 +15,7 @@ from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Manifest, Observed
 from rlrun_operator.status.change import StatusChange
 from rlrun_operator.status.words import ASKING, TRAINING, Words
-from rlrun_operator.validate_spec import Judgement, judge
+from rlrun_operator.validate_spec import Judgement, judge_spec
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class JudgedRun:
     @cached_property
     def judgement(self) -> Judgement:
         """Judgement of the run with its defaults, or without them where those alone are in the way (`unfit_defaults`)."""
-        return judge(self.observed.run) if self.unfit_defaults else judge(self.applied.run)
+        return judge_spec(self.observed.run) if self.unfit_defaults else judge_spec(self.applied.run)
 
     @cached_property
     def unfit_defaults(self) -> str:
         """Reason why a usable specification does not go with its namespace's defaults."""
         defaults = self.observed.defaults
-        if defaults is None or not self.applied.taken or not (problems := judge(self.applied.run).problems):
+        if defaults is None or not self.applied.taken or not (problems := judge_spec(self.applied.run).problems):
             return ""
-        if judge(self.observed.run).spec is None:
+        if judge_spec(self.observed.run).spec is None:
             return ""
         return (
             f"with the defaults of ConfigMap {defaults.config_map} ({', '.join(self.applied.taken)}): {problems}; give the run "

@@ -20,18 +20,18 @@ def read_status(raw: Manifest) -> RLRunStatus:
         except ValidationError as error:
             document = copy.deepcopy(document) if document is raw else document
             for detail in sorted(error.errors(), key=lambda d: str(d["loc"]), reverse=True):
-                _drop(document, detail["loc"])
+                _drop_invalid(document, detail["loc"])
     return RLRunStatus()
 
 
-def _drop(document: Any, loc: tuple[int | str, ...]) -> None:
+def _drop_invalid(document: Any, loc: tuple[int | str, ...]) -> None:
     """Remove the smallest thing around `loc` that exists."""
     place = document
     for i, part in enumerate(loc):
         try:
             inner = place[part]
         except (KeyError, IndexError, TypeError):
-            return _drop(document, loc[:i]) if i else None
+            return _drop_invalid(document, loc[:i]) if i else None
         if i == len(loc) - 1:
             del place[part]
             return None

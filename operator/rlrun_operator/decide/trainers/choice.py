@@ -68,29 +68,29 @@ class Choice:
     waiting_on: str | None = None
 
 
-def choose(look: Look, rules: Rules) -> Choice:
+def choose_size(look: Look, rules: Rules) -> Choice:
     """The size that the trainer has from now on; another one than `look.size` ends the attempt."""
     largest = max(rules.sizes.allowed, default=look.size)
     if look.placed < look.size:
-        return _fewer(look, rules)
+        return _smaller_size(look, rules)
     if look.size >= largest:
         return Choice(look.size)
     if look.grows_in > 0:
         return Choice(
-            look.size, waiting_on=f"it does not grow before growTime; then to {_pods(largest)} if there is room"
+            look.size, waiting_on=f"it does not grow before growTime; then to {_pods_of_size(largest)} if there is room"
         )
-    if look.room is not None and not _within(look, rules, look.room):
+    if look.room is not None and not _largest_within(look, rules, look.room):
         return Choice(
             look.size,
-            waiting_on=f"there is room for {_pods(max(look.room, look.size))} and not for {_next(look, rules)}",
+            waiting_on=f"there is room for {_pods_of_size(max(look.room, look.size))} and not for {_next_size(look, rules)}",
         )
     if not look.at_checkpoint:
         return Choice(look.size, waiting_on="the next complete checkpoint")
     if look.room is None:
         told = "the operator cannot see what is free, and tries it"
-        return Choice(largest, f"{look.size} to {_pods(largest)}: {told}")
-    size = _within(look, rules, look.room)
-    return Choice(size, f"{look.size} to {_pods(size)}: there is room for {look.room}")
+        return Choice(largest, f"{look.size} to {_pods_of_size(largest)}: {told}")
+    size = _largest_within(look, rules, look.room)
+    return Choice(size, f"{look.size} to {_pods_of_size(size)}: there is room for {look.room}")
 
 
 def grow_delay(rules: Rules, growths: int) -> float:
@@ -98,29 +98,31 @@ def grow_delay(rules: Rules, growths: int) -> float:
     return rules.grow_seconds * 2.0 ** min(growths, MOST_DOUBLINGS)
 
 
-def _fewer(look: Look, rules: Rules) -> Choice:
-    lacks = f"{look.size - look.placed} of {_pods(look.size)}"
+def _smaller_size(look: Look, rules: Rules) -> Choice:
+    lacks = f"{look.size - look.placed} of {_pods_of_size(look.size)}"
     size = rules.sizes.at_most(min(look.placed, look.size - 1))
     if size is None or look.waited < rules.wait_seconds:
-        goes_on = f"it goes on with {_pods(size)} after {rules.wait_seconds:g} s" if size else "fewer are not enough"
+        goes_on = (
+            f"it goes on with {_pods_of_size(size)} after {rules.wait_seconds:g} s" if size else "fewer are not enough"
+        )
         return Choice(
             look.size, waiting_on=f"nodes for {lacks}; {goes_on}" if look.waited >= PATIENCE_SECONDS else None
         )
     found = f"{lacks} found no node within {rules.wait_seconds:g} s"
     skipped = rules.sizes.left_out.get(look.placed)
-    reason = f", and {_pods(look.placed)} do not divide: {skipped}".replace(";", ",") if skipped else ""
-    return Choice(size, f"{look.size} to {_pods(size)}: {found}{reason}")
+    reason = f", and {_pods_of_size(look.placed)} do not divide: {skipped}".replace(";", ",") if skipped else ""
+    return Choice(size, f"{look.size} to {_pods_of_size(size)}: {found}{reason}")
 
 
-def _within(look: Look, rules: Rules, room: int) -> int:
+def _largest_within(look: Look, rules: Rules, room: int) -> int:
     """Largest size beyond the present one that there is room for; 0: none."""
     size = rules.sizes.at_most(room) or 0
     return size if size > look.size else 0
 
 
-def _next(look: Look, rules: Rules) -> int:
+def _next_size(look: Look, rules: Rules) -> int:
     return min(size for size in rules.sizes.allowed if size > look.size)
 
 
-def _pods(count: int) -> str:
+def _pods_of_size(count: int) -> str:
     return f"{count} pod{'s' if count != 1 else ''}"

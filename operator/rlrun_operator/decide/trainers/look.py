@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlrun_operator.decide import stall
-from rlrun_operator.decide.snapshot import Case
-from rlrun_operator.decide.trainers.choice import MOST_DOUBLINGS, Look, Rules, choose, grow_delay
-from rlrun_operator.decide.trainers.room import room
+from rlrun_operator.decide.snapshot import RunSnapshot
+from rlrun_operator.decide.trainers.choice import MOST_DOUBLINGS, Look, Rules, choose_size, grow_delay
+from rlrun_operator.decide.trainers.room import trainer_room
 from rlrun_operator.state import Fact
 from rlrun_operator.status import progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
-from rlrun_operator.status.conditions import begun, since
+from rlrun_operator.status.conditions import attempt_started_at, true_since
 from rlrun_operator.times import seconds_of
 
 LOOK_SECONDS = 60.0
@@ -20,107 +20,109 @@ CLOSE_SHARE = 4
 """A checkpoint is close while no more than this part of an interval was trained after it."""
 
 
-def noted(case: Case, heard: progress.Report | None, change: StatusChange) -> StatusChange:
+def with_trainer_size(run: RunSnapshot, report: progress.Report | None, change: StatusChange) -> StatusChange:
     """`status.trainer` of `change`, with what another size waits for, and without growths that were tried in vain once it trains."""
     trainer = change.values().get("trainer")
-    if trainer is None or case.beginning or case.host_name is not None:
+    if trainer is None or run.beginning or run.host_name is not None:
         return NO_CHANGE
-    look, rules = look_at(case), rules_of(case)
-    waits = choose(look, rules).waiting_on if look is not None and rules is not None else None
+    look, rules = look_at(run), rules_of(run)
+    waits = choose_size(look, rules).waiting_on if look is not None and rules is not None else None
     update: dict[str, object] = {"waiting_on": waits}
-    if trainer.grown_from is not None and progress.is_training(heard):
+    if trainer.grown_from is not None and progress.is_training(report):
         update |= {"grown_from": None, "growths": None}
     return StatusChange(trainer=trainer.model_copy(update=update))
 
 
-def wake_in(case: Case) -> float | None:
+def wake_in(run: RunSnapshot) -> float | None:
     """Seconds until pods have waited long enough for nodes, or the trainer may grow."""
-    look, rules = look_at(case, asks_room=False), rules_of(case)
+    look, rules = look_at(run, asks_room=False), rules_of(run)
     if look is None or rules is None:
         return None
     left = rules.wait_seconds - look.waited if look.placed < look.size else look.grows_in
     return left if left > 0 else None
 
 
-def facts(case: Case) -> frozenset[Fact]:
+def request_facts(run: RunSnapshot) -> frozenset[Fact]:
     """Facts that the next look needs: nodes, where a trainer may grow."""
-    look, rules = look_at(case, asks_room=False), rules_of(case)
+    look, rules = look_at(run, asks_room=False), rules_of(run)
     due = look is not None and rules is not None and look.placed == look.size < max(rules.sizes.allowed, default=0)
     return frozenset(("nodes",)) if due and look is not None and look.grows_in <= LOOK_SECONDS else frozenset()
 
 
-def rules_of(case: Case) -> Rules | None:
+def rules_of(run: RunSnapshot) -> Rules | None:
     """Settings of an elastic run; None: it has one size, or no attempt of it may begin."""
-    spec = case.spec
-    if spec is None or spec.trainer.elastic is None or case.forbidden or not case.trains:
+    spec = run.spec
+    if spec is None or spec.trainer.elastic is None or run.forbidden or not run.trains:
         return None
     block = spec.trainer.elastic
     return Rules(spec.trainer.sizes, block.wait_seconds, block.grow_seconds)
 
 
-def look_at(case: Case, *, asks_room: bool = True) -> Look | None:
+def look_at(run: RunSnapshot, *, asks_room: bool = True) -> Look | None:
     """The attempt that is under way; None: there is none whose workloads were all seen, or it has all pods, and each has a node.
 
     Args:
-        case: the run.
+        run: the run.
         asks_room: whether to work out what there is room for; it takes as long as a pass.
     """
-    past, spec = case.past, case.spec
-    if spec is None or spec.trainer.elastic is None or case.statefulset is None:
+    past, spec = run.past, run.spec
+    if spec is None or spec.trainer.elastic is None or run.statefulset is None:
         return None
-    if not past.launched_attempt == past.attempt == case.attempt > 0:
+    if not past.launched_attempt == past.attempt == run.attempt > 0:
         return None
-    size = case.wanted.trainers
-    pods = [pod for pod in case.pods_of_attempt(past.attempt) if pod.role == "trainer"]
+    size = run.wanted.trainers
+    pods = [pod for pod in run.pods_of_attempt(past.attempt) if pod.role == "trainer"]
     placed = min(size, sum(pod.node is not None for pod in pods))
     if placed < size:
-        return Look(size, placed, waited=_waited(case, [pod.created_at for pod in pods if pod.node is None]))
+        return Look(
+            size, placed, waited=_seconds_without_nodes(run, [pod.created_at for pod in pods if pod.node is None])
+        )
     if past.trainer.size is None:  # it has all of its pods, though an edit that is pending may ask for more
         return None
-    waits = _grows_in(case, known=True)
+    waits = _grows_in(run, known=True)
     if waits or not asks_room:
         return Look(size, placed, grows_in=waits)
-    heard, found = stall.hear(case, past.attempt), room(case, size)
-    return Look(size, placed, 0.0, _grows_in(case, known=found is not None), _at_checkpoint(case, heard), found)
+    report, found = stall.read_report(run, past.attempt), trainer_room(run, size)
+    return Look(size, placed, 0.0, _grows_in(run, known=found is not None), _at_checkpoint(run, report), found)
 
 
-def _grows_in(case: Case, *, known: bool) -> float:
+def _grows_in(run: RunSnapshot, *, known: bool) -> float:
     """Seconds until the trainer may grow; `known`: whether what is free is."""
-    rules, promised = rules_of(case), seconds_of(case.past.trainer.grow_time) or 0.0
+    rules, promised = rules_of(run), seconds_of(run.past.trainer.grow_time) or 0.0
     longest = grow_delay(rules, MOST_DOUBLINGS) if rules is not None else 0.0
-    times = [promised if promised <= case.now + longest else 0.0]  # later than that: the clock was set
+    times = [promised if promised <= run.now + longest else 0.0]  # later than that: the clock was set
     if not known:  # nodes are asked for only now, by an operator that has just begun
-        times.append((case.observed.watching_since or 0.0) + LOOK_SECONDS)
-    return max(0.0, max(times) - case.now)
+        times.append((run.observed.watching_since or 0.0) + LOOK_SECONDS)
+    return max(0.0, max(times) - run.now)
 
 
-def _waited(case: Case, created: Sequence[float]) -> float:
+def _seconds_without_nodes(run: RunSnapshot, created: Sequence[float]) -> float:
     """Seconds for which the attempt's pods have lacked nodes, by the record of conditions, and no longer than there are such pods.
 
     The record may be older than they are: an operator that died while it began the attempt comes back late.
 
     Args:
-        case: the run.
+        run: the run.
         created: times at which the pods without a node were created, by the API server's clock.
     """
-    waits = since(case.past.conditions, reasons.SCHEDULED, true=False)
-    began = begun(case.past.conditions)
+    waits = true_since(run.past.conditions, reasons.SCHEDULED, true=False)
+    began = attempt_started_at(run.past.conditions)
     if waits is None or began is None:
         return 0.0
-    made = min((time for time in created if time <= case.now), default=0.0)  # later than now: the clocks differ
-    return max(0.0, case.now - max(waits, began, made))
+    made = min((time for time in created if time <= run.now), default=0.0)  # later than now: the clocks differ
+    return max(0.0, run.now - max(waits, began, made))
 
 
-def _at_checkpoint(case: Case, heard: progress.Report | None) -> bool:
+def _at_checkpoint(run: RunSnapshot, report: progress.Report | None) -> bool:
     """True if a checkpoint of this attempt was completed since the last look, or a moment ago: little is lost even where the trainer is
     killed instead of asked."""
-    spec = case.spec
-    if spec is None or heard is None or heard.step is None or heard.checkpoint_step is None:
+    spec = run.spec
+    if spec is None or report is None or report.step is None or report.checkpoint_step is None:
         return False
-    silent = progress.silent_for(stall.silent_since(case, heard), case.now)
-    if not progress.is_training(heard) or silent >= progress.HEARTBEAT_SECONDS or heard.storage is not None:
+    silent = progress.silent_for(stall.silent_since(run, report), run.now)
+    if not progress.is_training(report) or silent >= progress.HEARTBEAT_SECONDS or report.storage is not None:
         return False
-    if heard.checkpoint_step <= (heard.resumed_from_step or 0):
+    if report.checkpoint_step <= (report.resumed_from_step or 0):
         return False
-    is_new = heard.checkpoint_step != case.past.checkpoint.latest_complete_step
-    return is_new or heard.step - heard.checkpoint_step <= spec.checkpoint.interval // CLOSE_SHARE
+    is_new = report.checkpoint_step != run.past.checkpoint.latest_complete_step
+    return is_new or report.step - report.checkpoint_step <= spec.checkpoint.interval // CLOSE_SHARE

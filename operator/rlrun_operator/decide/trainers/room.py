@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlrun_operator import render
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import ROLE_LABEL
-from rlrun_operator.queue.fit import place
+from rlrun_operator.queue.fit import place_gang
 from rlrun_operator.queue.gang import gang_of, rooms_of
 from rlrun_operator.queue.model import Capacity
 from rlrun_operator.queue.rooms import Rooms
@@ -19,18 +19,18 @@ _TRIED = 16
 """Sizes that are tried, the largest ones first: packing thousands of pods takes long."""
 
 
-def room(case: Case, size: int) -> int | None:
+def trainer_room(run: RunSnapshot, size: int) -> int | None:
     """Number of trainer pods that there is room for, `size` or an allowed larger one; None: not known. `size`: pods that there are."""
-    answer, nodes, spec = case.observed.admission, case.observed.nodes, case.spec
+    answer, nodes, spec = run.observed.admission, run.observed.nodes, run.spec
     if answer is not None and answer.room is not None:
         return max(size, answer.room)
     if nodes is None or spec is None:
         return None
-    made = render.workloads(case.context(spec, case.past.attempt)).trainer
+    made = render.render_workloads(run.context(spec, run.past.attempt)).trainer
     if made is None:
         return None
-    others = [pod for pod in case.observed.pods if (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) != "trainer"]
+    others = [pod for pod in run.observed.pods if (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) != "trainer"]
     rooms = Rooms(Capacity(rooms_of(nodes, others)))
     (pods,) = gang_of((made,))
     larger = sorted((n for n in spec.trainer.sizes.allowed if n > size), reverse=True)[:_TRIED]
-    return next((n for n in larger if place(rooms, [replace(pods, count=n)]) is not None), size)
+    return next((n for n in larger if place_gang(rooms, [replace(pods, count=n)]) is not None), size)

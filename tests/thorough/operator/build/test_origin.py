@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun_operator.render import prerequisites, workloads
-from rlrun_operator.render.origin import Cause, causes, origin, told
+from rlrun_operator.render import render_prerequisites, render_workloads
+from rlrun_operator.render.origin import Cause, explain_refusal, find_origin, refusal_causes
 from tests.unit.operator.build.examples import context
 
 ENV = "Invalid value: \"1 A=\": a valid environment variable name must consist only of printable ASCII characters other than '='"
@@ -48,8 +48,8 @@ SPEC: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def children() -> dict[str, Any]:
     ctx = context(SPEC)
-    needs = prerequisites(ctx)
-    every = [*workloads(ctx).made, *needs.create, *needs.apply]
+    needs = render_prerequisites(ctx)
+    every = [*render_workloads(ctx).existing, *needs.create, *needs.apply]
     return {child["kind"] if child["kind"] != "NetworkPolicy" else child["metadata"]["name"]: child for child in every}
 
 
@@ -89,7 +89,7 @@ def test_fields_of_a_container(
     children: dict[str, Any], container: str, variable: str, rest: str, field: str | None
 ) -> None:
     child = children["StatefulSet"]
-    assert origin(child, at(child, container, variable) + rest, SPEC) == field
+    assert find_origin(child, at(child, container, variable) + rest, SPEC) == field
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,21 @@ def test_fields_of_a_container(
     ],
 )  # fmt: skip
 def test_fields_of_a_child(children: dict[str, Any], kind: str, path: str, field: str | None) -> None:
-    assert origin(children[kind], path, SPEC) == field
+    assert find_origin(children[kind], path, SPEC) == field
 
 
 def test_an_environments_image(children: dict[str, Any]) -> None:
-    assert origin(children["Pod"], at(children["Pod"], "environment-1") + ".image", SPEC) == "environments[1].image"
+    assert (
+        find_origin(children["Pod"], at(children["Pod"], "environment-1") + ".image", SPEC) == "environments[1].image"
+    )
 
 
 def test_rules_of_a_network_policy_stand_behind_ours(children: dict[str, Any]) -> None:
     policy = next(child for name, child in children.items() if name.endswith("-egress"))
     last = len(policy["spec"]["egress"]) - 1
     path = f"spec.egress[{last}].to[0].ipBlock.cidr"
-    assert origin(policy, path, SPEC) == "networkPolicy.extraEgress[1].to[0].ipBlock.cidr"
-    assert origin(policy, "spec.egress[0].to[0]", SPEC) is None
+    assert find_origin(policy, path, SPEC) == "networkPolicy.extraEgress[1].to[0].ipBlock.cidr"
+    assert find_origin(policy, "spec.egress[0].to[0]", SPEC) is None
 
 
 def test_a_refusal_is_told_in_the_manifests_fields(children: dict[str, Any]) -> None:
@@ -144,11 +146,13 @@ def test_a_refusal_is_told_in_the_manifests_fields(children: dict[str, Any]) -> 
         ],
     }
     name = child["metadata"]["name"]
-    assert told(child, causes("StatefulSet.apps is invalid", details), "unused", SPEC) == [
+    assert explain_refusal(child, refusal_causes("StatefulSet.apps is invalid", details), "unused", SPEC) == [
         f"trainer.env[0].name: {ENV}",
         f"StatefulSet {name}: spec.serviceName: Forbidden: no",
     ]
-    assert told(child, causes("no causes", {}), "no causes", SPEC) == [f"StatefulSet {name}: no causes"]
+    assert explain_refusal(child, refusal_causes("no causes", {}), "no causes", SPEC) == [
+        f"StatefulSet {name}: no causes"
+    ]
 
 
 def test_a_wrong_shape_has_its_fields_in_the_message_alone(children: dict[str, Any]) -> None:
@@ -157,7 +161,7 @@ def test_a_wrong_shape_has_its_fields_in_the_message_alone(children: dict[str, A
         '  .spec.template.spec.containers[name="trainer"].foo: field not declared in schema\n'
         "  .spec.template.spec.nodeSelectr: field not declared in schema"
     )
-    assert told(children["StatefulSet"], causes(several, {}), several, SPEC) == [
+    assert explain_refusal(children["StatefulSet"], refusal_causes(several, {}), several, SPEC) == [
         "trainer.podTemplate.spec.containers[1].foo: field not declared in schema",
         "trainer.podTemplate.spec.nodeSelectr: field not declared in schema",
     ]
@@ -166,9 +170,9 @@ def test_a_wrong_shape_has_its_fields_in_the_message_alone(children: dict[str, A
         ".spec.template.spec.containers: expected list, got &{trainer}"
     )
     spec = {"trainer": {"podTemplate": {"spec": {"containers": "trainer"}}}}
-    child = workloads(context(spec)).trainer
+    child = render_workloads(context(spec)).trainer
     assert child is not None
-    assert told(child, causes(one, {}), one, spec) == [
+    assert explain_refusal(child, refusal_causes(one, {}), one, spec) == [
         "trainer.podTemplate.spec.containers: expected list, got &{trainer}"
     ]
 
@@ -182,7 +186,7 @@ ANYTHING = st.recursive(
 @given(st.text(max_size=80), ANYTHING)
 def test_any_refusal_is_told(field: str, value: Any) -> None:
     spec = {"trainer": {"podTemplate": {"spec": value}}}
-    child = workloads(context(spec)).trainer
+    child = render_workloads(context(spec)).trainer
     assert child is not None
     for path in (
         field,
@@ -190,6 +194,6 @@ def test_any_refusal_is_told(field: str, value: Any) -> None:
         f"spec.template.spec.containers[{field}].env[0]",
         f"spec.template.{field}",
     ):
-        (said,) = told(child, [Cause(path, "no")], "no", spec)
+        (said,) = explain_refusal(child, [Cause(path, "no")], "no", spec)
         assert said.endswith(": no")
-    assert causes(field, {"causes": value}) is not None
+    assert refusal_causes(field, {"causes": value}) is not None

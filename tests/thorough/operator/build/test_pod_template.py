@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlrun_operator.names import RUN_LABEL, RUN_UID_ANNOTATION, SPEC_HASH_ANNOTATION, run_uid_of
-from rlrun_operator.render import workloads
-from rlrun_operator.render.merge import merge
+from rlrun_operator.render import render_workloads
+from rlrun_operator.render.merge import merge_patch
 from tests.unit.operator.build.examples import container, context, everything, example, pods
 
 BASE: dict[str, Any] = {
@@ -81,7 +81,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_merge(patch: dict[str, Any], changes: dict[str, Any]) -> None:
     expected = {key: value for key, value in (BASE | changes).items() if value is not ...}
     before = repr(BASE)
-    assert merge(BASE, patch) == expected
+    assert merge_patch(BASE, patch) == expected
     assert repr(BASE) == before, "the generated template itself is not changed"
 
 
@@ -93,13 +93,13 @@ def test_template_reaches_pod_and_container() -> None:
     assert container(ctx, "trainer")["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert [one["name"] for one in pod["spec"]["containers"]] == ["trainer", "sidecar"]
     assert "livenessProbe" not in container(ctx, "inference")
-    assert workloads(ctx).orchestrator["spec"]["serviceAccountName"] == "workload-identity"
-    assert workloads(ctx).orchestrator["metadata"]["annotations"]["note"] == "kept"
+    assert render_workloads(ctx).orchestrator["spec"]["serviceAccountName"] == "workload-identity"
+    assert render_workloads(ctx).orchestrator["metadata"]["annotations"]["note"] == "kept"
 
 
 def test_template_takes_no_label_owner_hash_or_restart_policy() -> None:
     ctx = example("pod-template")
-    pod, orchestrator = pods(ctx)["trainer"], workloads(ctx).orchestrator
+    pod, orchestrator = pods(ctx)["trainer"], render_workloads(ctx).orchestrator
     assert pod["metadata"]["labels"][RUN_LABEL] == ctx.name
     assert pod["metadata"]["annotations"][RUN_UID_ANNOTATION] == ctx.uid
     assert pod["spec"]["restartPolicy"] == "Always"
@@ -117,7 +117,7 @@ def test_the_roles_container_stays(containers: Any) -> None:
 
 def test_a_forgotten_spec_is_kept_for_the_api_server_to_refuse() -> None:
     wrong = {"containers": [{"name": "trainer", "image": "x"}], "apiVersion": "v9"}
-    trainer, _, orchestrator = workloads(
+    trainer, _, orchestrator = render_workloads(
         context({role: {"podTemplate": wrong} for role in ("trainer", "orchestrator")})
     )
     assert trainer["spec"]["template"]["containers"] == wrong["containers"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.decide import stall
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import Ref
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.status.progress import read_lease
@@ -201,7 +201,7 @@ def test_the_operator_looks_when_enough_renewals_have_not_come() -> None:
     kube.report(4, **WAITS)
     kube.tick(15)
     assert progressing(kube) == ("True", "Training"), "the deadline is over; what it waited for was said too long ago"
-    case = Case(kube.look(), kube.now, RenderSettings(), fresh_key="", random=0.5)
+    case = RunSnapshot(kube.look(), kube.now, RenderSettings(), fresh_key="", random=0.5)
     assert stall.wake_in(case, read_lease(case.observed.lease, 1)) == pytest.approx(15)
     kube.tick(15)
     kube.tick(1)

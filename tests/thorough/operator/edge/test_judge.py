@@ -9,7 +9,7 @@ import pytest
 from rlrun.defaults.judgement import Reading
 from rlrun_operator import validate_spec as judging
 from rlrun_operator.state import Manifest
-from rlrun_operator.validate_spec import forget, judge
+from rlrun_operator.validate_spec import forget_run, judge_spec
 
 RUNS = 1000
 
@@ -37,23 +37,23 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_thousand_runs_are_read_once_each_however_often_they_are_looked_at(readings: list[str]) -> None:
     for _ in range(3):
         for number in range(RUNS):
-            judge(run(number))
+            judge_spec(run(number))
     assert len(readings) == RUNS
 
 
 def test_an_edit_and_a_successor_of_the_name_are_read_anew(readings: list[str]) -> None:
-    first = judge(run(1))
-    edited = judge(run(1, maxSteps=-1))
+    first = judge_spec(run(1))
+    edited = judge_spec(run(1, maxSteps=-1))
     assert edited.problems != first.problems
     successor = run(1)
     successor["metadata"]["uid"] = "another"
-    judge(successor)
+    judge_spec(successor)
     assert readings == ["run-1"] * 3
 
 
 def test_nothing_is_kept_of_a_run_that_is_gone(readings: list[str]) -> None:
-    judge(run(1))
-    forget("team", "run-1")
+    judge_spec(run(1))
+    forget_run("team", "run-1")
     assert judging._remembered == {}
-    judge(run(1))
+    judge_spec(run(1))
     assert len(readings) == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlrun.api.manifest import read_manifest
-from rlrun_operator.restrictions import Installation, RunPolicy, refusals
+from rlrun_operator.restrictions import Installation, RunPolicy, find_refusals
 from rlrun_operator.restrictions.allowed import POD_TEMPLATE
 from rlrun_operator.restrictions.rules import Containers, Each, Fields, Rule
 from rlrun_operator.settings import RenderSettings, SettingsError, from_environment
@@ -24,7 +24,7 @@ ROLES = ("trainer", "inference", "orchestrator")
 
 
 def judged(spec: dict[str, Any], policy: RunPolicy = DEFAULTS) -> list[str]:
-    return refusals(Installation(policy), NAMESPACE, RUN, spec)
+    return find_refusals(Installation(policy), NAMESPACE, RUN, spec)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -42,14 +42,14 @@ def test_a_case_is_refused_by_field_value_and_fix(case: Case) -> None:
 @pytest.mark.parametrize("mode", ["Restricted", "Any"])
 def test_no_policy_allows_the_operators_own_account(role: str, field: str, mode: Any) -> None:
     policy = RunPolicy(pod_template=mode, service_accounts=("*",))
-    found = refusals(Installation(policy, NAMESPACE, "boss"), NAMESPACE, RUN, pod(role, **{field: "boss"}))
+    found = find_refusals(Installation(policy, NAMESPACE, "boss"), NAMESPACE, RUN, pod(role, **{field: "boss"}))
     assert any("operator's own account" in told and f"{role}.podTemplate.spec.{field} (boss)" in told for told in found)
-    elsewhere = refusals(Installation(policy, "other", "boss"), NAMESPACE, RUN, pod(role, **{field: "boss"}))
+    elsewhere = find_refusals(Installation(policy, "other", "boss"), NAMESPACE, RUN, pod(role, **{field: "boss"}))
     assert not any("operator's own" in told for told in elsewhere)
 
 
 def test_a_run_whose_account_would_be_the_operators_is_refused() -> None:
-    (told,) = refusals(Installation(DEFAULTS, NAMESPACE, "run-rlrun"), NAMESPACE, RUN, {})
+    (told,) = find_refusals(Installation(DEFAULTS, NAMESPACE, "run-rlrun"), NAMESPACE, RUN, {})
     assert told.startswith("metadata.name (run)")
 
 
@@ -57,7 +57,7 @@ def test_a_run_whose_account_would_be_the_operators_is_refused() -> None:
 def test_every_example_is_allowed_by_the_default_policy(path: Any) -> None:
     run = read_manifest(path)
     spec = run.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    assert refusals(SYSTEM, NAMESPACE, run.metadata.name, spec) == []
+    assert find_refusals(SYSTEM, NAMESPACE, run.metadata.name, spec) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,14 @@ from typing import Any
 
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun_operator.render import Host, RunContext, api_key_secret, prerequisites, spot_deployment, workloads
+from rlrun_operator.render import (
+    Host,
+    RunContext,
+    api_key_secret,
+    render_prerequisites,
+    render_workloads,
+    spot_deployment,
+)
 from rlrun_operator.settings import RenderSettings
 
 HERE = Path(__file__).parent
@@ -58,10 +65,10 @@ def spec(blocks: dict[str, Any] | None = None) -> RLRunSpec:
 
 def everything(ctx: RunContext) -> list[dict[str, Any]]:
     """All children, in the order in which they are made."""
-    create, apply = prerequisites(ctx)
+    create, apply = render_prerequisites(ctx)
     key = [api_key_secret(ctx, KEY)] if ctx.host is None else []
     spot = spot_deployment(ctx)
-    found = [*create, *key, *apply, *workloads(ctx).made, *((spot,) if spot is not None else ())]
+    found = [*create, *key, *apply, *render_workloads(ctx).existing, *((spot,) if spot is not None else ())]
     return [dict(manifest) for manifest in found]
 
 
@@ -74,7 +81,7 @@ def of_kind(ctx: RunContext, kind: str, name: str | None = None) -> dict[str, An
 
 def pods(ctx: RunContext) -> dict[str, dict[str, Any]]:
     """Metadata and spec of each role's pods, of a run that has all roles."""
-    trainer, inference, orchestrator = workloads(ctx)
+    trainer, inference, orchestrator = render_workloads(ctx)
     assert trainer is not None
     assert inference is not None
     return {

@@ -16,7 +16,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.orchestrator.progress.lease import CREDENTIALS, lease_from_environment
 from rlrun.pod.settings import PodSettings, settings_from_environment
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, ROLES, RUN_LABEL, SPEC_HASH_ANNOTATION
-from rlrun_operator.render import prerequisites, spec_hash, workloads
+from rlrun_operator.render import render_prerequisites, render_workloads, spec_hash
 from tests.unit.operator.build.examples import (
     KEY,
     MANIFESTS,
@@ -193,7 +193,7 @@ def test_selectors_find_the_pods_and_no_label_is_taken_away(name: str) -> None:
     for role, pod in found.items():
         assert pod["metadata"]["labels"][RUN_LABEL] == ctx.name
         assert pod["metadata"]["labels"][ROLE_LABEL] == role
-    trainer, inference, _ = workloads(ctx)
+    trainer, inference, _ = render_workloads(ctx)
     for workload, role in ((trainer, "trainer"), (inference, "inference")):
         assert workload["spec"]["selector"]["matchLabels"].items() <= found[role]["metadata"]["labels"].items()
 
@@ -222,20 +222,20 @@ def test_container_understands_what_it_is_told(name: str, role: str) -> None:
 
 @every_example
 def test_an_attempt_changes_trainer_and_orchestrator_but_no_engine(name: str) -> None:
-    first, second = workloads(example(name, attempt=1)), workloads(example(name, attempt=2))
+    first, second = render_workloads(example(name, attempt=1)), render_workloads(example(name, attempt=2))
     assert first.inference["spec"] == second.inference["spec"]
     assert second.inference["metadata"]["labels"][ATTEMPT_LABEL] == "2"
     for workload in (second.trainer["spec"]["template"], second.orchestrator):
         assert workload["metadata"]["labels"][ATTEMPT_LABEL] == "2"
     assert first.orchestrator["metadata"]["name"] != second.orchestrator["metadata"]["name"]
     assert first.trainer["metadata"]["name"] == second.trainer["metadata"]["name"]
-    assert prerequisites(example(name, attempt=1)) == prerequisites(example(name, attempt=2))
+    assert render_prerequisites(example(name, attempt=1)) == render_prerequisites(example(name, attempt=2))
 
 
 @every_example
 def test_workloads_carry_the_hash_of_what_they_were_rendered_from(name: str) -> None:
     ctx = example(name)
-    hashes = {workload["metadata"]["annotations"][SPEC_HASH_ANNOTATION] for workload in workloads(ctx)}
+    hashes = {workload["metadata"]["annotations"][SPEC_HASH_ANNOTATION] for workload in render_workloads(ctx)}
     assert hashes == {ctx.spec_hash}
 
 
@@ -272,7 +272,7 @@ def test_a_later_release_with_more_fields_does_not_make_a_run_look_edited() -> N
 
 
 def test_configuration_follows_the_number_of_engines_but_workloads_do_not() -> None:
-    one, three = workloads(context()), workloads(context({"inference": {"replicas": 3}}))
+    one, three = render_workloads(context()), render_workloads(context({"inference": {"replicas": 3}}))
     assert one.trainer == three.trainer
     assert one.orchestrator == three.orchestrator
     assert one.inference["spec"]["template"] == three.inference["spec"]["template"]
@@ -294,7 +294,9 @@ def test_a_drain_leaves_engines_but_is_never_blocked_by_a_run_with_all_of_them(
     inference: dict[str, int], missing: int | None
 ) -> None:
     found = [
-        child for child in prerequisites(context({"inference": inference})).apply if child["apiVersion"] == "policy/v1"
+        child
+        for child in render_prerequisites(context({"inference": inference})).apply
+        if child["apiVersion"] == "policy/v1"
     ]
     assert [budget["spec"]["maxUnavailable"] for budget in found] == ([] if missing is None else [missing])
     for budget in found:
@@ -303,7 +305,7 @@ def test_a_drain_leaves_engines_but_is_never_blocked_by_a_run_with_all_of_them(
 
 
 def test_engines_are_not_made_again_for_an_excluded_node() -> None:
-    plain, excluded = workloads(context()), workloads(replace(context(), excluded=("a",)))
+    plain, excluded = render_workloads(context()), render_workloads(replace(context(), excluded=("a",)))
     assert excluded.inference == plain.inference
     for made in (excluded.trainer, excluded.orchestrator):
         assert made is not None

@@ -9,7 +9,7 @@ import pytest
 from rlrun.config.loading.loader import load_file
 from rlrun.config.models.run import RunConfig
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
-from rlrun_operator.render import RunContext, workloads
+from rlrun_operator.render import RunContext, render_workloads
 from tests.unit.operator.build.examples import SETTINGS, context, everything, of_kind
 
 COLOCATED: dict[str, Any] = {
@@ -21,7 +21,7 @@ COLOCATED: dict[str, Any] = {
 
 
 def trainer_container(ctx: RunContext) -> dict[str, Any]:
-    made = workloads(ctx).trainer
+    made = render_workloads(ctx).trainer
     assert made is not None
     (found,) = made["spec"]["template"]["spec"]["containers"]
     return dict(found)
@@ -29,7 +29,7 @@ def trainer_container(ctx: RunContext) -> dict[str, Any]:
 
 def test_one_container_has_both_and_its_gpus_once() -> None:
     ctx = context(COLOCATED)
-    made = workloads(ctx)
+    made = render_workloads(ctx)
     assert made.inference is None
     both = trainer_container(ctx)
     assert both["name"] == "trainer"
@@ -64,7 +64,7 @@ def test_the_orchestrator_finds_engines_at_the_trainers_pods(tmp_path: Any) -> N
 @pytest.mark.parametrize("blocks", [None, {"inference": {"replicas": 2}}])
 def test_other_runs_have_engines_of_their_own(blocks: dict[str, Any] | None) -> None:
     ctx = context(blocks)
-    assert workloads(ctx).inference is not None
+    assert render_workloads(ctx).inference is not None
     assert trainer_container(ctx)["image"] == SETTINGS.images["trainer"]
     services = {m["metadata"]["name"]: m["spec"]["selector"] for m in everything(ctx) if m["kind"] == "Service"}
     assert services["run-inference"][ROLE_LABEL] == "inference"

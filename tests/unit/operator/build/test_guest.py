@@ -11,7 +11,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.loader import load_file
 from rlrun.config.models.run import RunConfig
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
-from rlrun_operator.render import Host, RunContext, api_key_secret, workloads
+from rlrun_operator.render import Host, RunContext, api_key_secret, render_workloads
 from rlrun_operator.render.placement import HOSTNAME
 from tests.unit.operator.build.examples import HOST_UID, context, everything, example, of_kind, spec
 
@@ -25,7 +25,7 @@ def guest(hosts: dict[str, Any] | None = None, own: dict[str, Any] | None = None
 
 
 def orchestrator(ctx: RunContext) -> dict[str, Any]:
-    made = workloads(ctx).made
+    made = render_workloads(ctx).existing
     assert len(made) == 1
     return dict(made[0])
 

@@ -16,7 +16,7 @@ from rlrun.fit.gpu_products import GIB, memory_of
 from rlrun.fit.known_models import KNOWN
 from rlrun.fit.report import Surroundings, needs_of
 from rlrun.fit.sources import shape_of
-from rlrun_operator.render import RunContext, workloads
+from rlrun_operator.render import RunContext, render_workloads
 from rlrun_operator.settings import RenderSettings
 
 ROOT = Path(__file__).parents[4]
@@ -59,7 +59,7 @@ def gpus(pod: Mapping[str, Any]) -> int:
 def pods(run: RLRun) -> Iterator[dict[str, Any]]:
     """Specifications of the run's pods that have GPUs."""
     ctx = RunContext(run.metadata.name, "team-a", "uid-1", run.spec, 1, RenderSettings())
-    for made in workloads(ctx).made:
+    for made in render_workloads(ctx).existing:
         if made["kind"] in ("StatefulSet", "Deployment"):
             yield from [made["spec"]["template"]["spec"]] * made["spec"]["replicas"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from rlrun_operator.render import RunContext
 from rlrun_operator.render.outside import outside_rules
-from rlrun_operator.restrictions import Installation, RunPolicy, refusals
+from rlrun_operator.restrictions import Installation, RunPolicy, find_refusals
 from rlrun_operator.settings import NetworkSettings
 from tests.cluster.native.policy_rules import selects
 from tests.unit.operator.build.examples import container, context, everything
@@ -386,10 +386,10 @@ OUT_OF_BOUNDS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("spec", "where"), OUT_OF_BOUNDS, ids=[where for _, where in OUT_OF_BOUNDS])
 def test_address_out_of_bounds_is_refused_with_its_field(spec: dict[str, Any], where: str) -> None:
     limits = Installation(RunPolicy.model_validate({"egress": ["198.51.100.0/24"]}))
-    (found,) = refusals(limits, "team-a", "run", spec)
+    (found,) = find_refusals(limits, "team-a", "run", spec)
     assert where in found
     assert "198.51.100.0/24" in found
-    assert refusals(Installation(), "team-a", "run", spec) == []
+    assert find_refusals(Installation(), "team-a", "run", spec) == []
 
 
 def test_address_within_bounds_is_allowed() -> None:
@@ -399,7 +399,7 @@ def test_address_within_bounds_is_allowed() -> None:
         "networkPolicy": {"extraEgress": [inside]},
         "tracking": {"mlflow": {"uri": "http://198.51.100.7"}, "wandb": {"base_url": "http://127.0.0.1"}},
     }
-    assert refusals(limits, "team-a", "run", spec) == []
+    assert find_refusals(limits, "team-a", "run", spec) == []
 
 
 @pytest.mark.parametrize("block", ["10.0.0.1/8", "10.0.0.0", "example.org/8", "10.0.0.0/33"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.names import ROLES, Role
-from rlrun_operator.render.placement import HOSTNAME, affinity, node_selector, tolerations, topology_spread
+from rlrun_operator.render.placement import HOSTNAME, node_selector, role_affinity, role_tolerations, topology_spread
 from tests.unit.operator.build.examples import spec
 
 GPUS = {"trainer": {"gpusPerReplica": 8}, "inference": {"gpusPerReplica": 1}}
@@ -57,15 +57,15 @@ def test_node_labels(blocks: dict[str, Any], expected: dict[Role, dict[str, str]
 
 def test_gpu_taint_is_borne_by_pods_with_gpus_and_own_tolerations_by_their_role() -> None:
     blocks = spec({"trainer": {"gpusPerReplica": 1, "tolerations": [{"key": "t", "operator": "Exists"}]}})
-    assert tolerations(blocks, "trainer") == [
+    assert role_tolerations(blocks, "trainer") == [
         {"key": "nvidia.com/gpu", "operator": "Exists"},
         {"key": "t", "operator": "Exists"},
     ]
-    assert tolerations(blocks, "inference") == []
+    assert role_tolerations(blocks, "inference") == []
 
 
 def near(blocks: dict[str, Any], strength: str) -> dict[Role, list[Any]]:
-    return {role: affinity(spec(blocks), "run", role).get("podAffinity", {}).get(strength, []) for role in ROLES}
+    return {role: role_affinity(spec(blocks), "run", role).get("podAffinity", {}).get(strength, []) for role in ROLES}
 
 
 def test_required_topology_of_the_trainer() -> None:
@@ -96,7 +96,7 @@ def test_own_affinity_is_kept_and_added_to() -> None:
         "nodeAffinity": node,
     }
     blocks = spec({"trainer": {"affinity": own}, "placement": {"topology": {"required": "rack"}}})
-    found = affinity(blocks, "run", "trainer")
+    found = role_affinity(blocks, "run", "trainer")
     assert found["podAffinity"][REQUIRED][0] == own["podAffinity"][REQUIRED][0]
     assert [term["topologyKey"] for term in found["podAffinity"][REQUIRED]] == ["zone", "rack"]
     assert found["nodeAffinity"] == node
@@ -104,7 +104,7 @@ def test_own_affinity_is_kept_and_added_to() -> None:
 
 def spread(how: str | None) -> tuple[list[Any], list[Any]]:
     blocks = spec({"placement": {"spreadInference": how}} if how else {})
-    anti = affinity(blocks, "run", "inference").get("podAntiAffinity", {}).get(REQUIRED, [])
+    anti = role_affinity(blocks, "run", "inference").get("podAntiAffinity", {}).get(REQUIRED, [])
     return topology_spread(blocks, "run", "inference"), anti
 
 
@@ -135,10 +135,10 @@ def test_excluded_nodes_are_left_out_of_each_of_the_users_own_terms() -> None:
     terms = [{"matchExpressions": [{"key": "fabric", "operator": "Exists"}]}, {"matchFields": [{"key": "x"}]}]
     blocks = spec({"trainer": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}}})
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("a", "b")]
-    found = affinity(blocks, "run", "trainer", excluded=("a", "b"))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    found = role_affinity(blocks, "run", "trainer", excluded=("a", "b"))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     assert found == [
         {"matchExpressions": terms[0]["matchExpressions"], "matchFields": away},
         {"matchFields": [{"key": "x"}, *away]},
     ]
-    alone = affinity(spec(), "run", "orchestrator", excluded=("a",))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    alone = role_affinity(spec(), "run", "orchestrator", excluded=("a",))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     assert alone == [{"matchFields": away[:1]}]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.render import RunContext, workloads
+from rlrun_operator.render import RunContext, render_workloads
 from tests.unit.operator.build.examples import ON_RECORD, context, example
 from tests.unit.operator.restrictions.pod_security import violations
 
@@ -18,7 +18,8 @@ LOOSENED = {"pod-template"}
 def specs(ctx: RunContext) -> list[dict[str, Any]]:
     """The spec of each role's pods."""
     return [
-        child["spec"] if child["kind"] == "Pod" else child["spec"]["template"]["spec"] for child in workloads(ctx).made
+        child["spec"] if child["kind"] == "Pod" else child["spec"]["template"]["spec"]
+        for child in render_workloads(ctx).existing
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.render import RunContext, workloads
+from rlrun_operator.render import RunContext, render_workloads
 from rlrun_operator.settings import RenderSettings
 from tests.unit.operator.build.examples import container, context, everything, example, of_kind, pods, spec
 
@@ -123,7 +123,7 @@ def test_a_big_model_may_take_an_hour_and_an_unready_engine_is_not_restarted() -
 
 
 def test_workloads_restart_as_their_role_demands() -> None:
-    trainer, inference, orchestrator = workloads(context({"trainer": {"replicas": 2}}))
+    trainer, inference, orchestrator = render_workloads(context({"trainer": {"replicas": 2}}))
     assert (trainer["spec"]["podManagementPolicy"], trainer["spec"]["updateStrategy"]) == (
         "Parallel",
         {"type": "OnDelete"},
@@ -195,7 +195,7 @@ def test_keys_of_trackers_come_from_their_secrets_to_the_orchestrators_container
     )
     found = [
         (inner["name"], variable["name"], variable["valueFrom"]["secretKeyRef"])
-        for made in workloads(ctx).made
+        for made in render_workloads(ctx).existing
         for pod in [made["spec"].get("template", made)["spec"]]
         for inner in [*pod["containers"], *pod["initContainers"]]
         for variable in inner.get("env", ())

@@ -13,11 +13,11 @@ from typing import Any
 from rlrun.protocol.messages import annotations as keys
 from rlrun_operator.decide.engines.scaling import DELETION_COST
 from rlrun_operator.decide.state_machine import decide
-from rlrun_operator.deletion import remembered
+from rlrun_operator.deletion import remember_deletion
 from rlrun_operator.kube.resources import PART_KINDS
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, SPOT_LABEL, Ref, attempt_of
-from rlrun_operator.runtime.cache_fields import slimmed
-from rlrun_operator.runtime.pulse import Pulse, beat
+from rlrun_operator.runtime.cache_fields import slim_object
+from rlrun_operator.runtime.pulse import Pulse, record_beat
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Admission, Annotate, Decision, Disown, Grow, Observed, Refusal, TeamDefaults, Ungrown
 from rlrun_operator.times import rfc3339
@@ -176,7 +176,7 @@ class Kube:
     def _met_again(self, pod: Object) -> Object:
         """As the store keeps it."""
         uid = str(pod["metadata"]["uid"])
-        self._met[uid] = dict(remembered(slimmed(pod), self._met.get(uid)))
+        self._met[uid] = dict(remember_deletion(slim_object(pod), self._met.get(uid)))
         return self._met[uid]
 
     def _gone(self) -> tuple[Object, ...]:
@@ -497,7 +497,7 @@ class Kube:
         before = None
         if self.lease_changed_at is not None and self.lease_moved_at is not None:
             before = Pulse(self.lease_changed_at, self.lease_moved_at)
-        pulse = beat(before, known, lease, self.now)
+        pulse = record_beat(before, known, lease, self.now)
         self.lease_changed_at, self.lease_moved_at = pulse.renewed_at, pulse.moved_at
 
     def answers(self, role: str, *, ready: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlrun_operator.status.admission_limits import limit_was_filled_in, refused
+from rlrun_operator.status.admission_limits import limit_refusal, limit_was_filled_in
 
 INVALID = (
     'Pod "a-orchestrator-1" is invalid: spec.containers[1].resources.requests: Invalid value: "1Gi": '
@@ -35,13 +35,13 @@ INVALID = (
     ],
 )
 def test_a_refusal_has_its_reason_and_its_fix(text: str, reason: str, words: str) -> None:
-    say = refused("trainer", text, "ROLE")
+    say = limit_refusal("trainer", text, "ROLE")
     assert say is not None
     assert (say.reason, text in say.message, words in say.message) == (reason, True, True)
 
 
 def test_other_refusals_are_not_of_limits() -> None:
-    assert refused("trainer", 'violates PodSecurity "restricted:latest"', "ROLE") is None
+    assert limit_refusal("trainer", 'violates PodSecurity "restricted:latest"', "ROLE") is None
 
 
 def test_a_limit_that_a_pod_has_itself_was_not_filled_in() -> None:

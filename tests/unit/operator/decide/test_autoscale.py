@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.protocol.messages.engine_load import EngineLoad, parse_load
-from rlrun_operator.decide.engines.autoscale import FULL, LEAST_STEPS, Choice, Rules, choose
+from rlrun_operator.decide.engines.autoscale import FULL, LEAST_STEPS, Choice, Rules, choose_engines
 
 RULES = Rules(least=1, most=64, target_wait=0.05, stabilization_seconds=60.0)
 PARALLEL = 1000.0
@@ -46,7 +46,7 @@ def course(engines: int, work: float, rules: Rules = RULES, decisions: int = 12)
     """Numbers of engines, one decision after the other, each carried out before the next."""
     numbers = [engines]
     for _ in range(decisions):
-        numbers.append(choose(numbers[-1], measured(numbers[-1], work), rules).engines)
+        numbers.append(choose_engines(numbers[-1], measured(numbers[-1], work), rules).engines)
     return numbers
 
 
@@ -108,7 +108,7 @@ def test_whatever_is_reported_the_bounds_hold_and_nothing_but_a_whole_window_mov
     wanted: int, load: EngineLoad | None, least: int, more: int
 ) -> None:
     rules = Rules(least, least + more, 0.05, 60.0)
-    choice = choose(wanted, load, rules)
+    choice = choose_engines(wanted, load, rules)
     assert rules.least <= choice.engines <= rules.most
     within = rules.least <= wanted <= rules.most
     assert bool(choice.why) == (choice.engines != wanted)
@@ -125,62 +125,62 @@ def test_engines_that_would_have_no_request_are_not_asked_for() -> None:
     """A long answer at the end of each step: another engine would have nothing to do."""
     alone = measured(4, 40.0, requests=3.0)
     assert alone.waited > 0.8
-    assert choose(4, alone, RULES) == Choice(4)
-    assert choose(4, measured(4, 40.0, requests=5.0), RULES).engines == 5
+    assert choose_engines(4, alone, RULES) == Choice(4)
+    assert choose_engines(4, measured(4, 40.0, requests=5.0), RULES).engines == 5
 
 
 def test_a_trainer_that_waits_for_something_else_gets_no_more_engines() -> None:
     """A slow environment, or a step whose engines and trainer take turns: most of the time the engines have nothing to do."""
     turns = measured(4, 8.0).model_copy(update={"waited": 0.5, "busy": 0.5})
-    assert choose(4, turns, RULES) == Choice(4)
-    assert choose(4, turns.model_copy(update={"busy": 0.9}), RULES).engines == 7
+    assert choose_engines(4, turns, RULES) == Choice(4)
+    assert choose_engines(4, turns.model_copy(update={"busy": 0.9}), RULES).engines == 7
 
 
 def test_full_caches_and_queues_keep_engines_that_have_idle_times() -> None:
     idle = measured(8, 2.0)
-    assert choose(8, idle, RULES).engines == 4
-    assert choose(8, idle.model_copy(update={"kv": 0.8}), RULES) == Choice(8)
-    assert choose(8, idle.model_copy(update={"kv": 0.6}), RULES).engines == 6
-    assert choose(8, idle.model_copy(update={"waiting": idle.requests}), RULES) == Choice(8)
+    assert choose_engines(8, idle, RULES).engines == 4
+    assert choose_engines(8, idle.model_copy(update={"kv": 0.8}), RULES) == Choice(8)
+    assert choose_engines(8, idle.model_copy(update={"kv": 0.6}), RULES).engines == 6
+    assert choose_engines(8, idle.model_copy(update={"waiting": idle.requests}), RULES) == Choice(8)
 
 
 @pytest.mark.parametrize(("waited", "engines"), [(0.025, 4), (0.03, 8)])
 def test_number_falls_only_while_the_trainer_waits_for_half_of_the_target(waited: float, engines: int) -> None:
-    assert choose(8, measured(8, 2.0).model_copy(update={"waited": waited}), RULES).engines == engines
+    assert choose_engines(8, measured(8, 2.0).model_copy(update={"waited": waited}), RULES).engines == engines
 
 
 @pytest.mark.parametrize(("idle", "engines"), [(0.15, 20), (0.2, 19)])
 def test_fewer_engines_have_work_for_85_percent_of_their_time(idle: float, engines: int) -> None:
-    assert choose(
+    assert choose_engines(
         20, measured(20, 20 * (1 - idle)).model_copy(update={"idle": idle, "waited": 0.0}), RULES
     ).engines == (engines)
 
 
 @pytest.mark.parametrize(("steps", "engines"), [(1, 4), (2, 2)])
 def test_number_changes_after_two_steps_at_least(steps: int, engines: int) -> None:
-    assert choose(4, measured(4, 1.0).model_copy(update={"steps": steps}), RULES).engines == engines
+    assert choose_engines(4, measured(4, 1.0).model_copy(update={"steps": steps}), RULES).engines == engines
 
 
 @pytest.mark.parametrize(("engines", "wanted"), [(1, 2), (3, 6)])
 def test_number_at_most_doubles_at_once(engines: int, wanted: int) -> None:
-    assert choose(engines, measured(engines, 60.0), RULES).engines == wanted
+    assert choose_engines(engines, measured(engines, 60.0), RULES).engines == wanted
 
 
 def test_engines_that_find_no_node_are_given_up_once_fewer_do() -> None:
-    assert choose(6, measured(4, 12.0), RULES) == Choice(6)
-    assert choose(6, measured(4, 1.5), RULES).engines == 2
+    assert choose_engines(6, measured(4, 12.0), RULES) == Choice(6)
+    assert choose_engines(6, measured(4, 1.5), RULES).engines == 2
 
 
 @pytest.mark.parametrize("work", [1.0, 4.0, 40.0])
 def test_number_stays_while_engines_are_drained(work: float) -> None:
-    assert choose(4, measured(8, work), RULES) == Choice(4)
+    assert choose_engines(4, measured(8, work), RULES) == Choice(4)
 
 
 def test_the_reason_has_the_numbers() -> None:
-    assert choose(2, measured(2, 4.0), RULES).why == (
+    assert choose_engines(2, measured(2, 4.0), RULES).why == (
         "with 2 engines the trainer waited for rollouts 50% of 120 s (target 5%)"
     )
-    assert choose(4, measured(4, 1.0), RULES).why == (
+    assert choose_engines(4, measured(4, 1.0), RULES).why == (
         "4 engines had no request for 75% of 120 s, and the trainer waited for rollouts 0%"
     )
 
@@ -227,7 +227,7 @@ def simulated(rules: Rules, seed: int, steps: int = 300) -> tuple[float, float, 
             requests=50,
             waiting=0,
         )
-        chosen = choose(wanted, load, rules).engines
+        chosen = choose_engines(wanted, load, rules).engines
         if chosen != wanted:
             wanted, until, changes = chosen, now + 30.0, changes + 1
     return waited / now, used / now, changes

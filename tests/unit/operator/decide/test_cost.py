@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.protocol.messages.engine_load import EngineLoad
 from rlrun_operator.decide.cost.split import ATTEMPTS_KEPT, COUNT_SECONDS
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.names import Ref
 from rlrun_operator.reconcile.admissions import stage_of
@@ -409,10 +409,10 @@ def test_a_run_whose_budget_is_spent_holds_no_room_in_the_queue() -> None:
     assert kube.status["phase"] == "Suspended"
     assert (kube.condition("Admitted")["status"], kube.condition("Admitted")["reason"]) == ("False", "NotQueued")
     assert "queue" not in kube.status, "it does not wait for its turn"
-    case = Case(kube.look(), kube.now, kube.settings, "", 0.0)
+    case = RunSnapshot(kube.look(), kube.now, kube.settings, "", 0.0)
     assert stage_of(case) is None
     kube.edit(budget={"gpuHours": 5.0})
-    assert stage_of(Case(kube.look(), kube.now, kube.settings, "", 0.0)) == "waiting"
+    assert stage_of(RunSnapshot(kube.look(), kube.now, kube.settings, "", 0.0)) == "waiting"
     kube.tick()
     kube.tick()
     assert kube.status["phase"] == "Starting"

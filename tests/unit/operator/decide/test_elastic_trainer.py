@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.config.models.parallel import ParallelismConfig, Sizes, sizes
-from rlrun_operator.decide.trainers.choice import Choice, Look, Rules, choose, grow_delay
+from rlrun_operator.decide.trainers.choice import Choice, Look, Rules, choose_size, grow_delay
 from rlrun_operator.names import ROLE_LABEL, Ref
 from rlrun_operator.state import Admission
 from rlrun_operator.times import rfc3339
@@ -128,7 +128,7 @@ def test_sizes_are_those_that_the_layout_divides(
     ],
 )
 def test_the_choice(look: Look, choice: Choice, words: str) -> None:
-    found = choose(look, RULES)
+    found = choose_size(look, RULES)
     assert (found.size, bool(found.why)) == (choice.size, choice.size != look.size)
     assert words in found.why
     assert (choice.waiting_on or "") in (found.waiting_on or "")

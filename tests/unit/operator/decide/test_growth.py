@@ -9,7 +9,7 @@ import pytest
 
 from rlrun_operator.names import RUN_LABEL, SPEC_HASH_ANNOTATION, Ref
 from rlrun_operator.render import spec_hash
-from rlrun_operator.validate_spec import judge
+from rlrun_operator.validate_spec import judge_spec
 from tests.unit.operator.decide.kube import Kube
 from tests.unit.operator.decide.test_shared import a_guest, a_host, tick
 
@@ -261,7 +261,7 @@ def test_an_unbound_claim_grows_when_it_is_bound() -> None:
 def test_the_size_is_no_part_of_what_an_attempt_is_made_from(storage: dict[str, Any] | None) -> None:
     def hashed(storage: dict[str, Any] | None) -> str:
         kube = Kube({"storage": storage} if storage is not None else None)
-        spec = judge(kube.run).spec
+        spec = judge_spec(kube.run).spec
         assert spec is not None
         return spec_hash(spec)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun.api.status import ExcludedNode, RLRunStatus
-from rlrun_operator.failures.node_exclusion import EXCLUDED_SECONDS, NEEDED_AFTER_SECONDS, avoided, used_again
+from rlrun_operator.failures.node_exclusion import EXCLUDED_SECONDS, NEEDED_AFTER_SECONDS, avoided_nodes, used_again
 from rlrun_operator.names import Ref
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import EPOCH, Kube
@@ -110,7 +110,7 @@ def by_name(pod: dict[str, Any]) -> str | None:
     """Pod n of the trainer likes node n; all others have a node of their own."""
     name = pod["metadata"]["name"]
     wanted = [f"node-{name[-1]}", "node-7"] if "-trainer-" in name else ["node-9"]
-    return next((node for node in wanted if node not in avoided(pod)), None)
+    return next((node for node in wanted if node not in avoided_nodes(pod)), None)
 
 
 def started(**spec: Any) -> Kube:

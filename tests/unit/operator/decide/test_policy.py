@@ -8,7 +8,7 @@ import pytest
 
 from rlrun.api.lifecycle import FailurePolicySpec, FailureReason
 from rlrun_operator.failures.detect import Cause, Kind
-from rlrun_operator.failures.policy import Budget, verdict
+from rlrun_operator.failures.policy import Budget, apply_policy
 from rlrun_operator.status import failure_reasons
 from tests.unit.operator.decide.kube import Kube
 
@@ -80,7 +80,7 @@ def test_the_first_rule_that_fits_decides(
     rules: list[Any], happened: Cause, decided: str | None, fails: str | None, counted: bool
 ) -> None:
     policy = FailurePolicySpec.model_validate({"rules": rules})
-    found = verdict(happened, budget=Budget(), policy=policy, random=0.5)
+    found = apply_policy(happened, budget=Budget(), policy=policy, random=0.5)
     assert (found.fails[0] if found.fails else None, found.counted) == (fails, counted)
     assert (found.rule is None) == (decided is None)
     if decided is not None:
@@ -105,7 +105,7 @@ def test_the_first_rule_that_fits_decides(
 )
 def test_nothing_restarts_hot(rules: list[Any], kind: Kind, counted: int, in_a_row: int, waits: float) -> None:
     policy = FailurePolicySpec.model_validate({"rules": rules, "maxRestarts": 5})
-    found = verdict(cause("ExitCode", 1, kind), budget=Budget(counted, in_a_row), policy=policy, random=0.5)
+    found = apply_policy(cause("ExitCode", 1, kind), budget=Budget(counted, in_a_row), policy=policy, random=0.5)
     assert found.wait_seconds == pytest.approx(waits)
 
 
@@ -212,6 +212,7 @@ def test_a_rule_may_name_every_reason_of_a_failure_but_the_operators_own_doing()
 def test_a_volume_that_refuses_is_asked_again_ever_later_and_costs_no_budget() -> None:
     policy = FailurePolicySpec.model_validate({"maxRestarts": 0, "backoff": {"initialSeconds": 10, "maxSeconds": 40}})
     waits = [
-        verdict(cause("StorageError", 10), budget=Budget(without_step=n), policy=policy, random=0.5) for n in range(5)
+        apply_policy(cause("StorageError", 10), budget=Budget(without_step=n), policy=policy, random=0.5)
+        for n in range(5)
     ]
     assert [(w.fails, w.wait_seconds) for w in waits] == [(None, seconds) for seconds in (0, 10, 20, 40, 40)]

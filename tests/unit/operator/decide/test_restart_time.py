@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.api.status import COUNT_MAX, RestartStatus
 from rlrun.protocol.messages.start_times import RESTART_PHASES, start_text
-from rlrun_operator.status.restart_time import BUDGETS, Look, after
+from rlrun_operator.status.restart_time import BUDGETS, Look, restart_after
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import Kube
 
@@ -30,7 +30,7 @@ SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}}
 def walk(*looks: tuple[float, Look]) -> RestartStatus | None:
     past: RestartStatus | None = None
     for seconds, look in looks:
-        past = after(past, look, NOW + seconds)
+        past = restart_after(past, look, NOW + seconds)
     return past
 
 
@@ -73,8 +73,8 @@ def test_a_restart_that_comes_to_nothing_leaves_no_record(look: Look) -> None:
 
 def test_a_whole_record_stays_until_the_next_restart() -> None:
     past = walk((0, FAILED), (5, UP), (30, TRAINED))
-    assert after(past, replace(UP, over=True), NOW + 99) is past
-    again = after(past, replace(FAILED, attempt=2), NOW + 100)
+    assert restart_after(past, replace(UP, over=True), NOW + 99) is past
+    again = restart_after(past, replace(FAILED, attempt=2), NOW + 100)
     assert again is not None
     assert (again.since, again.seconds, again.total_seconds) == (rfc3339(NOW + 100), {}, None)
 
@@ -90,8 +90,8 @@ def test_a_phase_beyond_its_budget_is_told_with_its_usual_cause() -> None:
     assert present is not None
     assert present.slow is not None
     assert present.slow.startswith("containers takes more than 300 s: images that the nodes did not have")
-    assert after(present, PLACED, NOW + 500) == present  # nothing in it changes all the time
-    whole = after(after(present, UP, NOW + 402), TRAINED, NOW + 450)
+    assert restart_after(present, PLACED, NOW + 500) == present  # nothing in it changes all the time
+    whole = restart_after(restart_after(present, UP, NOW + 402), TRAINED, NOW + 450)
     assert whole is not None
     assert whole.slow is not None
     assert whole.slow.startswith("containers took 400 s of 300 s: images")
@@ -99,7 +99,7 @@ def test_a_phase_beyond_its_budget_is_told_with_its_usual_cause() -> None:
 
 def test_a_record_that_somebody_else_wrote_does_no_harm() -> None:
     hostile = RestartStatus(since="soon", seconds={"mine": 5, "ending": COUNT_MAX, "waiting": COUNT_MAX})
-    whole = after(hostile, TRAINED, NOW)
+    whole = restart_after(hostile, TRAINED, NOW)
     assert whole is not None
     assert "mine" not in whole.seconds
     assert whole.total_seconds == COUNT_MAX

@@ -22,7 +22,7 @@ from rlrun_operator.reconcile import watch
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.runtime.watch_health import Stream, Watches
-from rlrun_operator.validate_spec import judge
+from rlrun_operator.validate_spec import judge_spec
 
 NAMESPACE = "team-a"
 RUNS = RLRUN.path(NAMESPACE)
@@ -166,13 +166,14 @@ async def test_a_deep_object_is_known_and_refused_and_hurts_nobody(levels: int) 
         await wire.events.put(event("DELETED", run("hostile", 9, b'{"y":%s}' % deep(levels))))
         found = seen.store.get(RLRUN.kind, NAMESPACE, "hostile")
         assert found is not None
-        said = judge(found | {"apiVersion": RLRUN.api_version})
+        said = judge_spec(found | {"apiVersion": RLRUN.api_version})
         assert said.spec is None
         assert "environments[0].args: nested" in said.problems
         assert "at most 32 are allowed: flatten it" in said.problems
         await seen.until(lambda: seen.store.get(RLRUN.kind, NAMESPACE, "hostile") is None)
         assert (
-            judge(seen.store.get(RLRUN.kind, NAMESPACE, "young") | {"apiVersion": RLRUN.api_version}).spec is not None
+            judge_spec(seen.store.get(RLRUN.kind, NAMESPACE, "young") | {"apiVersion": RLRUN.api_version}).spec
+            is not None
         )
         assert not seen.watcher.has_ended()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.managed_fields import edits, held, unheld
+from rlrun_operator.managed_fields import foreign_edits, held_fields, unheld_fields
 
 LABELS = {"app.kubernetes.io/name": "rlrun", "rlrun.io/run": "a"}
 SERVICE: dict[str, Any] = {
@@ -53,7 +53,7 @@ def without(*path: str) -> dict[str, Any]:
 
 
 def test_what_nobody_has_touched_is_held_whatever_others_add() -> None:
-    assert unheld(held(found(FIELDS)), SERVICE) == []
+    assert unheld_fields(held_fields(found(FIELDS)), SERVICE) == []
 
 
 @pytest.mark.parametrize(
@@ -71,29 +71,29 @@ def test_a_field_that_somebody_took_or_removed_is_told_by_its_path(path: tuple[s
     fields = without(*path)
     if path[-1].startswith("k:"):
         fields["f:spec"].pop("f:ports")  # the last item takes the list with it
-    assert unheld(held(found(fields)), SERVICE) == [told]
+    assert unheld_fields(held_fields(found(fields)), SERVICE) == [told]
 
 
 def test_an_item_of_a_list_that_became_another_one_is_told() -> None:
     fields = copy.deepcopy(FIELDS)
     fields["f:spec"]["f:ports"] = {'k:{"port":1,"protocol":"TCP"}': {".": {}, "f:name": {}}}
-    assert unheld(held(found(fields)), SERVICE) == ["spec.ports[0]"]
+    assert unheld_fields(held_fields(found(fields)), SERVICE) == ["spec.ports[0]"]
 
 
 def test_items_of_a_set_are_compared_by_value() -> None:
     manifest = {"kind": "X", "metadata": {}, "finalizers": ["a", "b"]}
     fields = {"f:finalizers": {'v:"a"': {}}}
-    assert unheld(held(found(fields)), manifest) == ["finalizers[1]"]
+    assert unheld_fields(held_fields(found(fields)), manifest) == ["finalizers[1]"]
 
 
 @pytest.mark.parametrize("entry", [{"manager": "helm"}, {"operation": "Update"}, {"subresource": "status"}])
 def test_entries_of_others_and_of_the_status_are_none_of_the_operators(entry: dict[str, Any]) -> None:
-    assert held(found(FIELDS, **entry)) == "null"
-    assert "spec" in unheld("null", SERVICE)
+    assert held_fields(found(FIELDS, **entry)) == "null"
+    assert "spec" in unheld_fields("null", SERVICE)
 
 
 def test_the_objects_of_all_runs_share_one_text() -> None:
-    assert held(found(FIELDS, uid="u-1")) is held(found(FIELDS, uid="u-2"))
+    assert held_fields(found(FIELDS, uid="u-1")) is held_fields(found(FIELDS, uid="u-2"))
 
 
 def test_an_item_is_found_by_keys_that_the_api_server_fills_in() -> None:
@@ -101,7 +101,7 @@ def test_an_item_is_found_by_keys_that_the_api_server_fills_in() -> None:
     del manifest["spec"]["ports"][0]["protocol"]
     fields = copy.deepcopy(FIELDS)
     del fields["f:spec"]["f:ports"]['k:{"port":29600,"protocol":"TCP"}']["f:protocol"]
-    assert unheld(held(found(fields)), manifest) == []
+    assert unheld_fields(held_fields(found(fields)), manifest) == []
 
 
 CONTAINER = {"name": "engine", "image": "evil:1", "env": [{"name": "TOKEN", "value": "secret"}]}
@@ -126,7 +126,7 @@ def edited(**entry: Any) -> dict[str, Any]:
 
 
 def test_edits_of_others_have_manager_and_value_and_show_no_value_of_the_environment() -> None:
-    seen = edits(edited())
+    seen = foreign_edits(edited())
     assert seen["spec.containers[1].image"] == ("kubectl-set", "evil:1")
     assert seen["spec.replicas"] == ("kubectl-set", "3")
     assert seen["spec.containers[1].env[0].value"] == ("kubectl-set", "")
@@ -135,11 +135,11 @@ def test_edits_of_others_have_manager_and_value_and_show_no_value_of_the_environ
 
 @pytest.mark.parametrize("entry", [{"manager": "rlrun-operator"}, {"subresource": "status"}])
 def test_own_scaling_and_the_status_are_no_edits(entry: dict[str, Any]) -> None:
-    assert "spec.replicas" not in edits(edited(**entry))
+    assert "spec.replicas" not in foreign_edits(edited(**entry))
 
 
 def test_an_autoscaler_is_seen_by_the_subresource() -> None:
-    found = edits(
+    found = foreign_edits(
         edited(manager="kube-controller-manager", subresource="scale", fieldsV1={"f:spec": {"f:replicas": {}}})
     )
     assert found["spec.replicas"] == ("kube-controller-manager", "3")
@@ -148,4 +148,4 @@ def test_an_autoscaler_is_seen_by_the_subresource() -> None:
 def test_an_object_of_another_controller_has_no_edits() -> None:
     manifest = edited()
     manifest["metadata"]["managedFields"] = manifest["metadata"]["managedFields"][-1:]
-    assert edits(manifest) == {}
+    assert foreign_edits(manifest) == {}

@@ -121,7 +121,7 @@ class RulesApi(FakeApi):
 
 async def test_a_missing_crd_is_told_with_the_command_that_installs_it() -> None:
     async with serving(RulesApi(rules(), crd=False)) as client:
-        (problem,) = await preflight.problems(client, ["team-a"], "rl-system")
+        (problem,) = await preflight.find_problems(client, ["team-a"], "rl-system")
     assert "rlruns.rlrun.io/v1alpha1" in problem
     assert "helm install rlrun-crds charts/rlrun-crds" in problem
 
@@ -130,7 +130,7 @@ async def test_missing_rights_are_told_by_verb_resource_and_namespace() -> None:
     granted = [rule for rule in rules() if rule["resources"] not in (["deployments"], ["rlruns/status"])]
     granted.append({"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "list", "watch"]})
     async with serving(RulesApi(granted)) as client:
-        found = await preflight.problems(client, ["team-a"], "rl-system")
+        found = await preflight.find_problems(client, ["team-a"], "rl-system")
     assert len(found) == 2
     assert any("create, patch, delete deployments.apps in namespace team-a" in problem for problem in found)
     assert any("patch rlruns/status.rlrun.io in namespace team-a" in problem for problem in found)
@@ -138,10 +138,12 @@ async def test_missing_rights_are_told_by_verb_resource_and_namespace() -> None:
 
 async def test_enough_rights_are_enough() -> None:
     async with serving(RulesApi(rules())) as client:
-        assert await preflight.problems(client, [], "rl-system") == []
+        assert await preflight.find_problems(client, [], "rl-system") == []
     everything = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
-    assert preflight.lacking(everything) == []
-    assert preflight.lacking([everything[0] | {"resourceNames": ["one"]}]), "a right on one object is not the right"
+    assert preflight.missing_rights(everything) == []
+    assert preflight.missing_rights([everything[0] | {"resourceNames": ["one"]}]), (
+        "a right on one object is not the right"
+    )
 
 
 async def get(port: int, path: str) -> tuple[int, str]:
@@ -159,7 +161,7 @@ async def test_health_tells_what_is_wrong(unused_port: int) -> None:
         stands_by=lambda: state["leader"],
         not_ready=lambda: state["missing"],
     )
-    site = await health.serve(answers, CollectorRegistry(), unused_port)
+    site = await health.serve_health(answers, CollectorRegistry(), unused_port)
     try:
         assert await get(unused_port, "/livez") == (200, "ok\n")
         assert await get(unused_port, "/readyz") == (200, "ok\n")
@@ -206,7 +208,7 @@ def test_an_unexpected_error_is_one_line_that_says_where(capsys: pytest.CaptureF
             try:
                 json.loads("{\n")
             except ValueError as error:
-                logging.getLogger("x").exception("run a: unexpected %s", log_setup.where(error))
+                logging.getLogger("x").exception("run a: unexpected %s", log_setup.describe_exception(error))
             (line,) = capsys.readouterr().err.splitlines()
             assert "JSONDecodeError" in line
             assert "decoder.py:" in line
@@ -274,14 +276,14 @@ async def test_check_of_a_working_installation_finds_nothing() -> None:
     api = RulesApi(rules())
     sleep = with_lease(api, renewed=True)
     async with serving(api) as client:
-        assert await installation_check.faults(client, INSTALLED, sleep=sleep) == []
+        assert await installation_check.find_faults(client, INSTALLED, sleep=sleep) == []
 
 
 async def test_check_finds_an_operator_that_does_not_lead() -> None:
     api = RulesApi(rules())
     sleep = with_lease(api, renewed=False)
     async with serving(api) as client:
-        (fault,) = await installation_check.faults(client, INSTALLED, sleep=sleep)
+        (fault,) = await installation_check.find_faults(client, INSTALLED, sleep=sleep)
     assert "Lease rl-system/rlrun-operator was not renewed within 10 s" in fault
     assert "kubectl -n rl-system logs deployment/rlrun-operator" in fault
 
@@ -289,6 +291,6 @@ async def test_check_finds_an_operator_that_does_not_lead() -> None:
 async def test_check_finds_a_missing_right_and_a_missing_operator() -> None:
     granted = [rule for rule in rules() if rule["resources"] != ["rlruns/status"]]
     async with serving(RulesApi(granted)) as client:
-        right, lease = await installation_check.faults(client, INSTALLED)
+        right, lease = await installation_check.find_faults(client, INSTALLED)
     assert "patch rlruns/status.rlrun.io in namespace team-a" in right
     assert "does not exist, so no operator of this release leads" in lease

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.kube.json_reader import LEVELS_MAX, UnreadableError, parsed, shallow
+from rlrun_operator.kube.json_reader import LEVELS_MAX, UnreadableError, flatten_json, parse_json
 
 
 def nested(levels: int, kind: str) -> bytes:
@@ -21,7 +21,7 @@ def nested(levels: int, kind: str) -> bytes:
 @pytest.mark.parametrize("levels", [1, LEVELS_MAX, 150, 300, 3000, 200_000])
 def test_the_rest_of_a_document_is_read_however_deep_a_part_is(levels: int, kind: str) -> None:
     raw = b'{"metadata":{"name":"hostile"},"spec":{"x":' + nested(levels, kind) + b',"y":[1,2]},"z":"]}{["}'
-    found = parsed(raw)
+    found = parse_json(raw)
     assert found["metadata"] == {"name": "hostile"}
     assert (found["spec"]["y"], found["z"]) == ([1, 2], "]}{[")
 
@@ -38,8 +38,8 @@ def test_what_is_not_too_deep_is_not_touched() -> None:
     for _ in range(300):
         value = tree(9)
         raw = json.dumps(value).encode()
-        assert shallow(raw, 10) == raw
-        cut = json.loads(shallow(raw, 3))
+        assert flatten_json(raw, 10) == raw
+        cut = json.loads(flatten_json(raw, 3))
         assert cut == pruned(value, 3)
 
 
@@ -56,4 +56,4 @@ def pruned(value: Any, levels: int) -> Any:
 @pytest.mark.parametrize("raw", [b"", b"{", b'{"a":', b"[1,]", b"nonsense", b"]" * 500, b"[" * 500, b'"' + b"[" * 500])
 def test_what_is_no_json_is_an_error_and_not_an_empty_object(raw: bytes) -> None:
     with pytest.raises(UnreadableError, match="no JSON"):
-        parsed(raw)
+        parse_json(raw)

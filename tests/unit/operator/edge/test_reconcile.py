@@ -16,7 +16,7 @@ from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.names import Names, Ref
 from rlrun_operator.reconcile.apply import ACT_SECONDS
 from rlrun_operator.reconcile.observe import LookUps
-from rlrun_operator.reconcile.reconciler import Outside, Reconciler, merge_patch
+from rlrun_operator.reconcile.reconciler import Dependencies, Reconciler, merge_patch
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
@@ -34,7 +34,7 @@ from rlrun_operator.state import (
     progress_seconds,
 )
 from rlrun_operator.status.progress import HEARTBEAT_SECONDS
-from rlrun_operator.validate_spec import judge
+from rlrun_operator.validate_spec import judge_spec
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
 
 RUN = "/apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a"
@@ -79,7 +79,7 @@ class Bench:
         clock = lambda: self.time  # noqa: E731
         self.reconciler = Reconciler(
             decide=decide,
-            outside=Outside(
+            outside=Dependencies(
                 client=client,
                 store=self.store,
                 look_ups=LookUps(client, read_nodes=True, clock=clock),
@@ -879,7 +879,7 @@ async def test_what_an_attempt_has_lost_and_may_not_have_again_keeps_neither_its
 async def test_a_run_that_is_gone_is_forgotten_without_a_word() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"valid": bool(judge(observed.run).spec)}))
+        bench = Bench(api, client, lambda observed: Decision(status={"valid": bool(judge_spec(observed.run).spec)}))
         del api.objects[RUN]  # deleted; the watch has not told yet
         await bench.go()
         assert KEY in judging._remembered

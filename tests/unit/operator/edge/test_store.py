@@ -9,9 +9,9 @@ import pytest
 from rlrun.api.status import UNSERVED
 from rlrun_operator.deletion import first_asked_at
 from rlrun_operator.names import SPOT_LABEL
-from rlrun_operator.reconcile.observe import observe
+from rlrun_operator.reconcile.observe import observe_run
 from rlrun_operator.runtime.cache import SPOT_KEPT, Store
-from rlrun_operator.runtime.cache_fields import slimmed
+from rlrun_operator.runtime.cache_fields import slim_object
 from rlrun_operator.times import seconds_of
 
 
@@ -248,7 +248,7 @@ def test_of_a_pod_only_what_decisions_read_is_kept() -> None:
     }
     state = {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}, "containerID": "c", "restartCount": 0}
     pod["status"] = {"phase": "Pending", "podIPs": [{"ip": "1"}], "containerStatuses": [state]}
-    slim = slimmed(pod)
+    slim = slim_object(pod)
     assert slim["metadata"]["annotations"] == {"rlrun.io/x": "1"}
     assert "managedFields" not in slim["metadata"]
     assert slim["spec"] == {
@@ -308,7 +308,7 @@ def test_a_guest_is_observed_with_its_host_the_hosts_claim_and_all_guests() -> N
     store.put(a_run("one", 2, "host"), 0.0)
     store.put(a_run("two", 3, "host"), 0.0)
     store.put(make("PersistentVolumeClaim", "host-data", 4, run="host"), 0.0)
-    guest, host = observe(store, ("ns", "one")), observe(store, ("ns", "host"))
+    guest, host = observe_run(store, ("ns", "one")), observe_run(store, ("ns", "host"))
     assert guest is not None
     assert host is not None
     assert guest.host is not None

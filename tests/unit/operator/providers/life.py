@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from rlrun_operator.decide.snapshot import Case
-from rlrun_operator.providers import Create, Edit, Flavor, PutStatus, Step, Subject, step
+from rlrun_operator.decide.snapshot import RunSnapshot
+from rlrun_operator.providers import Create, Edit, Flavor, PutStatus, Step, Subject, next_step
 from rlrun_operator.reconcile.kueue_queue import sets_of, subject_of
 from tests.sim.cluster.api import merged
 from tests.support.kueue import StandIn, judge, may_have_pods
@@ -55,13 +55,13 @@ class Life:
 
     def subject(self) -> Subject:
         """The run as Kueue's edge sees it."""
-        case = Case(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
+        case = RunSnapshot(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
         sets = sets_of(case, case.spec) if case.spec is not None else ()
         return subject_of(case, self.queue, sets)
 
     def step(self) -> Step:
         """The next step, without doing it."""
-        return step(self.subject(), self.workload, flavors=FLAVORS, now=self.kube.now)
+        return next_step(self.subject(), self.workload, flavors=FLAVORS, now=self.kube.now)
 
     def pass_(self) -> bool:
         """One pass of the operator; returns whether it wrote anything."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.providers import Create, Edit, Flavor, Priority, PutStatus, Remove, Step, Subject, step
+from rlrun_operator.providers import Create, Edit, Flavor, Priority, PutStatus, Remove, Step, Subject, next_step
 from rlrun_operator.providers import workload as objects
 from rlrun_operator.providers.words import REASONS
 from tests.support.kueue import RefusedError, StandIn, condition, is_true, judge
@@ -38,7 +38,7 @@ def admitted(run: Subject = WAITS, kueue: StandIn = KUEUE) -> Json:
 
 
 def ask(run: Subject, workload: Json | None) -> Step:
-    return step(run, workload, flavors=FLAVORS, now=NOW)
+    return next_step(run, workload, flavors=FLAVORS, now=NOW)
 
 
 def after(run: Subject, workload: Json) -> Json:

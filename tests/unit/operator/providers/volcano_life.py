@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.providers import Create, Edit, Step, Subject, volcano
 from rlrun_operator.reconcile.kueue_queue import subject_of
 from rlrun_operator.reconcile.volcano_queue import members_of
@@ -42,14 +42,14 @@ class Life:
 
     def subject(self) -> Subject:
         """The run as Volcano's edge sees it."""
-        case = Case(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
+        case = RunSnapshot(self.kube.look(), self.kube.now, self.kube.settings, "", 0.0)
         return subject_of(case, self.queue, members_of(case, case.spec) if case.spec is not None else ())
 
     def step(self) -> Step:
         """The next step, without doing it."""
         waits = self.volcano.rooms == 0
         queue = volcano.QueueState(self.queue in self.volcano.queues, self.volcano.queues.get(self.queue, ""))
-        return volcano.step(self.subject(), self.group, queue=queue, told=OVERUSED if waits else "")
+        return volcano.next_step(self.subject(), self.group, queue=queue, told=OVERUSED if waits else "")
 
     def pass_(self) -> bool:
         """One pass of the operator; returns whether it wrote anything."""

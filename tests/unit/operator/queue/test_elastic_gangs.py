@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from rlrun_operator.names import Role
-from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.admit import admit_runs
 from rlrun_operator.queue.gang import gang_of, held_pods
-from rlrun_operator.queue.holding import remaining
+from rlrun_operator.queue.holding import pods_without_node
 from rlrun_operator.queue.model import (
     Applicant,
     Capacity,
@@ -21,7 +21,7 @@ from rlrun_operator.queue.model import (
     Verdict,
 )
 from rlrun_operator.queue.quota import Quota
-from rlrun_operator.render import spot_deployment, workloads
+from rlrun_operator.render import render_workloads, spot_deployment
 from tests.unit.operator.build.examples import context
 
 GPU = "nvidia.com/gpu"
@@ -45,7 +45,7 @@ def run(uid: str = "a", stage: Stage = "waiting", trainers: int = 4, placed: int
 
 
 def verdicts(*runs: Applicant, on: int, state: QueueState | None = None, now: float = 0.0) -> dict[str, Verdict]:
-    return dict(admit(runs, nodes(on), RULES, state or QueueState(), now).verdicts)
+    return dict(admit_runs(runs, nodes(on), RULES, state or QueueState(), now).verdicts)
 
 
 def test_it_is_admitted_with_all_pods_where_they_fit_and_else_with_as_many_as_do() -> None:
@@ -57,22 +57,22 @@ def test_it_is_admitted_with_all_pods_where_they_fit_and_else_with_as_many_as_do
 
 
 def test_what_it_was_given_is_remembered_until_it_is_on_record() -> None:
-    first = admit([run()], nodes(3), RULES, QueueState(), 0.0)
-    again = admit([run(), run("b")], nodes(5), RULES, first.state, 1.0)
+    first = admit_runs([run()], nodes(3), RULES, QueueState(), 0.0)
+    again = admit_runs([run(), run("b")], nodes(5), RULES, first.state, 1.0)
     assert (again.verdicts["a"].room, again.verdicts["b"].room) == (3, 2)
-    recorded = admit([run(stage="holding", trainers=3, placed=3)], nodes(5), RULES, again.state, 2.0)
+    recorded = admit_runs([run(stage="holding", trainers=3, placed=3)], nodes(5), RULES, again.state, 2.0)
     assert recorded.state.sized == {}
 
 
 def test_it_is_not_released_while_enough_of_its_pods_have_nodes() -> None:
     state, holds = QueueState(), run(stage="holding", placed=3)
     for now in (0.0, 100.0, 1000.0):
-        plan = admit([holds], nodes(3), RULES, state, now)
+        plan = admit_runs([holds], nodes(3), RULES, state, now)
         state = plan.state
         assert plan.verdicts["a"].admitted
     fixed = replace(holds, gang=(PodSet("trainer", 4, {GPU: 8.0}),), sizes=())
-    state = admit([fixed], nodes(3), RULES, QueueState(), 0.0).state
-    assert admit([fixed], nodes(3), RULES, state, 100.0).verdicts["a"].reason == "Released"
+    state = admit_runs([fixed], nodes(3), RULES, QueueState(), 0.0).state
+    assert admit_runs([fixed], nodes(3), RULES, state, 100.0).verdicts["a"].reason == "Released"
 
 
 def test_more_room_is_told_only_while_nobody_waits_for_it_and_to_one_run_alone() -> None:
@@ -93,8 +93,8 @@ def test_more_room_is_told_only_while_nobody_waits_for_it_and_to_one_run_alone()
 
 def test_where_nothing_is_known_nothing_is_told_but_that_another_run_waits() -> None:
     small = run(stage="holding", trainers=2, placed=2)
-    alone = admit([small], None, RULES, QueueState(), 0.0).verdicts["a"]
-    beside = admit([small, run("b", placed=0), run("c")], None, RULES, QueueState(), 0.0).verdicts["a"]
+    alone = admit_runs([small], None, RULES, QueueState(), 0.0).verdicts["a"]
+    beside = admit_runs([small, run("b", placed=0), run("c")], None, RULES, QueueState(), 0.0).verdicts["a"]
     assert (alone.room, beside.room) == (None, 2)
 
 
@@ -119,14 +119,14 @@ def leaving(uid: str, *on: int) -> Applicant:
 
 
 def test_it_waits_for_runs_that_leave_where_more_of_its_pods_fit_then() -> None:
-    first = admit([leaving("b", 2, 3), run()], nodes(4), RULES, QueueState(), 0.0)
+    first = admit_runs([leaving("b", 2, 3), run()], nodes(4), RULES, QueueState(), 0.0)
     told = first.verdicts["a"]
     assert (told.admitted, told.reason) == (False, "WaitingForTurn")
     assert "4 fit when the runs that leave are gone" in told.message
-    half = admit([leaving("b", 3), run(), run("c", since=5.0)], nodes(4), RULES, first.state, 1.0)
+    half = admit_runs([leaving("b", 3), run(), run("c", since=5.0)], nodes(4), RULES, first.state, 1.0)
     assert not half.verdicts["a"].admitted, "its pods do not go at the same moment"
     assert not half.verdicts["c"].admitted, "the room is kept for the run that waits for it"
-    gone = admit([run(), run("c", since=5.0)], nodes(4), RULES, half.state, 2.0)
+    gone = admit_runs([run(), run("c", since=5.0)], nodes(4), RULES, half.state, 2.0)
     assert (gone.verdicts["a"].admitted, gone.verdicts["a"].room) == (True, None)
     assert gone.state.patient == {}
 
@@ -134,12 +134,12 @@ def test_it_waits_for_runs_that_leave_where_more_of_its_pods_fit_then() -> None:
 def test_it_waits_for_a_run_that_never_leaves_only_as_long_as_for_victims() -> None:
     state = QueueState()
     for now in (0.0, RULES.leave_seconds - 1.0):
-        plan = admit([leaving("b", 2, 3), run()], nodes(4), RULES, state, now)
+        plan = admit_runs([leaving("b", 2, 3), run()], nodes(4), RULES, state, now)
         state = plan.state
         assert not plan.verdicts["a"].admitted
-    late = admit([leaving("b", 2, 3), run()], nodes(4), RULES, state, RULES.leave_seconds).verdicts["a"]
+    late = admit_runs([leaving("b", 2, 3), run()], nodes(4), RULES, state, RULES.leave_seconds).verdicts["a"]
     assert (late.admitted, late.room) == (True, 2)
-    elsewhere = admit([leaving("b", 7), run()], nodes(3), RULES, QueueState(), 0.0).verdicts["a"]
+    elsewhere = admit_runs([leaving("b", 7), run()], nodes(3), RULES, QueueState(), 0.0).verdicts["a"]
     assert (elsewhere.admitted, elsewhere.room) == (True, 3), "on a node that is gone"
 
 
@@ -147,13 +147,13 @@ def test_it_does_not_grow_into_room_that_its_quota_does_not_give() -> None:
     small = run(stage="holding", trainers=2, placed=2)
     for hard, room in ((32.0, 4), (31.0, 3), (23.0, 2)):
         quota = Quota("team", {f"requests.{GPU}": hard}, {f"requests.{GPU}": 16.0})
-        plan = admit([small], nodes(4), RULES, QueueState(), 0.0, quotas={"team": [quota]})
+        plan = admit_runs([small], nodes(4), RULES, QueueState(), 0.0, quotas={"team": [quota]})
         assert plan.verdicts["a"].room == room, hard
 
 
 def test_spot_engines_are_charged_where_they_are_and_never_waited_for() -> None:
     ctx = context({"inference": {"replicas": 4, "spot": {"share": 0.5, "nodeSelector": {"capacity": "spot"}}}})
-    gang = gang_of(workloads(ctx).made, engines_needed=1)
+    gang = gang_of(render_workloads(ctx).existing, engines_needed=1)
     assert {pods.role: (pods.count, pods.least) for pods in gang}["inference"] == (2, 1)
     template = spot_deployment(ctx)
     assert template is not None
@@ -164,5 +164,5 @@ def test_spot_engines_are_charged_where_they_are_and_never_waited_for() -> None:
     assert [(pod.node, pod.spot) for pod in held] == [(None, True), ("spot-1", True)]
     engine = HeldPod("inference", "node-1", {GPU: 1.0})
     gang = (PodSet("inference", 2, {GPU: 1.0}, least=2),)
-    missing = remaining(Applicant("a", "team", "a", gang, "holding", 0.0, pods=(*held, engine)))
+    missing = pods_without_node(Applicant("a", "team", "a", gang, "holding", 0.0, pods=(*held, engine)))
     assert [pods.count for pods in missing] == [1], "a spot engine stands for none of the gang"

@@ -9,7 +9,7 @@ import pytest
 
 from rlrun_operator.names import Role
 from rlrun_operator.node_fit import obstacle_between, requests_of
-from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.admit import admit_runs
 from rlrun_operator.queue.gang import gang_of
 from rlrun_operator.queue.model import (
     Applicant,
@@ -48,7 +48,7 @@ def holds(name: str, on: str, gpus: float, **more: Any) -> Applicant:
 
 
 def plan(*runs: Applicant, rooms: tuple[Room, ...], rules: QueueRules = RULES, state: QueueState | None = None) -> Plan:
-    return admit(runs, Capacity(rooms), rules, state or QueueState(), NOW)
+    return admit_runs(runs, Capacity(rooms), rules, state or QueueState(), NOW)
 
 
 def limited(*runs: Applicant, state: QueueState | None = None, **quota: float) -> Plan:
@@ -56,7 +56,7 @@ def limited(*runs: Applicant, state: QueueState | None = None, **quota: float) -
     used = {f"requests.{GPU}": quota.pop("used", 0.0)}
     team = Quota("team", {f"requests.{GPU}": quota.pop("hard")}, used)
     rooms = Capacity(tuple(room(f"node-{i}") for i in range(4)))
-    return admit(runs, rooms, RULES, state or QueueState(), NOW, quotas={"team-a": [team]})
+    return admit_runs(runs, rooms, RULES, state or QueueState(), NOW, quotas={"team-a": [team]})
 
 
 def test_a_quota_that_two_runs_share_admits_the_first_and_tells_the_second() -> None:
@@ -237,7 +237,7 @@ def test_an_admission_that_nobody_takes_goes_to_the_next() -> None:
     rooms, runs = (room("node-1"),), (run("a", pods(1, 8), since=0.0), run("b", pods(1, 8)))
     first = plan(*runs, rooms=rooms)
     assert first.verdicts["a"].admitted
-    later = admit(runs, Capacity(rooms), RULES, first.state, NOW + 121)
+    later = admit_runs(runs, Capacity(rooms), RULES, first.state, NOW + 121)
     assert (later.verdicts["a"].reason, later.verdicts["b"].admitted) == ("BackingOff", True)
 
 

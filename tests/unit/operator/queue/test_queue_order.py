@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.admit import admit_runs
 from rlrun_operator.queue.model import Applicant, Capacity, HeldPod, PodSet, QueueRules, QueueState, Reservation, Room
 from tests.unit.operator.queue.test_queue_core import GPU, NOW, RULES, holds, plan, pods, room, run
 
@@ -109,7 +109,7 @@ def test_without_known_capacity_the_next_run_starts_when_all_pods_have_nodes() -
     first, next_one = run("a", pods(2, 8), stage="holding"), run("b", pods(1, 8))
     bound = HeldPod("trainer", "node-1", {GPU: 8})
     for placed, starts in (((bound,), False), ((bound, replace(bound, node=None)), False), ((bound, bound), True)):
-        found = admit([replace(first, pods=placed), next_one], None, RULES, QueueState(), NOW).verdicts
+        found = admit_runs([replace(first, pods=placed), next_one], None, RULES, QueueState(), NOW).verdicts
         assert found["b"].admitted is starts
 
 
@@ -120,7 +120,7 @@ def test_pods_that_end_hold_their_room() -> None:
 
 def test_engines_and_trainers_are_packed_so_that_whole_nodes_stay_free() -> None:
     rooms = (room("node-1"), room("node-2", others=4))
-    found = admit(
+    found = admit_runs(
         [run("a", pods(1, 4)), run("b", pods(1, 8), since=NOW + 1)], Capacity(rooms), RULES, QueueState(), NOW
     )
     assert all(verdict.admitted for verdict in found.verdicts.values())

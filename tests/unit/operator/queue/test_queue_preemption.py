@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.admit import admit_runs
 from rlrun_operator.queue.model import Capacity, HeldPod, Plan, QueueRules, QueueState
 from tests.unit.operator.queue.test_queue_core import GPU, NOW, RULES, holds, plan, pods, room, run
 
@@ -142,11 +142,11 @@ def test_room_is_kept_for_reserve_seconds_and_then_given_to_others_for_as_long()
     held, big = holds("x", "node-1", 4), run("big", pods(1, 8), since=NOW - 1000)
     small, state = run("small", pods(1, 4)), QueueState()
     for seconds, starts, keeps in ((0, False, True), (999, False, True), (1000, True, False)):
-        found = admit([held, big, small], Capacity(NODE), KEEPS, state, NOW + seconds)
+        found = admit_runs([held, big, small], Capacity(NODE), KEEPS, state, NOW + seconds)
         state = found.state
         assert (found.verdicts["small"].admitted, state.reservation is not None) == (starts, keeps)
     for seconds, keeps in ((1999, False), (2000, True)):
-        state = admit([held, big], Capacity(NODE), KEEPS, state, NOW + seconds).state
+        state = admit_runs([held, big], Capacity(NODE), KEEPS, state, NOW + seconds).state
         assert (state.reservation is not None) is keeps
 
 

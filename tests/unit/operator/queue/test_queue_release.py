@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.queue.admit import admit
+from rlrun_operator.queue.admit import admit_runs
 from rlrun_operator.queue.model import Applicant, Capacity, Plan, QueueState
 from tests.unit.operator.queue.test_queue_core import NOW, RULES, holds, plan, pods, room, run
 
@@ -46,7 +46,7 @@ def test_release_takes_one_run_at_a_time_and_the_last_in_rank_first(
     late = QueueState(lacking={"a": NOW - 5000, "b": NOW - 5000})
     found = plan(*runs, rooms=FULL, state=late)
     assert released(found) == ["b"]
-    next_pass = admit([runs[0], replace(runs[1], stage="leaving")], Capacity(FULL), RULES, found.state, NOW + 1)
+    next_pass = admit_runs([runs[0], replace(runs[1], stage="leaving")], Capacity(FULL), RULES, found.state, NOW + 1)
     assert released(next_pass) == [], "the other run first gets the time to use what was released"
 
 
@@ -62,6 +62,6 @@ def test_retries_wait_twice_as_long_each_time_up_to_ten_minutes() -> None:
 
 def test_released_run_is_not_tried_before_its_time() -> None:
     waits, state = run("a", pods(1, 8)), QueueState(tries={"a": (1, NOW + 30)})
-    before = admit([waits], Capacity(FULL), RULES, state, NOW + 29)
+    before = admit_runs([waits], Capacity(FULL), RULES, state, NOW + 29)
     assert before.verdicts["a"].reason == "BackingOff"
-    assert admit([waits], Capacity(FULL), RULES, before.state, NOW + 30).verdicts["a"].admitted
+    assert admit_runs([waits], Capacity(FULL), RULES, before.state, NOW + 30).verdicts["a"].admitted

@@ -8,7 +8,7 @@ import pytest
 
 from rlrun_operator.queue.model import PodSet
 from rlrun_operator.queue.quota import Quotas, read_quota
-from rlrun_operator.queue.scopes import counts, scopes_of
+from rlrun_operator.queue.scopes import counts_pod, scopes_of
 from tests.unit.operator.queue.test_queue_core import run
 
 Json = dict[str, Any]
@@ -56,7 +56,7 @@ def selector(operator: str, *values: str, name: str = "PriorityClass") -> Json:
     ],
 )
 def test_a_quota_counts_the_pods_of_all_its_scopes(spec: Json, pod: Json, counted: bool) -> None:
-    assert counts(scopes_of(spec), pod) is counted
+    assert counts_pod(scopes_of(spec), pod) is counted
 
 
 def test_only_the_counted_roles_of_a_run_are_asked_for_charged_and_known() -> None:

@@ -9,7 +9,7 @@ from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.kube.client import Client
 from rlrun_operator.reconcile.admissions import Admissions
 from rlrun_operator.reconcile.observe import LookUps
-from rlrun_operator.reconcile.reconciler import Outside, Reconciler
+from rlrun_operator.reconcile.reconciler import Dependencies, Reconciler
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
@@ -44,7 +44,7 @@ class Operator:
         poster = Poster(client, "operator-0", clock=self._clock)
         self.reconciler = Reconciler(
             decide=decide,
-            outside=Outside(client, self.store, look_ups, poster, self.metrics, admissions),
+            outside=Dependencies(client, self.store, look_ups, poster, self.metrics, admissions),
             settings=RenderSettings(),
             again=lambda key, seconds: self.asked.append(key),
             now=self._clock,
