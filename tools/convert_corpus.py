@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert
-from rlrun.convert.readers.hydra import scalar
+from rlrun.convert.convert import Converted, convert_settings
+from rlrun.convert.readers.hydra import read_scalar
 from rlrun.convert.readers.setting import Setting
 
 CORPUS = Path(__file__).parents[1] / "tests" / "unit" / "convert" / "corpus"
@@ -34,14 +34,14 @@ def corpus(name: str) -> Mapping[str, list[Setting]]:
             if not equals:
                 raise ValueError(f"{name}.txt: {line!r} is no key=value")
             for key in _expanded(pattern):
-                current[key] = Setting(key, scalar(value), name)
+                current[key] = Setting(key, read_scalar(value), name)
     return {title: list(settings.values()) for title, settings in files.items()}
 
 
 def converted(name: str) -> Iterator[tuple[str, list[Setting], Converted]]:
     """Each file of a project with its settings and its conversion, with 1,000 rows where the number is not known."""
     for title, settings in corpus(name).items():
-        yield title, settings, convert(settings, Context(Path(title).stem, 1000), [title])
+        yield title, settings, convert_settings(settings, Context(Path(title).stem, 1000), [title])
 
 
 def _expanded(pattern: str) -> Iterator[str]:

@@ -40,8 +40,8 @@ from rlrun.config.algorithm.names import (
     PRESETS,
     PROXIMAL_METHODS,
     Entry,
+    algorithm_inputs,
     default_aggregation,
-    needs,
 )
 from rlrun.local import main as local
 from rlrun.runtime import exit_codes
@@ -194,7 +194,7 @@ def presets_page() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, preset in PRESETS.items():
-        missing = needs("loss", preset.loss, preset.loss_options) | needs(
+        missing = algorithm_inputs("loss", preset.loss, preset.loss_options) | algorithm_inputs(
             "advantage", preset.advantage, preset.advantage_options
         )
         lines.append(

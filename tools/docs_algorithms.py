@@ -16,8 +16,8 @@ from rlrun.config.algorithm.names import (
     LOSS_ENTRIES,
     PRESETS,
     PROXIMAL_METHODS,
+    algorithm_inputs,
     default_aggregation,
-    needs,
 )
 from rlrun.config.algorithm.presets import DEFAULT_PRESET, Preset
 from rlrun.inspect.curves import Line, svg
@@ -106,7 +106,7 @@ def _page(name: str, preset: Preset, runs: list[list[float]]) -> Iterable[str]:
             given({to_camel(key): value for key, value in preset.filters.items()}).strip(),
             "[what they drop](../data.md)",
         )
-    missing = needs("loss", preset.loss, preset.loss_options) | needs(
+    missing = algorithm_inputs("loss", preset.loss, preset.loss_options) | algorithm_inputs(
         "advantage", preset.advantage, preset.advantage_options
     )
     if missing:

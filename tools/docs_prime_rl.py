@@ -13,7 +13,7 @@ from rlrun.cli.sources.run_config import EvalConfig, RlConfig, SftConfig
 from rlrun.cli.sources.run_layers import read_layer
 from rlrun.config.dialects.prime_rl import data, evaluation, inference, orchestrator, run, trainer
 from rlrun.config.dialects.rows import Row
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.protocol.files.paths import Role
 from tools.docs_resource import NOTE, cells, page
@@ -141,7 +141,7 @@ def judge(file: File, folder: Path) -> tuple[list[Problem], int]:
             return [], len(load_role(role, MODELS[role], ["@", str(path)], {})[1].notices)
         model = RUNS[file.command]
         given = read_layer(["@", str(path)], {}, model)
-        validate(model, given.layer)
+        validate_layer(model, given.layer)
     except ConfigError as error:
         return error.problems, 0
     return [], len(given.layer.notices)

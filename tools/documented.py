@@ -14,8 +14,8 @@ from pathlib import Path
 from rlrun.cli import evaluation, rl, roles, sft
 from rlrun.config.loading.problems import ConfigError
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import convert
-from rlrun.convert.readers.hydra import override
+from rlrun.convert.convert import convert_settings
+from rlrun.convert.readers.hydra import read_override
 from tools.convert_corpus import corpus
 from tools.docs_resource import cells
 from tools.prime_rl_files import as_toml, files, nested, value_of
@@ -52,7 +52,7 @@ class Documented:
     project: str
     page: str
     kind: str
-    """`command`, `toml`, `convert` or `other`."""
+    """`command`, `toml`, `convert_settings` or `other`."""
     text: str
 
 
@@ -143,8 +143,8 @@ def _tried(program: str, words: Sequence[str], folder: Path) -> Outcome:
 def _converted(file: str, words: Sequence[str]) -> Outcome:
     """The conversion of a file and overrides, with 1,000 rows where the number is not known."""
     project = "areal" if file.endswith(".yaml") else "verl"
-    overrides = [found for word in words if (found := override(word, "command line")) is not None]
-    result = convert([*corpus(project)[file], *overrides], Context(Path(file).stem, 1000), [file])
+    overrides = [found for word in words if (found := read_override(word, "command line")) is not None]
+    result = convert_settings([*corpus(project)[file], *overrides], Context(Path(file).stem, 1000), [file])
     if result.refused:
         return Outcome("refused", [f"{fate.setting.key}: {fate.note}" for fate in result.refused], len(result.notices))
     return Outcome("converted", result.missing, len(result.notices))

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from rlrun.api.manifest import parse_manifest
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.cli.evaluation import eval_parser, synthesize_parser
 from rlrun.cli.files import export
@@ -198,7 +198,7 @@ def hostile_run(folder: Path, model: Path) -> RunPaths:
         algorithm=own,
     )
     spec = parse_manifest(paths.manifest.read_text(), "manifest")[0].spec
-    document = resolve(spec, name="run", uid="uid", output_dir=str(folder)).model_dump_json(by_alias=False)
+    document = resolve_spec(spec, name="run", uid="uid", output_dir=str(folder)).model_dump_json(by_alias=False)
     made(folder)
     paths.run_json.write_text(document)
     paths.attempt_config(1).write_text(document)
@@ -339,7 +339,7 @@ def downloaded_run(folder: Path, model: dict[str, Any]) -> RunPaths:
     spec = RLRunSpec.model_validate({"model": model, "environments": [{"id": "reverse-text"}]})
     paths = RunPaths(folder)
     paths.revisions.mkdir(parents=True)
-    paths.run_json.write_text(resolve(spec, name="demo", uid="u", output_dir=str(folder)).model_dump_json())
+    paths.run_json.write_text(resolve_spec(spec, name="demo", uid="u", output_dir=str(folder)).model_dump_json())
     return paths
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.protocol.files.launcher import State, new_record, write_record
@@ -136,7 +136,9 @@ def _grpo(lr: float) -> dict[str, Any]:
 
 
 def _configure(run: Folder, spec: Mapping[str, Any]) -> bytes:
-    config = resolve(RLRunSpec.model_validate(spec), name=run.root.name, uid=run.root.name, output_dir=str(run.root))
+    config = resolve_spec(
+        RLRunSpec.model_validate(spec), name=run.root.name, uid=run.root.name, output_dir=str(run.root)
+    )
     content = config.model_dump_json(indent=1, by_alias=False)
     run.write("run.json", content)
     return content.encode()

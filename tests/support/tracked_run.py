@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.orchestrator.progress.metrics_file import append_line, write_jsonl
@@ -29,7 +29,7 @@ class TrackedFolder:
         self.paths = RunPaths(root)
         document = {"model": {"tiny": {}}, "maxSteps": max_steps, "tracking": trackers}
         spec = RLRunSpec.model_validate(document | {"environments": [{"id": "reverse-text"}]})
-        self.config: RunConfig = resolve(spec, name="tracked", uid=UID, output_dir=str(root))
+        self.config: RunConfig = resolve_spec(spec, name="tracked", uid=UID, output_dir=str(root))
         write_bytes(self.paths.run_json, self.config.model_dump_json().encode())
         self.attempt = 1
 

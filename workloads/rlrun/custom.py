@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.algorithm.names import Kind, Option, Options, complete_options, entry, is_import_path, unknown_option
+from rlrun.config.algorithm.names import (
+    Kind,
+    Option,
+    Options,
+    complete_options,
+    find_entry,
+    is_import_path,
+    unknown_option,
+)
 
 SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 """Python's own variable, which the pods of a run set: the working directory is not on the import path."""
@@ -28,7 +36,7 @@ class Algorithm:
 
 def builtins(kind: Kind, functions: Mapping[str, Callable[..., object]]) -> dict[str, Algorithm]:
     """Join functions with their entries in the table of names."""
-    return {name: Algorithm(function, entry(kind, name).options) for name, function in functions.items()}
+    return {name: Algorithm(function, find_entry(kind, name).options) for name, function in functions.items()}
 
 
 def bind(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ATTEMPT_MAX
 from rlrun.api.storage import DEFAULT_STORAGE
-from rlrun.config.models.sharing import refusal
+from rlrun.config.models.sharing import sharing_refusal
 from rlrun.defaults.words import shorten
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.names import Names, host_mark
@@ -178,8 +178,8 @@ def _explain_mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | Non
     longest = theirs.inference.max_model_len or theirs.seq_len
     if spec.task == "RL" and spec.seq_len > longest:
         return f"seqLen ({spec.seq_len}) is more than the engines {of} take ({longest}); lower it, or raise the host's"
-    own = resolve(spec, name=_host_name_of(guest), uid="-", output_dir="-").trainer
-    return refusal(resolve(theirs, name=host.name, uid=host.uid, output_dir="-").trainer, own)
+    own = resolve_spec(spec, name=_host_name_of(guest), uid="-", output_dir="-").trainer
+    return sharing_refusal(resolve_spec(theirs, name=host.name, uid=host.uid, output_dir="-").trainer, own)
 
 
 def _is_freeing_trainer(host: Manifest) -> bool:

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import CLAIM_SIZE, LIVE_FIELDS, NEXT_ATTEMPT_FIELDS, RLRunSpec
 from rlrun.api.storage import StorageSpec
-from rlrun.config.loading.schema import snake
+from rlrun.config.loading.schema import snake_name
 from rlrun.config.models.file_mark import file_mark
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.run import RunConfig
@@ -152,7 +152,7 @@ class RunContext:
     @cached_property
     def config(self) -> RunConfig:
         """The resolved configuration of all roles, with the addresses that they have in the cluster."""
-        resolved = resolve(self.spec, name=self.name, uid=self.uid, output_dir=self.folder)
+        resolved = resolve_spec(self.spec, name=self.name, uid=self.uid, output_dir=self.folder)
         trainer: dict[str, object] = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
         if self.colocated:
             trainer["engine_urls"] = [f"http://127.0.0.1:{endpoints.ENGINE_PORT}"]
@@ -200,7 +200,7 @@ def former_spec_hashes(spec: RLRunSpec) -> frozenset[str]:
 def _mark_without(spec: RLRunSpec, live: Iterable[str]) -> str:
     for path in live:
         if path not in NEXT_ATTEMPT_FIELDS:
-            spec = _with_default(spec, snake(path).split("."))
+            spec = _with_default(spec, snake_name(path).split("."))
     return document_mark(spec.model_dump(mode="json", exclude_defaults=True))
 
 

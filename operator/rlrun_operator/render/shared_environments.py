@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlrun.api.kubernetes import amount
+from rlrun.api.kubernetes import read_amount
 from rlrun_operator.render import volume
 from rlrun_operator.render.context import RunContext
 from rlrun_operator.render.environments import FOLDER
@@ -129,8 +129,8 @@ def split_resources(resources: Manifest) -> tuple[Json, Json]:
 def _half_quantity(name: str, value: str | int) -> str:
     """Return half of a quantity, rounded up to a thousandth of a core or to a byte."""
     if name == "cpu":
-        return f"{-(-int(amount(value) * 1000) // 2)}m"
-    size = -(-int(amount(value)) // 2)
+        return f"{-(-int(read_amount(value) * 1000) // 2)}m"
+    size = -(-int(read_amount(value)) // 2)
     return f"{size // 1024**2}Mi" if size and size % 1024**2 == 0 else str(size)
 
 

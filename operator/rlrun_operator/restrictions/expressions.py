@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX
-from rlrun.config.rule import quoted
+from rlrun.config.rule import quote_cel
 from rlrun_operator.names import ROLES, Names
 from rlrun_operator.restrictions import allowed
 from rlrun_operator.restrictions.refusals import RESERVED_LABELS
@@ -141,13 +141,13 @@ def _leaf_clause(rule: Rule, at: str) -> tuple[str, str]:
         case Only(value=bool() as value):
             return f"{at} == {str(value).lower()}", f"it has to be {str(value).lower()}"
         case Only(value=value):
-            return f"{at} == {quoted(str(value))}", f"it has to be {value}"
+            return f"{at} == {quote_cel(str(value))}", f"it has to be {value}"
         case Holds():
-            return f"{quoted(rule.value)} in {at}", f"it has to hold {rule.value}"
+            return f"{quote_cel(rule.value)} in {at}", f"it has to hold {rule.value}"
         case NotRoot():
             return f"(type({at}) == int && {at} >= 1)", "it has to be a number from 1"
         case VariableName():
-            free = f"(!({at} in {_name_list(RESERVED_ENV)}) && !{at}.startsWith({quoted(RESERVED_ENV_PREFIX)}))"
+            free = f"(!({at} in {_name_list(RESERVED_ENV)}) && !{at}.startsWith({quote_cel(RESERVED_ENV_PREFIX)}))"
             return free, "RLRun sets this variable itself"
         case _:
             raise TypeError(f"{rule} is not about one value")
@@ -160,4 +160,4 @@ def _list_clause(name: ListName, at: str) -> str:
 
 
 def _name_list(names: Iterable[str]) -> str:
-    return f"[{', '.join(quoted(name) for name in names)}]"
+    return f"[{', '.join(quote_cel(name) for name in names)}]"

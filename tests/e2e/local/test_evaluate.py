@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rlrun.api.manifest import read_manifest
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main
 from rlrun.config.models.data import DataSetConfig
@@ -85,7 +85,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     manifest.write_text(yaml.safe_dump(document))
     paths = RunPaths(tmp_path / "runs" / "asked")
     make_model(paths.model, TinyModelConfig(), PolicyScript(first=BASE))
-    config = resolve(read_manifest(manifest).spec, name="asked", uid="uid", output_dir=str(paths.root))
+    config = resolve_spec(read_manifest(manifest).spec, name="asked", uid="uid", output_dir=str(paths.root))
     paths.run_json.write_text(config.model_dump_json())
     write_attempt(paths, first_attempt(world_size=1, config_hash="hash", uid="uid"))
     for step, accuracy in ACCURACIES.items():
@@ -189,7 +189,7 @@ def test_what_is_synthesized_is_learned_by_sft(
         "data": {"sources": [{"path": str(data)}], "batchSize": 8},
     }
     paths = RunPaths(tmp_path / "sft")
-    config = resolve(RLRunSpec.model_validate(spec), name="sft", uid="uid", output_dir=str(paths.root))
+    config = resolve_spec(RLRunSpec.model_validate(spec), name="sft", uid="uid", output_dir=str(paths.root))
     ports = plan.Ports(free_port(), free_port(), free_port(), ())
     [placed] = plan.with_endpoints(config, ports, None)
     paths.root.mkdir()

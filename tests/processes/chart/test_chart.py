@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.loading.schema import fields, snake, spelled
+from rlrun.config.loading.schema import field_shapes, snake_name, spell_name
 from rlrun.defaults.team import ALLOWED, read_defaults
 from rlrun_operator.render import api_key_secret, render_prerequisites, render_workloads
 from rlrun_operator.restrictions import Installation, RunPolicy
@@ -469,10 +469,10 @@ def test_run_defaults_take_every_field_that_has_a_default(render: Render) -> Non
 
     assert paths(schema["runDefaultsSpec"], "") == set(ALLOWED)
     for block in ("failurePolicy", "tracking"):
-        model = fields(RLRunSpec)[snake(block)].model
+        model = field_shapes(RLRunSpec)[snake_name(block)].model
         assert model is not None
         named = schema["runDefaultsSpec"]["properties"][block]["properties"]
-        assert set(named) == {spelled(model, name, "camel") for name in fields(model)}
+        assert set(named) == {spell_name(model, name, "camel") for name in field_shapes(model)}
 
 
 def test_notes_name_the_images_and_warn_of_those_that_nobody_publishes() -> None:

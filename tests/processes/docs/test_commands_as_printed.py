@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli import main, sft
 from rlrun.cli.runs import plugin
@@ -128,7 +128,7 @@ def write_state(here: Path) -> None:
     (here / "model" / "config.json").write_text("{}")
     for name in ("a", "b", "NAME"):
         folder = trained_long(here / "runs" / name)
-        config = resolve(SPEC, name=name, uid=f"uid-{name}", output_dir=str(folder.root))
+        config = resolve_spec(SPEC, name=name, uid=f"uid-{name}", output_dir=str(folder.root))
         folder.write("run.json", config.model_dump_json(by_alias=False))
         folder.ends()
     run = folder

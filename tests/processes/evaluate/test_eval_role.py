@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "orchestrator" / 
 
 from orch_simulation import API_KEY, FakeEngine, eventually, in_process, make_config
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.diagnostics import heap
@@ -266,7 +266,9 @@ def test_engines_have_to_have_room_for_adapters(
             (folder / "adapter_config.json").write_text('{"r": 4}')
     spec = {"task": "Eval", "model": {"path": "m"}, "environments": [{"id": "reverse-text"}]}
     trainer = {"trainer": {"lora": {"rank": lora}}} if lora is not None else {}
-    recorded = resolve(RLRunSpec.model_validate(spec | trainer), name="test", uid="uid", output_dir=config.output_dir)
+    recorded = resolve_spec(
+        RLRunSpec.model_validate(spec | trainer), name="test", uid="uid", output_dir=config.output_dir
+    )
     paths = RunPaths(Path(config.output_dir))
     paths.root.mkdir()
     paths.run_json.write_text(recorded.model_dump_json())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local.plan import RoleProcess
@@ -29,7 +29,7 @@ BUSY = Machine(UUIDS)
 def config(name: str = "x", **spec: object) -> RunConfig:
     blocks = {"trainer": {"gpusPerReplica": 1}, "inference": {"gpusPerReplica": 1}}
     document = {"model": {"tiny": {}}, "seqLen": 512, "environments": [{"id": "arithmetic"}], **blocks, **spec}
-    return resolve(RLRunSpec.model_validate(document), name=name, uid="u", output_dir=f"/runs/{name}")
+    return resolve_spec(RLRunSpec.model_validate(document), name=name, uid="u", output_dir=f"/runs/{name}")
 
 
 def claim(run: RunConfig, locks: Path, **more: Any) -> Any:

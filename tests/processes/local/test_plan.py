@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local import preflight
@@ -28,7 +28,7 @@ PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005
 
 def config(tmp_path: Path, **spec: object) -> RunConfig:
     document = {"model": {"tiny": {}}, "seqLen": 512, "environments": [{"id": "arithmetic"}], **spec}
-    return resolve(RLRunSpec.model_validate(document), name="x", uid="u", output_dir=str(tmp_path))
+    return resolve_spec(RLRunSpec.model_validate(document), name="x", uid="u", output_dir=str(tmp_path))
 
 
 def test_every_role_is_told_where_the_others_listen(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main
 from rlrun.runtime import exit_codes
@@ -33,7 +33,7 @@ def test_a_damaged_run_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_another_model_is_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = RLRunSpec.model_validate({"model": {"path": "m"}, "environments": [{"id": "arithmetic"}]})
-    before = resolve(spec, name="demo", uid="u", output_dir=str(tmp_path / "out")).model_dump_json()
+    before = resolve_spec(spec, name="demo", uid="u", output_dir=str(tmp_path / "out")).model_dump_json()
     assert resume(tmp_path, before) == exit_codes.CONFIGURATION
     assert "spec.model is another one" in capsys.readouterr().err
     assert (tmp_path / "out" / "run.json").read_text() == before

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local.main import parser
@@ -30,7 +30,7 @@ def url() -> Iterator[str]:
 
 def config(**spec: Any) -> RunConfig:
     document = {"model": {"path": "m"}, "environments": [{"id": "arithmetic"}], **spec}
-    return resolve(RLRunSpec.model_validate(document), name="x", uid="u", output_dir="out")
+    return resolve_spec(RLRunSpec.model_validate(document), name="x", uid="u", output_dir="out")
 
 
 def options(*words: str) -> argparse.Namespace:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local.plan import Ports, processes, with_endpoints
@@ -21,7 +21,7 @@ GUEST_PORTS = Ports(trainer=2001, rendezvous=2002, metrics=2003, inference=())
 
 def config(root: Path, name: str, **trainer: object) -> RunConfig:
     document = {"model": {"tiny": {}}, "environments": [{"id": "arithmetic"}], "trainer": trainer}
-    return resolve(RLRunSpec.model_validate(document), name=name, uid="u", output_dir=str(root / name))
+    return resolve_spec(RLRunSpec.model_validate(document), name=name, uid="u", output_dir=str(root / name))
 
 
 def test_a_guest_gets_what_the_host_offers(tmp_path: Path) -> None:

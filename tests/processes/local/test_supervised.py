@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local.inputs import check_data
@@ -23,7 +23,7 @@ from rlrun.runtime import exit_codes
 def config(**data: Any) -> RunConfig:
     sources = {"sources": [{"path": "chats.jsonl"}]}
     document = {"task": "SFT", "model": {"tiny": {}}, "data": sources | data}
-    return resolve(RLRunSpec.model_validate(document), name="run", uid="u", output_dir="/runs/run")
+    return resolve_spec(RLRunSpec.model_validate(document), name="run", uid="u", output_dir="/runs/run")
 
 
 def test_it_is_a_trainer_and_an_orchestrator() -> None:

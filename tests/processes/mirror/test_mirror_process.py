@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main
 from rlrun.config.models.run import RunConfig
@@ -21,7 +21,7 @@ UID = "11111111-2222-3333-4444-555555555555"
 def run(root: Path, url: str) -> RunConfig:
     document = {"model": {"tiny": {}}, "maxSteps": 4, "environments": [{"id": "reverse-text"}]}
     storage = {"claimTemplate": {}, "mirror": {"url": url}}
-    config = resolve(
+    config = resolve_spec(
         RLRunSpec.model_validate(document | {"storage": storage}), name="run", uid=UID, output_dir=str(root)
     )
     write_bytes(RunPaths(root).run_json, config.model_dump_json().encode())

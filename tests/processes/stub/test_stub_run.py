@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from stub_run import Program, StubRun, stub_run
 
-from rlrun.config.models.run import fingerprint
+from rlrun.config.models.run import config_fingerprint
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
@@ -81,7 +81,7 @@ def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Pa
         for checkpoint in found:
             manifest = read_manifest(checkpoint.path)
             verify(checkpoint.path, manifest)
-            assert manifest.config_hash == attempt.config_hash == fingerprint(run.config.trainer)
+            assert manifest.config_hash == attempt.config_hash == config_fingerprint(run.config.trainer)
             assert {entry.path.split("/")[0] for entry in manifest.files} == {"trainer", "orchestrator"}
         # The newest three, and those of checkpoints that were there when the last one was published.
         assert [version.step for version in run.paths.versions_on_disk()] == [20, 25, 28, 29, 30]

@@ -134,7 +134,7 @@ def pods_are_not_packed(stack: contextlib.ExitStack) -> None:
         return {room: {}} if room is not None and fit._has_enough(rooms, gang) else None
 
     for module in (admit, holding, preempt):
-        put(stack, module, "place", place)
+        put(stack, module, "place_gang", place)
 
 
 def several_begin_at_once_in_the_dark(stack: contextlib.ExitStack) -> None:

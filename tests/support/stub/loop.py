@@ -10,7 +10,7 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.config.models.run import fingerprint
+from rlrun.config.models.run import config_fingerprint
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume
@@ -47,7 +47,7 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
             config,
             attempt=number,
             world_size=config.world_size,
-            config_hash=fingerprint(config),
+            config_hash=config_fingerprint(config),
             with_orchestrator=True,
             log=logger.warning,
             beginning=beginning,

@@ -18,12 +18,12 @@ from rlrun.config.algorithm.names import (
     DEFAULT_PRESET,
     LOSS_ENTRIES,
     Kind,
+    algorithm_inputs,
     complete_options,
     default_aggregation,
     default_proximal,
+    find_preset,
     is_import_path,
-    needs,
-    preset,
 )
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.trainer.learning.objective import objective
@@ -121,11 +121,13 @@ def test_presets_run(name: str) -> None:
 
 
 def test_what_an_objective_needs() -> None:
-    assert needs("loss", "distill", {}) == {"reference": "loss distill"}
-    assert needs("advantage", "gae", {}) == {"critic": "advantage gae"}
-    assert needs("loss", "masked_is", {}) == {}
-    assert needs("loss", "masked_is", {"teacher_tau": 0.5}) == {"reference": "teacher_tau (0.5) of loss masked_is"}
-    assert needs("loss", "my.module:loss", {}) == {}
+    assert algorithm_inputs("loss", "distill", {}) == {"reference": "loss distill"}
+    assert algorithm_inputs("advantage", "gae", {}) == {"critic": "advantage gae"}
+    assert algorithm_inputs("loss", "masked_is", {}) == {}
+    assert algorithm_inputs("loss", "masked_is", {"teacher_tau": 0.5}) == {
+        "reference": "teacher_tau (0.5) of loss masked_is"
+    }
+    assert algorithm_inputs("loss", "my.module:loss", {}) == {}
 
 
 def test_a_run_without_a_preset_learns_by_aipo_on_group_means() -> None:
@@ -200,7 +202,7 @@ def test_grpo_end_to_end_against_trl_and_verl() -> None:
 
 def test_unknown_preset() -> None:
     with pytest.raises(ValueError, match=r"unknown preset 'gspoo' \(did you mean gspo\?\); known: aipo, cispo"):
-        preset("gspoo")
+        find_preset("gspoo")
 
 
 def test_import_paths() -> None:

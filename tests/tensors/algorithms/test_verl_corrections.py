@@ -11,7 +11,7 @@ import torch
 from rlrun.algorithms import correct_mismatch
 from rlrun.api.manifest import parse_manifest
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import convert
+from rlrun.convert.convert import convert_settings
 from rlrun.convert.readers.setting import Setting
 
 KEY = "algorithm.rollout_correction."
@@ -26,7 +26,7 @@ LENGTHS = [5, 4, 6, 3]
 
 def converted(changes: dict[str, Any]) -> dict[str, Any]:
     settings = BASE | {KEY + name: value for name, value in changes.items()}
-    found = convert([Setting(key, value, "test") for key, value in settings.items()], Context("run"), ["test"])
+    found = convert_settings([Setting(key, value, "test") for key, value in settings.items()], Context("run"), ["test"])
     assert not found.refused
     correction = parse_manifest(found.text, "test")[0].spec.algorithm.effective_correction
     assert correction is not None

@@ -20,7 +20,7 @@ from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.config.models.sharing import refusal
+from rlrun.config.models.sharing import sharing_refusal
 from rlrun.protocol.files import shared
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.failures import RoleError
@@ -59,8 +59,8 @@ CRITIC = AlgorithmConfig(advantage=AdvantageConfig(name="gae"), critic=CriticCon
 
 def test_a_guest_drops_no_inputs_in_a_trainer_with_tensor_parallelism() -> None:
     host = config("host", **HOST, processes_per_replica=2, parallelism=ParallelismConfig(tp=2))
-    assert refusal(host, config("guest")) is None
-    found = refusal(host, config("guest", lora=LoRAConfig(rank=8, dropout=0.1)))
+    assert sharing_refusal(host, config("guest")) is None
+    found = sharing_refusal(host, config("guest", lora=LoRAConfig(rank=8, dropout=0.1)))
     assert found is not None
     assert found.startswith(
         "trainer.lora.dropout (0.1) needs a trainer without tensor parallelism, host has parallelism.tp 2"
@@ -84,7 +84,7 @@ def test_a_guest_drops_no_inputs_in_a_trainer_with_tensor_parallelism() -> None:
 def test_a_run_that_does_not_fit_is_refused_with_field_value_and_fix(
     options: dict[str, Any], reason: str | None
 ) -> None:
-    found = refusal(config("host", **HOST), config("guest", **options))
+    found = sharing_refusal(config("host", **HOST), config("guest", **options))
     if reason is None:
         assert found is None
     else:

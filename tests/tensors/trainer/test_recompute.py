@@ -23,7 +23,7 @@ from rlrun.config.models.learning import AlgorithmConfig, LossConfig, OptimizerC
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.config.models.run import fingerprint
+from rlrun.config.models.run import config_fingerprint
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, read_batch, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
@@ -76,7 +76,7 @@ def make_run(tmp_path: Path, source: Path, solo: Group, rewarded: Callable[..., 
             "checkpoint": CheckpointConfig(interval=2, save_async=False),
         }
         config, paths = TrainerConfig(**values | changes), RunPaths(root)
-        attempt = first_attempt(world_size=1, config_hash=fingerprint(config))
+        attempt = first_attempt(world_size=1, config_hash=config_fingerprint(config))
         write_attempt(paths, attempt)
         paths.run_json.write_text(json.dumps({"trainer": config.model_dump(mode="json")}))
         policy = load_policy(config, str(source), solo, with_weights=True, check=check_model)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main as rlrun
 from rlrun.config.models.model import TinyModelConfig
@@ -124,7 +124,9 @@ def test_a_warm_up_that_cannot_be_is_one_message(
     spec = RLRunSpec.model_validate({"model": {"tiny": tiny}, "environments": [{"id": "arithmetic"}]})
     (tmp_path / "private").mkdir()
     file = tmp_path / "run.json"
-    file.write_text(resolve(spec, name="x", uid="u", output_dir=str(tmp_path / "x")).model_dump_json(by_alias=False))
+    file.write_text(
+        resolve_spec(spec, name="x", uid="u", output_dir=str(tmp_path / "x")).model_dump_json(by_alias=False)
+    )
     monkeypatch.setenv(ERROR_DIR_VARIABLE, str(tmp_path / "private"))
     assert main(["--config", str(file)]) == exit_codes.CONFIGURATION
     assert "did you mean reverse-text" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from rlrun.config.trainable import quantization, refusal
+from rlrun.config.trainable import quantization_method, training_refusal
 
 _PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "architectures.md"
 _GATE = (
@@ -46,7 +46,7 @@ def _content(kind: str) -> dict[str, Any]:
     "kind", [kind if kind in _GATE else pytest.param(kind, marks=pytest.mark.full) for kind in sorted(_rows())]
 )
 def test_refusal_agrees_with_the_measured_table(kind: str) -> None:
-    told = refusal(_content(kind), kind)
+    told = training_refusal(_content(kind), kind)
     if _NUMBERS.match(_rows()[kind]):
         assert told is None
     elif "change each other's results" in _rows()[kind] and not kind.startswith("llama4"):
@@ -68,4 +68,4 @@ def test_quantization_configurations_of_transformers_are_recognized(
     name: str, options: dict[str, Any], method: str
 ) -> None:
     content = json.loads(getattr(transformers, name)(**options).to_json_string(use_diff=False))
-    assert quantization({"quantization_config": content}) == method
+    assert quantization_method({"quantization_config": content}) == method

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRun
-from rlrun.config.loading.loader import load
+from rlrun.config.loading.loader import load_model
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import OrchestratorConfig
 
@@ -146,5 +146,5 @@ def test_any_text(text: str) -> None:
 def test_any_command_line(argv: list[str], env: dict[str, str]) -> None:
     argv = [word for word in argv if word not in ("-h", "--help", "--dry-run")]
     with pytest.raises(ConfigError) as error:  # required fields such as uid are never set
-        load(OrchestratorConfig, argv, env=env, prog="test")
+        load_model(OrchestratorConfig, argv, env=env, prog="test")
     assert len(str(error.value).splitlines()) == len(error.value.problems)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.loading.examine import examine
+from rlrun.config.loading.examine import examine_layer
 from rlrun.config.loading.layers import Reader
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
@@ -44,7 +44,7 @@ def test_whatever_is_wrong_is_told_and_nothing_else(path: Path) -> None:
     for _ in range(DRAWS):
         document = mutated(spec, dice)
         layer = Reader(RLRunSpec, "f").read(document)
-        examined = examine(RLRunSpec, layer)
+        examined = examine_layer(RLRunSpec, layer)
         try:
             expected = RLRunSpec.model_validate(layer.values, strict=True, by_name=True, by_alias=False)
         except ValidationError:
@@ -60,13 +60,13 @@ def test_a_rule_that_only_a_replacement_breaks_is_not_told() -> None:
         "environments": [{"id": "a", "groupSize": 48}, {"id": "b"}],
         "orchestrator": {"batchSize": "48"},
     }
-    (problem,) = examine(RLRunSpec, Reader(RLRunSpec, "f").read(document)).problems
+    (problem,) = examine_layer(RLRunSpec, Reader(RLRunSpec, "f").read(document)).problems
     assert problem.path == "orchestrator.batchSize"
 
 
 def test_what_is_understood_can_be_looked_at_further() -> None:
     document = {"model": {"path": "m"}, "environments": [{"id": "a", "ratio": 0}], "seqLen": 1}
-    examined = examine(RLRunSpec, Reader(RLRunSpec, "f").read(document))
+    examined = examine_layer(RLRunSpec, Reader(RLRunSpec, "f").read(document))
     assert len(examined.problems) == 2
     assert examined.result is not None
     assert examined.result.environments[0].id == "a"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.local.sizes import autoscale
 
@@ -24,7 +24,7 @@ def test_one_machine_starts_the_fewest_engines_and_says_so() -> None:
     assert (notice.key, notice.notice) == (("inference", "autoscale"), True)
     assert "autoscale.min (2) engines throughout" in notice.message
     assert list(autoscale(spec(inference={"replicas": 2}))) == []
-    engines = resolve(spec(), name="run", uid="uid", output_dir="/out").inference
+    engines = resolve_spec(spec(), name="run", uid="uid", output_dir="/out").inference
     assert engines is not None
     assert engines.replicas == 2
 

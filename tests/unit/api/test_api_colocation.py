@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 
 
@@ -60,7 +60,7 @@ def test_there_are_as_many_engines_as_pods_of_the_trainer(replicas: int) -> None
     run = spec(
         trainer=both | {"replicas": 2}, inference=both | {"replicas": replicas, "tensor_parallel": 2}
     )  # one is the default
-    config = resolve(run, name="r", uid="u", output_dir="/r")
+    config = resolve_spec(run, name="r", uid="u", output_dir="/r")
     assert config.inference is not None
     assert config.inference.replicas == 2
     assert all(role.colocated for role in (config.trainer, config.inference, config.orchestrator))
@@ -68,6 +68,6 @@ def test_there_are_as_many_engines_as_pods_of_the_trainer(replicas: int) -> None
 
 def test_where_engines_are_does_not_change_what_is_computed() -> None:
     def fingerprint(**changes: Any) -> str:
-        return resolve(spec(**changes), name="r", uid="u", output_dir="/r").hash()
+        return resolve_spec(spec(**changes), name="r", uid="u", output_dir="/r").hash()
 
     assert fingerprint() == fingerprint(placement={})

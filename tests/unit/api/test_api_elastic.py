@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.local.sizes import elastic
 
@@ -27,7 +27,7 @@ def test_one_machine_has_all_pods_and_says_which_sizes_a_cluster_may_use() -> No
     )
     assert "on one machine it has replicas (4)" in notice.message
     assert list(elastic(spec({}))) == []
-    assert resolve(run, name="run", uid="uid", output_dir="/out").trainer.replicas == 4
+    assert resolve_spec(run, name="run", uid="uid", output_dir="/out").trainer.replicas == 4
 
 
 @pytest.mark.parametrize(

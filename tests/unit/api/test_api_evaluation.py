@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 
 EVAL: dict[str, Any] = {"task": "Eval", "model": {"path": "m"}, "environments": [{"id": "reverse-text"}]}
@@ -15,7 +15,7 @@ EVAL: dict[str, Any] = {"task": "Eval", "model": {"path": "m"}, "environments": 
 def test_the_roles_get_the_policies_and_engines() -> None:
     blocks = {"policies": {"fromRun": "taught", "steps": [10, 20]}, "evaluation": {"samplesPerTask": 4}}
     spec = RLRunSpec.model_validate(EVAL | blocks | {"trainer": {"lora": {"rank": 8}}})
-    config = resolve(spec, name="run", uid="u", output_dir="/runs/run")
+    config = resolve_spec(spec, name="run", uid="u", output_dir="/runs/run")
     assert config.orchestrator.policies == spec.policies
     assert config.orchestrator.evaluation == spec.evaluation
     assert config.inference is not None

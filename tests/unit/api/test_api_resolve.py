@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.algorithm.names import complete_options
 from rlrun.config.models.run import RunConfig
@@ -20,7 +20,7 @@ def resolved(output_dir: str = "/data/a", uid: str = "u", **changes: Any) -> Run
         "max_steps": 7,
         "seed": 3,
     }
-    return resolve(RLRunSpec(**base | changes), name="a", uid=uid, output_dir=output_dir)
+    return resolve_spec(RLRunSpec(**base | changes), name="a", uid=uid, output_dir=output_dir)
 
 
 def test_shared_values_are_in_every_role() -> None:

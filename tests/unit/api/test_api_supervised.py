@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 
 SFT: dict[str, Any] = {"task": "SFT", "model": {"path": "m"}, "data": {"sources": [{"path": "a.jsonl"}]}}
@@ -14,7 +14,7 @@ SFT: dict[str, Any] = {"task": "SFT", "model": {"path": "m"}, "data": {"sources"
 
 def test_the_roles_get_the_data_and_no_engine() -> None:
     spec = RLRunSpec.model_validate(SFT | {"algorithm": {"aggregation": "seq_mean_token_mean"}})
-    config = resolve(spec, name="run", uid="u", output_dir="/runs/run")
+    config = resolve_spec(spec, name="run", uid="u", output_dir="/runs/run")
     assert config.inference is None
     assert (config.trainer.task, config.orchestrator.task) == ("SFT", "SFT")
     assert config.orchestrator.data == spec.data
@@ -22,12 +22,12 @@ def test_the_roles_get_the_data_and_no_engine() -> None:
     assert config.trainer.algorithm.aggregation == "seq_mean_token_mean"
     assert type(config).model_validate_json(config.model_dump_json()) == config
     other = RLRunSpec.model_validate(SFT | {"data": {"sources": [{"path": "b.jsonl"}]}})
-    assert resolve(other, name="run", uid="u", output_dir="/runs/run").hash() != config.hash()
+    assert resolve_spec(other, name="run", uid="u", output_dir="/runs/run").hash() != config.hash()
 
 
 def test_a_loss_of_ones_own_replaces_that_of_the_preset() -> None:
     spec = RLRunSpec.model_validate(SFT | {"algorithm": {"loss": {"name": "package.module:loss"}}})
-    config = resolve(spec, name="run", uid="u", output_dir="/runs/run")
+    config = resolve_spec(spec, name="run", uid="u", output_dir="/runs/run")
     assert config.trainer.algorithm.effective_loss.name == "package.module:loss"
 
 

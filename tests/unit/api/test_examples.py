@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.api.manifest import parse_manifest, read_manifest
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.environments.registry import load
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
@@ -16,7 +16,7 @@ EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_resolves(path: Path) -> None:
     run = read_manifest(path)
-    config = resolve(run.spec, name=run.metadata.name, uid="u", output_dir="/run")
+    config = resolve_spec(run.spec, name=run.metadata.name, uid="u", output_dir="/run")
     for environment in config.orchestrator.environments:
         assert len(load(environment.id, environment.args).tasks("train"))
     assert run.metadata.name == path.stem
@@ -35,7 +35,7 @@ def test_the_objectives_of_the_concepts_page_are_valid() -> None:
     snippet = page.split("### An objective for one environment")[1].split("```yaml\n")[1].split("```")[0]
     head = "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: a}\nspec:\n  model: {path: /m}\n"
     run, _ = parse_manifest(head + "".join(f"  {line}\n" for line in snippet.splitlines()), "page.yaml")
-    trainer = resolve(run.spec, name="a", uid="u", output_dir="/run").trainer
+    trainer = resolve_spec(run.spec, name="a", uid="u", output_dir="/run").trainer
     (own,) = [own.over(trainer.algorithm) for own in trainer.environment_algorithms.values()]
     assert (own.effective_loss.name, own.effective_aggregation, own.regularizers.kl) == (
         "ppo",

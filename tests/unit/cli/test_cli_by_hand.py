@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.api.manifest import parse_manifest
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.roles import MODELS, prepare
 from rlrun.cli.sources.role_layers import load_role
@@ -159,7 +159,7 @@ def test_a_whole_file_is_handed_on_as_it_is(here: Path) -> None:
 def test_files_of_a_launcher_are_taken_as_they_are(example: Path, here: Path) -> None:
     """One that was changed would have another fingerprint than the run that it is of."""
     run, _ = parse_manifest(example.read_text(), str(example))
-    config = resolve(run.spec, name=run.metadata.name, uid="uid", output_dir=str(here / "run"))
+    config = resolve_spec(run.spec, name=run.metadata.name, uid="uid", output_dir=str(here / "run"))
     file = here / "run.json"
     file.write_text(config.model_dump_json())
     for role, model in MODELS.items():

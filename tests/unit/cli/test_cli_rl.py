@@ -11,7 +11,7 @@ from rlrun.cli.rl import main, read
 from rlrun.cli.sources.run_config import RlConfig
 from rlrun.cli.sources.run_layers import read_layer
 from rlrun.config.algorithm.tables import LOSS_ENTRIES
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.problems import ConfigError
 
 TRAINER = 'max_steps = 20\n[model]\npath = "m"\n[optimizer]\nlr = 1e-4\n[ckpt]\ninterval = 5\n'
@@ -113,7 +113,7 @@ def write_debug() -> list[str]:
 
 def test_files_without_a_loss_have_the_defaults_of_prime_rl_with_one_note() -> None:
     layer = read_layer(write_debug(), {}).layer
-    found = validate(RlConfig, layer)
+    found = validate_layer(RlConfig, layer)
     algorithm, optimizer = found.algorithm, found.trainer.optimizer
     assert (algorithm.effective_loss.name, dict(algorithm.effective_loss.options)) == ("dppo", {})
     defaults = {name: option.default for name, option in LOSS_ENTRIES["dppo"].options.items()}
@@ -155,7 +155,7 @@ def test_one_gpu_trains_and_one_samples_if_the_machine_has_them(
     gpus: int, options: tuple[str, ...], expected: tuple[int, int]
 ) -> None:
     layer = read_layer([*write_debug(), *options], {}, gpus=gpus).layer
-    found = validate(RlConfig, layer)
+    found = validate_layer(RlConfig, layer)
     assert (found.trainer.gpus_per_replica, found.inference.gpus_per_replica) == expected
     assert len([one for one in layer.notices if "one GPU trains" in one.message]) == (expected == (1, 1))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.roles import prepare
 from rlrun.cli.sources.role_layers import load_role
@@ -23,7 +23,7 @@ KEY = {"RLRUN_API_KEY": "secret"}
 def run_json(tmp_path: Path) -> Path:
     spec = RLRunSpec.model_validate({"model": {"path": "m"}, "environments": [{"id": "x"}]})
     file = tmp_path / "run.json"
-    file.write_text(resolve(spec, name="r", uid="u", output_dir=str(tmp_path / "out")).model_dump_json())
+    file.write_text(resolve_spec(spec, name="r", uid="u", output_dir=str(tmp_path / "out")).model_dump_json())
     return file
 
 

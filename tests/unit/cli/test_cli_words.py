@@ -10,7 +10,7 @@ from rlrun.cli.main import main
 from rlrun.cli.sources.role_layers import load_role
 from rlrun.cli.sources.run_config import RlConfig
 from rlrun.cli.sources.run_layers import read_layer
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
 
 WHOLE = """max_steps = 3
@@ -73,11 +73,11 @@ def test_a_mistake_names_the_word_and_the_way_out(words: str, said: str, capsys:
 )
 def test_a_list_of_their_tables_replaces_the_files(option: str, ids: list[str]) -> None:
     layer = read_layer(["@", "run.toml", option, '[{"id": "a", "args": {"n": 3}}]'], {}).layer
-    run = validate(RlConfig, layer)
+    run = validate_layer(RlConfig, layer)
     assert [one.id for one in run.environments] == ids
     assert run.environments[0].args == {"n": 3}
     own = read_layer(["@", "run.toml", "--orchestrator.env", '[{"name": "A", "value": "b"}]'], {}).layer
-    assert validate(RlConfig, own).orchestrator.env[0].value == "b"
+    assert validate_layer(RlConfig, own).orchestrator.env[0].value == "b"
 
 
 def test_an_evaluation_is_described_by_either_name_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:

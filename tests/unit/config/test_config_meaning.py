@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from rlrun.config.base import Config
-from rlrun.config.meaning import meaning
+from rlrun.config.meaning import field_meaning
 
 
 class Plain(Config):
@@ -37,15 +37,15 @@ class Outer:
 
 
 def test_a_description_is_the_docstring_below_the_field() -> None:
-    assert meaning(Plain, "own") == "Of its own,\non two lines."
-    assert meaning(Plain, "said") == "said by pydantic"
-    assert meaning(Plain, "silent") == ""
-    assert meaning(Outer.Inner, "deep") == "Deep inside."
+    assert field_meaning(Plain, "own") == "Of its own,\non two lines."
+    assert field_meaning(Plain, "said") == "said by pydantic"
+    assert field_meaning(Plain, "silent") == ""
+    assert field_meaning(Outer.Inner, "deep") == "Deep inside."
 
 
 def test_a_field_of_a_base_has_the_words_of_whoever_wrote_it_last() -> None:
-    assert meaning(Heir, "said") == "said by pydantic"
-    assert meaning(Heir, "own") == ""
+    assert field_meaning(Heir, "said") == "said by pydantic"
+    assert field_meaning(Heir, "own") == ""
 
 
 def test_no_model_reads_sources_as_it_is_made() -> None:

@@ -17,8 +17,8 @@ from rlrun.config.algorithm.names import (
     PRESETS,
     PROXIMAL_METHODS,
 )
-from rlrun.config.loading.schema import expected, fields, find_field, shape_of
-from rlrun.config.meaning import meaning
+from rlrun.config.loading.schema import describe_expected, field_shapes, find_field, shape_of
+from rlrun.config.meaning import field_meaning
 from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.config.models.companions import ReferenceConfig
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
@@ -144,8 +144,8 @@ def test_a_configuration_is_immutable() -> None:
 def test_every_field_has_a_description() -> None:
     missing, models = [], [RLRunSpec]
     for model in models:
-        for name, shape in fields(model).items():
-            if not meaning(model, name):
+        for name, shape in field_shapes(model).items():
+            if not field_meaning(model, name):
                 missing.append(f"{model.__name__}.{name}")
             inner = shape.parts[0] if shape.kind == "list" else shape
             # Kubernetes documents its own types, and the CRD has no room for their descriptions.
@@ -161,15 +161,18 @@ def test_a_field_is_found_in_every_spelling(key: str) -> None:
 
 
 def test_expected_values_are_told_in_words() -> None:
-    assert expected(fields(OptimizerConfig)["lr"]) == "a number greater than 0 and at most 10"
-    assert expected(fields(OptimizerConfig)["max_grad_norm"]) == "a number greater than 0, or null"
-    assert expected(fields(TinyModelConfig)["hidden_size"]) == "a whole number from 16 to 1024, a multiple of 8"
-    assert expected(fields(ModelConfig)["dtype"]) == '"float32", "bfloat16" or "float16"'
+    assert describe_expected(field_shapes(OptimizerConfig)["lr"]) == "a number greater than 0 and at most 10"
+    assert describe_expected(field_shapes(OptimizerConfig)["max_grad_norm"]) == "a number greater than 0, or null"
     assert (
-        expected(fields(LossConfig)["options"].parts[0])
+        describe_expected(field_shapes(TinyModelConfig)["hidden_size"])
+        == "a whole number from 16 to 1024, a multiple of 8"
+    )
+    assert describe_expected(field_shapes(ModelConfig)["dtype"]) == '"float32", "bfloat16" or "float16"'
+    assert (
+        describe_expected(field_shapes(LossConfig)["options"].parts[0])
         == "true or false, a whole number, a number or a string, or null"
     )
-    assert expected(shape_of(dict[str, int])) == "a mapping"
+    assert describe_expected(shape_of(dict[str, int])) == "a mapping"
 
 
 def test_parts_replace_those_of_the_preset() -> None:

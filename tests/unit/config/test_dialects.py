@@ -12,12 +12,12 @@ import pytest
 from rlrun.cli.sources.role_layers import load_role
 from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig, SftConfig
 from rlrun.cli.sources.run_layers import file_layers, read_layer
-from rlrun.config.dialects.complete import complete
+from rlrun.config.dialects.complete import complete_layer
 from rlrun.config.dialects.prime_rl import PRIME_RL, PRIME_RL_EVAL
 from rlrun.config.dialects.rows import Dialect, Row
 from rlrun.config.dialects.translate import Translator, key_of, shape_at
-from rlrun.config.loading.examine import examine, validate
-from rlrun.config.loading.layers import merge
+from rlrun.config.loading.examine import examine_layer, validate_layer
+from rlrun.config.loading.layers import merge_layers
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import NAMES_MAX
 from rlrun.config.loading.toml_lines import toml_lines
@@ -66,7 +66,7 @@ def test_a_key_of_the_same_meaning_is_read_as_its_target() -> None:
         if row.fate != "same" or row.path == row.targets[0]:
             continue
         document = nested({row.path: {} if row.path.endswith("ckpt") else 1})
-        whole = merge(file_layers(Path("f.toml"), None, Document(document)))
+        whole = merge_layers(file_layers(Path("f.toml"), None, Document(document)))
         assert not whole.problems, row.path
         assert key_of(row.targets[0]) in whole.origins, row.path
 
@@ -75,7 +75,7 @@ def _translated(dialect: Dialect, row: Row, value: Any) -> None:
     path = row.path.replace("[]", "[0]").replace("*", "agent")
     translation = Translator(dialect, RlConfig, "f.toml", aliases=ALIASES).read(nested({path: value}))
     layer = translation.as_layer(RlConfig)
-    complete(layer)
+    complete_layer(layer)
     for problem in (*layer.problems, *layer.notices):
         assert problem.path, problem
         assert len(str(problem)) < 600, problem
@@ -114,9 +114,9 @@ def test_a_mapping_where_a_value_belongs_is_refused_by_its_own_name() -> None:
         if row.fate != "mapped" or PRIME_RL.find(row.path) is not row or row.path in ELSEWHERE:
             continue
         path = row.path.replace("[]", "[0]").replace("*", "agent")
-        layer = merge(file_layers(Path("f.toml"), None, Document(nested(WHOLE | {path: {"a": [1]}}))))
-        complete(layer)
-        found = examine(RlConfig, layer).problems
+        layer = merge_layers(file_layers(Path("f.toml"), None, Document(nested(WHOLE | {path: {"a": [1]}}))))
+        complete_layer(layer)
+        found = examine_layer(RlConfig, layer).problems
         own = [problem for problem in found if problem.path == path or problem.path.startswith(f"{path}.")]
         free = any(FREE.search(target) for target in row.targets)
         assert bool(own) is not free, (path, [str(problem) for problem in found])
@@ -127,9 +127,9 @@ def test_a_mapping_where_a_value_belongs_is_refused_by_its_own_name() -> None:
 @pytest.mark.parametrize("value", ["eight", {"a": 1}, 0, 1.5], ids=str)
 def test_a_number_that_others_are_made_of_is_refused_before_they_are(value: Any, other: str) -> None:
     written = {"inference.deployment.gpus_per_node": value, other: [0, 1] if other == "inference_gpu_ids" else 2}
-    layer = merge(file_layers(Path("f.toml"), None, Document(nested(WHOLE | written))))
-    complete(layer)
-    found = [problem.message for problem in examine(RlConfig, layer).problems if "gpus_per_node" in problem.path]
+    layer = merge_layers(file_layers(Path("f.toml"), None, Document(nested(WHOLE | written))))
+    complete_layer(layer)
+    found = [problem.message for problem in examine_layer(RlConfig, layer).problems if "gpus_per_node" in problem.path]
     assert len(found) == 1, found
     assert found[0].endswith("expected a whole number from 1 to 65536")
 
@@ -182,7 +182,7 @@ id = "owner/words@1.2"
 
 
 def spec(*argv: str, env: dict[str, str] | None = None) -> RlConfig:
-    return validate(RlConfig, read_layer(argv, env or {}).layer)
+    return validate_layer(RlConfig, read_layer(argv, env or {}).layer)
 
 
 def refused(*argv: str, env: dict[str, str] | None = None) -> list[str]:
@@ -234,7 +234,7 @@ def test_a_run_in_their_names_without_a_model_has_theirs_and_says_so(toml: Any) 
 
 
 def evaluated(*argv: str) -> EvalConfig:
-    return validate(EvalConfig, read_layer(argv, {}, EvalConfig).layer)
+    return validate_layer(EvalConfig, read_layer(argv, {}, EvalConfig).layer)
 
 
 def test_an_evaluation_by_options_alone() -> None:
@@ -302,11 +302,11 @@ def test_the_orchestrator_alone_has_their_environment(toml: Any) -> None:
 
 def test_subsets_are_sources(toml: Any) -> None:
     sft = "[model]\nname = 'a/b'\n[data]\nname = 'o/d'\nsubsets = ['x', 'y']\n"
-    data = validate(SftConfig, read_layer(["@", toml(sft)], {}, SftConfig).layer).data
+    data = validate_layer(SftConfig, read_layer(["@", toml(sft)], {}, SftConfig).layer).data
     assert data is not None
     assert [(one.name, one.split) for one in data.sources] == [("o/d", "x"), ("o/d", "y")]
     with pytest.raises(ConfigError, match="subsets: beside splits: a source has one of them"):
-        validate(SftConfig, read_layer(["@", toml(sft + "splits = ['a', 'b']\n")], {}, SftConfig).layer)
+        validate_layer(SftConfig, read_layer(["@", toml(sft + "splits = ['a', 'b']\n")], {}, SftConfig).layer)
 
 
 def test_values_that_mean_something_beside_others(toml: Any) -> None:
@@ -367,7 +367,7 @@ def test_supervised_run_has_their_weight_decay(toml: Any) -> None:
     text = "max_steps = 5\n[model]\nname = 'a/b'\n[data]\nname = 'a/d'\n[optim]\nlr = 1e-5\n"
     for more, decay in (("", 0.01), ("weight_decay = 0.2\n", 0.2)):
         layer = read_layer(["@", toml(text + more)], {}, SftConfig).layer
-        assert validate(SftConfig, layer).trainer.optimizer.weight_decay == decay
+        assert validate_layer(SftConfig, layer).trainer.optimizer.weight_decay == decay
         assert any("weight_decay 0.01" in str(notice) for notice in layer.notices) == (not more)
 
 
@@ -520,14 +520,14 @@ def test_lines_of_toml(text: str, expected: dict[Any, int]) -> None:
 )
 def test_odd_words_end_in_one_message(toml: Any, words: list[str], message: str) -> None:
     layer = read_layer(["@", toml(BASE), *words], {}).layer
-    (problem,) = examine(RlConfig, layer).problems
+    (problem,) = examine_layer(RlConfig, layer).problems
     assert str(problem).startswith("command line: --"), problem
     assert message in str(problem)
 
 
 def test_both_items_of_a_list_are_refused_and_nothing_about_what_replaced_them(toml: Any) -> None:
     layer = read_layer(["@", toml(BASE), "--orchestrator.env", "[1, 2]"], {}).layer
-    found = [str(problem) for problem in examine(RlConfig, layer).problems]
+    found = [str(problem) for problem in examine_layer(RlConfig, layer).problems]
     assert found == [
         f"command line: --orchestrator.env[{i}]: got {i + 1} (a number), expected a mapping" for i in (0, 1)
     ]
@@ -536,7 +536,9 @@ def test_both_items_of_a_list_are_refused_and_nothing_about_what_replaced_them(t
 def test_an_option_with_no_takes_a_value_back(toml: Any) -> None:
     named = ["@", toml(BASE), "--wandb.name", "mine"]
     """A field of PRIME-RL's that takes a string has none then, and is not the word `false`."""
-    values = [examine(RlConfig, read_layer(words, {}).layer).result for words in (named, [*named, "--no-wandb.name"])]
+    values = [
+        examine_layer(RlConfig, read_layer(words, {}).layer).result for words in (named, [*named, "--no-wandb.name"])
+    ]
     assert [value.tracking.wandb.name for value in values if value] == ["mine", None]
 
 
@@ -557,7 +559,7 @@ def test_mistakes_have_a_place_and_no_hint_to_what_was_written(
 ) -> None:
     toml(text)
     layer = read_layer(argv, {}).layer
-    found = [str(problem) for problem in examine(RlConfig, layer).problems]
+    found = [str(problem) for problem in examine_layer(RlConfig, layer).problems]
     assert any(message in line for line in found), found
 
 
@@ -608,6 +610,6 @@ def test_an_environment_without_an_id_in_other_sources(
 
 def test_an_environment_of_an_evaluation_without_an_id(toml: Any) -> None:
     layer = read_layer(["@", toml("[[env]]\nnum_examples = 4\n")], {}, EvalConfig).layer
-    assert [str(one).partition(": required")[0] for one in examine(EvalConfig, layer).problems] == [
+    assert [str(one).partition(": required")[0] for one in examine_layer(EvalConfig, layer).problems] == [
         "f.toml:1: env[0].id"
     ]

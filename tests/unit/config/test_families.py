@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from rlrun.config.families import FAMILIES, Family, Kind, divisible, family, problem
+from rlrun.config.families import FAMILIES, Family, Kind, divisible_types, explain_undivided, find_family
 
 PAGE = Path(__file__).parents[3] / "docs" / "parallelism.md"
 
@@ -42,18 +42,18 @@ def test_no_module_is_two_things() -> None:
 
 
 def test_what_is_not_divided_so_is_refused_with_the_families_that_are_and_the_fix() -> None:
-    assert problem("mamba", "tp", 1) is None
-    assert problem("qwen2", "tp", 2) is None
-    said = problem("mamba", "tp", 2) or ""
+    assert explain_undivided("mamba", "tp", 1) is None
+    assert explain_undivided("qwen2", "tp", 2) is None
+    said = explain_undivided("mamba", "tp", 2) or ""
     assert re.fullmatch(
         r"is for the model types afmoe, arcee, .*, the model is of type mamba; set tp: 1 and share it by dpShard", said
     )
     assert "gpt_oss" not in said.partition(", the model is")[0]
-    said = problem("gpt_oss", "tp", 2) or ""
+    said = explain_undivided("gpt_oss", "tp", 2) or ""
     assert ": its experts have biases and its heads sinks, which are not divided; " in said
     assert said.endswith("; set tp: 1 and share it by dpShard, or cp")
-    assert (problem("llama", "ep", 2) or "").endswith("set ep: 1 and share it by dpShard")
-    assert family("gpt_oss", "cp") is not None
+    assert (explain_undivided("llama", "ep", 2) or "").endswith("set ep: 1 and share it by dpShard")
+    assert find_family("gpt_oss", "cp") is not None
 
 
 def test_a_row_that_leaves_out_a_kind_says_why() -> None:
@@ -71,5 +71,5 @@ def test_the_page_has_every_row() -> None:
         kind: tuple("yes" if by in row.by else "no" for by in get_args(Kind)) for kind, row in FAMILIES.items()
     }
     assert [kind for kind, _ in rows] == sorted(shown)
-    assert set(divisible("tp")) == {kind for kind, cells in shown.items() if cells[0] == "yes"}
+    assert set(divisible_types("tp")) == {kind for kind, cells in shown.items() if cells[0] == "yes"}
     assert Family().by == {"tp", "cp"}

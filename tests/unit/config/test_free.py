@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from rlrun.config.free import CHARACTERS_MAX, LEVELS_MAX, FreeMapping, levels
+from rlrun.config.free import CHARACTERS_MAX, LEVELS_MAX, FreeMapping, count_levels
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.yaml_text import examine_yaml
 
@@ -24,8 +24,8 @@ def nested(depth: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("value", "depth"), [(1, 0), ("[[", 0), ([], 1), ({}, 1), ([1, [2, {"a": []}]], 4)])
 def test_levels_are_counted(value: Any, depth: int) -> None:
-    assert levels(value) == depth
-    assert levels(nested(50_000)) == 50_000
+    assert count_levels(value) == depth
+    assert count_levels(nested(50_000)) == 50_000
 
 
 def test_the_deepest_value_that_is_allowed() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.arguments import parse_environment
-from rlrun.config.loading.loader import ConfigError, load, load_file
+from rlrun.config.loading.loader import ConfigError, load_file, load_model
 from rlrun.config.loading.variables import PROCESS_VARIABLES
 from rlrun.config.models.roles import TrainerConfig
 
@@ -20,7 +20,7 @@ BASE = ["--model.path", "m", "--environments.0.id", "arithmetic"]
 
 
 def loaded(*argv: str, env: dict[str, str] | None = None) -> RLRunSpec:
-    return load(RLRunSpec, argv, env=env or {}, prog="test")
+    return load_model(RLRunSpec, argv, env=env or {}, prog="test")
 
 
 def problems(*argv: str, env: dict[str, str] | None = None) -> list[str]:
@@ -304,7 +304,9 @@ def test_a_role_takes_its_part_of_a_file_of_all_roles(toml: Any) -> None:
     assert load_file(TrainerConfig, Path(whole), section="trainer") == load_file(
         TrainerConfig, Path(own), section="trainer"
     )
-    changed = load(TrainerConfig, ["@", whole, "--optimizer.lr", "0.5"], env={}, prog="trainer", section="trainer")
+    changed = load_model(
+        TrainerConfig, ["@", whole, "--optimizer.lr", "0.5"], env={}, prog="trainer", section="trainer"
+    )
     assert changed.optimizer.lr == 0.5
 
 

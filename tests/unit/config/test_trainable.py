@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from rlrun.config.trainable import quantization, refusal, refusal_by_name, suspicion, unquantised_name
+from rlrun.config.trainable import (
+    quantization_method,
+    quantization_note,
+    refusal_by_name,
+    training_refusal,
+    unquantised_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,7 @@ from rlrun.config.trainable import quantization, refusal, refusal_by_name, suspi
     ],
 )
 def test_trainable_configurations_are_not_refused(config: Mapping[str, object]) -> None:
-    assert refusal(config, "m") is None
+    assert training_refusal(config, "m") is None
 
 
 @pytest.mark.parametrize(
@@ -37,8 +43,8 @@ def test_trainable_configurations_are_not_refused(config: Mapping[str, object]) 
     ],
 )
 def test_quantization_is_found_in_each_place(config: Mapping[str, object], method: str) -> None:
-    assert quantization(config) == method
-    assert f"({method}" in str(refusal(config, "m"))
+    assert quantization_method(config) == method
+    assert f"({method}" in str(training_refusal(config, "m"))
 
 
 @pytest.mark.parametrize(
@@ -68,12 +74,12 @@ def test_published_repository_is_refused_by_its_name(name: str, method: str) -> 
 )
 def test_other_repository_is_not_refused_by_its_name(name: str) -> None:
     assert refusal_by_name(name) is None
-    assert suspicion(name) is None
+    assert quantization_note(name) is None
 
 
 def test_quantised_name_leads_to_the_repository_before_it() -> None:
     assert unquantised_name("Qwen/Qwen3-8B-FP8") == "Qwen/Qwen3-8B"
     assert unquantised_name("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4") == "Qwen/Qwen2.5-7B-Instruct"
-    assert "use Qwen/Qwen3-8B" in str(suspicion("Qwen/Qwen3-8B-FP8"))
+    assert "use Qwen/Qwen3-8B" in str(quantization_note("Qwen/Qwen3-8B-FP8"))
     config = {"quantization_config": {"quant_method": "fp8"}}
-    assert "use Qwen/Qwen3-8B, or" in str(refusal(config, "Qwen/Qwen3-8B-FP8"))
+    assert "use Qwen/Qwen3-8B, or" in str(training_refusal(config, "Qwen/Qwen3-8B-FP8"))

@@ -8,9 +8,9 @@ import pytest
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.allocation import Allocation, Part, parse
+from rlrun.config.allocation import Allocation, Part, parse_allocation
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert, read_settings
+from rlrun.convert.convert import Converted, convert_settings, read_settings
 from rlrun.convert.readers.setting import Setting
 
 BASE: dict[str, Any] = {
@@ -27,7 +27,7 @@ BASE: dict[str, Any] = {
 
 def result(changes: dict[str, Any]) -> Converted:
     found = [Setting(key, value, "test") for key, value in (BASE | changes).items()]
-    return convert(found, Context("run"), ["test"])
+    return convert_settings(found, Context("run"), ["test"])
 
 
 def spec(changes: dict[str, Any]) -> RLRunSpec:
@@ -49,7 +49,7 @@ def spec(changes: dict[str, Any]) -> RLRunSpec:
     ],
 )
 def test_allocations(text: str, expected: Allocation) -> None:
-    assert parse(text) == expected
+    assert parse_allocation(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_allocations(text: str, expected: Allocation) -> None:
 )
 def test_a_wrong_allocation_names_its_part_and_the_form(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        parse(text)
+        parse_allocation(text)
     refused = result({"allocation_mode": text}).refused
     assert [fate.setting.key for fate in refused] == ["allocation_mode"]
 
@@ -92,7 +92,7 @@ def test_sglang_is_read_as_vllm_with_a_notice() -> None:
 def test_backends_of_two_keys_are_an_allocation() -> None:
     without = {key: value for key, value in BASE.items() if key != "allocation_mode"}
     parts = {"rollout.backend": "vllm:d2t2", "actor.backend": "megatron:(attn:d2p2t1|ffn:d2p2e2)"}
-    found = convert([Setting(k, v, "t") for k, v in (without | parts).items()], Context("run"), ["t"])
+    found = convert_settings([Setting(k, v, "t") for k, v in (without | parts).items()], Context("run"), ["t"])
     run = parse_manifest(found.text, "t")[0].spec
     assert (run.inference.replicas, run.trainer.gpus_per_replica, run.trainer.parallelism.ep) == (2, 4, 2)
     assert run.trainer.parallelism.pp == 2
@@ -175,7 +175,7 @@ def test_intervals_of_epochs_are_steps() -> None:
         "evaluator.freq_steps": 5,
         "valid_dataset.path": "openai/gsm8k",
     }
-    found = convert(
+    found = convert_settings(
         [Setting(k, v, "t") for k, v in ({k: v for k, v in BASE.items() if k != "total_train_steps"} | epochs).items()],
         Context("run", 640),
         ["t"],
@@ -199,7 +199,7 @@ def test_rewards_of_a_script_are_noticed() -> None:
 
 def test_a_launchers_command_names_its_file() -> None:
     script = "python3 -m areal.launcher.local train.py --config a.yaml allocation_mode=vllm:d1+fsdp:d1 actor.path=Qwen/Qwen3-0.6B"
-    found = convert(
+    found = convert_settings(
         read_settings(script + " gconfig.n_samples=2\npython3 -m areal.x y=1\n", "run.sh", {}), Context("a"), ["run.sh"]
     )
     assert any(notice.startswith("--config=a.yaml: not followed") for notice in found.notices)
@@ -210,7 +210,7 @@ def test_a_launchers_command_names_its_file() -> None:
 def test_yaml_with_interpolations_is_read() -> None:
     text = "actor: {path: Qwen/Qwen3-0.6B, kl_ctl: 0.0}\ngconfig: {n_samples: 2}\ntokenizer_path: ${actor.path}\n"
     text += "allocation_mode: vllm:d1+fsdp:d1\ntotal_train_steps: 3\ntrain_dataset: {path: openai/gsm8k, type: rl}\n"
-    found = convert(read_settings(text, "a.yaml", {}), Context("a"), ["a.yaml"])
+    found = convert_settings(read_settings(text, "a.yaml", {}), Context("a"), ["a.yaml"])
     assert {fate.setting.key: fate.setting.value for fate in found.fates}["tokenizer_path"] == "Qwen/Qwen3-0.6B"
     assert parse_manifest(found.text, "a")[0].metadata.name == "a"
 
@@ -401,7 +401,7 @@ SHARED = {"rollout.backend": "sglang:d2t4p1", "actor.backend": "megatron:d2p1t4"
 )
 def test_engines_share_the_trainers_gpus_by_strategy_or_size(changes: dict[str, Any], colocated: bool) -> None:
     keys = {key: value for key, value in BASE.items() if key != "allocation_mode"} | SHARED | changes
-    text = convert(
+    text = convert_settings(
         [Setting(*item, "test") for item in (keys | {"cluster.n_gpus_per_node": 8}).items()], Context("run"), ["t"]
     )
     found = parse_manifest(text.text, "test")[0].spec

@@ -9,7 +9,7 @@ import pytest
 
 from rlrun.api.manifest import examine_manifest
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import DIALECTS, Converted, convert
+from rlrun.convert.convert import DIALECTS, Converted, convert_settings
 from rlrun.convert.draft import KINDS
 from rlrun.convert.readers.setting import Setting
 from rlrun.convert.tables.row import row_of
@@ -63,7 +63,7 @@ def test_a_wrong_value_of_any_key_is_told_and_never_a_traceback(title: str) -> N
     settings = {**corpus("verl"), **corpus("areal")}[title]
     for index, (setting, value) in enumerate(zip(settings, strange, strict=False)):
         changed = [*settings[:index], replace(setting, value=value), *settings[index + 1 :]]
-        result = convert(changed, Context("run", 1000), [title])
+        result = convert_settings(changed, Context("run", 1000), [title])
         assert len(result.fates) == len(settings)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import AREAL, AREAL_SFT, VERL, VERL_SFT, Dialect, canonical_key, convert
+from rlrun.convert.convert import AREAL, AREAL_SFT, VERL, VERL_SFT, Dialect, canonical_key, convert_settings
 from rlrun.convert.readers.setting import Setting
 from rlrun.convert.tables.row import row_of
 
@@ -73,6 +73,6 @@ def test_unknown_key_of_an_objective_is_refused(name: str, key: str) -> None:
     given |= {"data.train_files": "x.parquet"} if name.startswith("verl") else {"allocation_mode": "vllm:d1+fsdp:d1"}
     if name.startswith("verl"):
         del given["train_dataset.type"]
-    found = convert([Setting(*item, "f") for item in given.items()], Context("run", 100), ["f"])
+    found = convert_settings([Setting(*item, "f") for item in given.items()], Context("run", 100), ["f"])
     assert found.dialect == DIALECTS[name].name
     assert key in [fate.setting.key for fate in found.refused]

@@ -8,7 +8,7 @@ import pytest
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert
+from rlrun.convert.convert import Converted, convert_settings
 from rlrun.convert.readers.setting import Setting
 
 OPTIM = "actor_rollout_ref.actor.optim."
@@ -30,7 +30,7 @@ EQUAL = {"optimizer": "muon", "muon_nesterov": True, "muon_extra_scale_factor": 
 
 
 def result(base: dict[str, Any], changes: dict[str, Any]) -> Converted:
-    return convert([Setting(*item, "t") for item in (base | changes).items()], Context("run", 100), ["t"])
+    return convert_settings([Setting(*item, "t") for item in (base | changes).items()], Context("run", 100), ["t"])
 
 
 def optimizer(found: Converted) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.problems import ConfigError
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import convert, read_settings
+from rlrun.convert.convert import convert_settings, read_settings
 from rlrun.convert.tables.others import OtherTrainer, other_trainers
 
 SCHEMA = RLRunSpec.model_json_schema(by_alias=True)
@@ -62,7 +62,7 @@ def _properties(shape: Any) -> Any:
 def test_a_file_is_refused_by_its_trainers_name_with_the_table(name: str, files: dict[str, tuple[str, str]]) -> None:
     source, text = files[name]
     with pytest.raises(ConfigError) as refused:
-        convert(read_settings(text, source, {}), Context("run"), [source])
+        convert_settings(read_settings(text, source, {}), Context("run"), [source])
     said = str(refused.value)
     trainer = next(one for one in other_trainers() if one.name == name)
     assert said.startswith(source)

@@ -10,7 +10,7 @@ import pytest
 from rlrun.cli.files.convert import read_sources
 from rlrun.config.loading.problems import ConfigError
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert, read_settings
+from rlrun.convert.convert import Converted, convert_settings, read_settings
 from rlrun.convert.readers.setting import Setting
 
 KEYS = "data.train_files=/d/train.parquet actor_rollout_ref.model.path=Qwen/Qwen3-8B algorithm.adv_estimator=grpo"
@@ -19,13 +19,13 @@ SFT: dict[str, Any] = {"data.train_files": "/d/train.parquet", "model.path": "Qw
 
 def converted(command: str, *sources: str) -> Converted:
     settings = read_settings(f"{command} {KEYS} trainer.total_training_steps=7\n", "run.sh", {})
-    return convert(settings, Context("run"), [*sources, "run.sh"])
+    return convert_settings(settings, Context("run"), [*sources, "run.sh"])
 
 
 def fate(changes: dict[str, Any], base: dict[str, Any] | None = None) -> str:
     """Kind of the fate of the one changed key."""
     first = dict(word.split("=") for word in KEYS.split()) if base is None else base
-    result = convert([Setting(k, v, "t") for k, v in (first | changes).items()], Context("run", 70), ["t"])
+    result = convert_settings([Setting(k, v, "t") for k, v in (first | changes).items()], Context("run", 70), ["t"])
     return next(one.kind for one in result.fates if one.setting.key in changes)
 
 
@@ -67,7 +67,7 @@ def test_named_configuration_has_to_be_given() -> None:
 def test_files_in_a_list_of_defaults_have_to_be_given() -> None:
     keys = dict(word.split("=") for word in KEYS.split()) | {"trainer.total_training_steps": 7}
     for listed in ({"defaults": ["ppo_trainer", "search", "_self_"]}, {"defaults[0]": "search", "defaults[1].x": "y"}):
-        found = convert([Setting(*item, "t") for item in (keys | listed).items()], Context("run"), ["t"])
+        found = convert_settings([Setting(*item, "t") for item in (keys | listed).items()], Context("run"), ["t"])
         assert [line.partition(":")[0].partition("=")[2] for line in found.missing] == ["search"]
 
 
@@ -80,7 +80,7 @@ def test_named_configuration_is_read_where_it_is(tmp_path: Path) -> None:
     options = '--config-path="$(pwd)/examples/conf" --config-name=mine'
     script.write_text(f"python3 -m verl.trainer.main_ppo {options} {KEYS} trainer.total_training_steps=7\n")
     settings, sources = read_sources([str(script)])
-    found = convert(settings, Context("run"), sources)
+    found = convert_settings(settings, Context("run"), sources)
     assert "groupSize: 16" in found.text
     assert found.missing == []
     assert [Path(source).name for source in read_sources([str(folders[0] / "mine.yaml"), str(script)])[1]] == [
@@ -102,7 +102,7 @@ def test_files_of_lists_of_defaults_are_followed_and_others_reported(tmp_path: P
     )
     settings, sources = read_sources([str(mine)])
     assert [Path(source).name for source in sources] == ["base.yaml", "mine.yaml", "over.yaml"]
-    found = convert(settings, Context("run", 80), sources)
+    found = convert_settings(settings, Context("run", 80), sources)
     assert "batchSize: 24" in found.text
     assert next(line for line in found.missing if "defaults=" in line).startswith("defaults=lost: ")
 
@@ -110,7 +110,7 @@ def test_files_of_lists_of_defaults_are_followed_and_others_reported(tmp_path: P
 def test_images_of_rows_are_reported() -> None:
     for name in ("image", "video", "audio"):
         keys = dict(word.split("=") for word in KEYS.split()) | {f"data.{name}_key": f"{name}s"}
-        found = convert([Setting(*item, "t") for item in keys.items()], Context("run", 70), ["t"])
+        found = convert_settings([Setting(*item, "t") for item in keys.items()], Context("run", 70), ["t"])
         assert any(f"data.{name}_key={name}s: no {name} of a row is read" in notice for notice in found.notices)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.config.loading.problems import ConfigError
 from rlrun.convert.convert import read_settings
-from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar, without_deleted
+from rlrun.convert.readers.hydra import read_override, read_scalar, read_yaml, resolve_references, without_deleted
 from rlrun.convert.readers.shell import read_script
 
 START = "\npython3 -m verl.trainer.main_ppo "
@@ -189,14 +189,14 @@ def test_script_that_grows_ends(script: str) -> None:
     ],
 )
 def test_overrides_have_hydras_values(text: str, expected: Any) -> None:
-    assert scalar(text) == expected
+    assert read_scalar(text) == expected
 
 
 def test_interpolations() -> None:
     text = (
         "a: {b: 1, c: '${.b}', d: '${x.y}'}\ne: ${oc.select:a.b,7}\nf: ${oc.select:z,7}\ng: p/${a.b}\nh: ${nowhere}\n"
     )
-    found = {setting.key: setting for setting in resolve(read_yaml(text, "a.yaml"))}
+    found = {setting.key: setting for setting in resolve_references(read_yaml(text, "a.yaml"))}
     assert [found[key].value for key in ("a.c", "e", "f", "g")] == [1, 1, 7, "p/1"]
     assert found["a.d"].unset == ("${x.y}",)
     assert found["h"].unset == ("${nowhere}",)
@@ -224,7 +224,7 @@ def test_items_of_lists_of_mappings_have_keys() -> None:
     ],
 )
 def test_an_override_sets_or_deletes(word: str, key: str | None) -> None:
-    found = override(word, "command line")
+    found = read_override(word, "command line")
     assert (found and found.key) == key
 
 
@@ -235,7 +235,9 @@ def test_a_deletion_takes_away_what_stands_before_it() -> None:
         "actor_rollout_ref.rollout.name=vllm",
         "~critic",
     ]
-    settings = [override(word, "w") for word in [*words, "~actor_rollout_ref.rollout", "actor_rollout_ref.rollout.n=8"]]
+    settings = [
+        read_override(word, "w") for word in [*words, "~actor_rollout_ref.rollout", "actor_rollout_ref.rollout.n=8"]
+    ]
     kept, deletions = without_deleted([one for one in settings if one is not None])
     assert [(one.key, one.value) for one in kept] == [
         ("data.train_files", "/x.parquet"),

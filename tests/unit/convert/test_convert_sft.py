@@ -6,7 +6,7 @@ from typing import Any
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert, read_settings
+from rlrun.convert.convert import Converted, convert_settings, read_settings
 from rlrun.convert.readers.setting import Setting
 
 VERL = """
@@ -26,11 +26,11 @@ def areal(**changes: Any) -> Converted:
         "model.path": "Qwen/Qwen3-1.7B",
         "total_train_epochs": 2,
     }
-    return convert([Setting(k, v, "t") for k, v in (keys | changes).items()], Context("run", 1280), ["t"])
+    return convert_settings([Setting(k, v, "t") for k, v in (keys | changes).items()], Context("run", 1280), ["t"])
 
 
 def test_verl() -> None:
-    found = convert(read_settings(VERL, "run.sh", {}), Context("run", 320), ["run.sh"])
+    found = convert_settings(read_settings(VERL, "run.sh", {}), Context("run", 320), ["run.sh"])
     spec = parse_manifest(found.text, "run")[0].spec
     assert found.missing == []
     assert spec.data is not None
@@ -49,7 +49,7 @@ def test_verl() -> None:
 
 def test_gpus_that_are_an_argument_of_the_script_are_missing() -> None:
     script = VERL.replace("--nproc_per_node=4", "--nproc_per_node=$GPUS")
-    found = convert(read_settings(script, "run.sh", {}), Context("run", 320), ["run.sh"])
+    found = convert_settings(read_settings(script, "run.sh", {}), Context("run", 320), ["run.sh"])
     assert any("add trainer.n_gpus_per_node=N" in line for line in found.missing)
 
 
@@ -85,7 +85,7 @@ def test_areals_block_of_the_engine_is_called_actor() -> None:
         "actor.optimizer.lr_scheduler_type": "cosine",
         "actor.optimizer.warmup_steps_proportion": 0.1,
     }
-    found = convert([Setting(k, v, "t") for k, v in keys.items()], Context("run", 1280), ["t"])
+    found = convert_settings([Setting(k, v, "t") for k, v in keys.items()], Context("run", 1280), ["t"])
     spec = parse_manifest(found.text, "t")[0].spec
     trainer = spec.trainer
     assert found.refused == []
@@ -98,7 +98,7 @@ def test_areals_block_of_the_engine_is_called_actor() -> None:
 
 def sft(command: str) -> Any:
     text = f"{command} data.train_files=/d/x.parquet model.path=Qwen/Qwen3-0.6B\n"
-    found = convert(read_settings(text, "run.sh", {}), Context("run", 2560), ["run.sh"])
+    found = convert_settings(read_settings(text, "run.sh", {}), Context("run", 2560), ["run.sh"])
     return parse_manifest(found.text, "run")[0].spec, found.notices
 
 
@@ -122,6 +122,8 @@ def test_defaults_are_those_of_the_program() -> None:
 def test_keys_of_the_earlier_trainer_choose_its_defaults_in_a_file() -> None:
     keys = {"data.train_files": "/d/x.parquet", "model.partial_pretrain": "Qwen/Qwen3-0.6B"}
     for more, rate in (({}, 1e-5), ({"optim.lr": 3e-6}, 3e-6)):
-        found = convert([Setting(*item, "f.yaml") for item in (keys | more).items()], Context("run", 2560), ["f.yaml"])
+        found = convert_settings(
+            [Setting(*item, "f.yaml") for item in (keys | more).items()], Context("run", 2560), ["f.yaml"]
+        )
         assert parse_manifest(found.text, "f")[0].spec.trainer.optimizer.lr == rate
         assert any("optim.lr is not written" in notice for notice in found.notices) == (not more)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rlrun.api.manifest import parse_manifest
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.cli.files.convert import run
 from rlrun.cli.files.convert_toml import convert_toml
 from rlrun.cli.sources.run_layers import read_layer
-from rlrun.config.loading.examine import examine
+from rlrun.config.loading.examine import examine_layer
 from rlrun.config.loading.problems import ConfigError
 from rlrun.local.judge import judge_manifest
 from rlrun.runtime import exit_codes
@@ -51,14 +51,14 @@ def write(text: str, name: str = "f.toml") -> str:
 
 
 def roles(spec: Any) -> dict[str, Any]:
-    return resolve(spec, name="x", uid=UID, output_dir="/x").model_dump(mode="json")
+    return resolve_spec(spec, name="x", uid=UID, output_dir="/x").model_dump(mode="json")
 
 
 def test_each_of_their_files_is_the_run_that_its_command_starts_or_is_refused_with_the_reason() -> None:
     converted = 0
     for file in FILES:
         path = write(as_toml(file.document))
-        examined = examine(model := RUNS[file.command], read_layer(["@", path], {}, model).layer)
+        examined = examine_layer(model := RUNS[file.command], read_layer(["@", path], {}, model).layer)
         if examined.problems or examined.result is None:
             with pytest.raises(ConfigError) as refused:
                 convert_toml([file.command, "@", path])

@@ -10,8 +10,8 @@ from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.problems import ConfigError
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert, read_settings
-from rlrun.convert.readers.hydra import override
+from rlrun.convert.convert import Converted, convert_settings, read_settings
+from rlrun.convert.readers.hydra import read_override
 from rlrun.convert.readers.setting import Setting
 
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
@@ -30,7 +30,7 @@ def settings(**changes: Any) -> list[Setting]:
 
 
 def result(changes: dict[str, Any], rows: int | None = None) -> Converted:
-    return convert(settings(**changes), Context("run", rows), ["test"])
+    return convert_settings(settings(**changes), Context("run", rows), ["test"])
 
 
 def spec(changes: dict[str, Any], rows: int | None = None) -> RLRunSpec:
@@ -327,15 +327,15 @@ def test_what_deviates_is_noticed_and_what_nobody_knows_is_refused() -> None:
 
 
 def test_a_variable_that_nothing_sets_is_missing() -> None:
-    word = override("trainer.n_gpus_per_node=", "run.sh", 3, ("WORKER_GPU",))
+    word = read_override("trainer.n_gpus_per_node=", "run.sh", 3, ("WORKER_GPU",))
     assert word is not None
-    found = convert([*settings(), word], Context("run"), ["run.sh"])
+    found = convert_settings([*settings(), word], Context("run"), ["run.sh"])
     assert any("WORKER_GPU has no value that is known here" in line for line in found.missing)
 
 
 def test_files_of_nobody_are_refused() -> None:
     with pytest.raises(ConfigError, match="no key of verl"):
-        convert([Setting("model.name", "x", "a.yaml")], Context("run"), ["a.yaml"])
+        convert_settings([Setting("model.name", "x", "a.yaml")], Context("run"), ["a.yaml"])
     with pytest.raises(ConfigError, match="no command with key=value"):
         read_settings("echo hello\n", "a.sh", {})
 
@@ -414,9 +414,9 @@ def test_dppo_has_no_kl_term_and_reports_a_cap_of_the_ratio() -> None:
 
 
 def test_a_value_that_a_script_computes_is_missing() -> None:
-    word = override(R + "n=", "run.sh", 3, ("N (line 2)",))
+    word = read_override(R + "n=", "run.sh", 3, ("N (line 2)",))
     assert word is not None
-    found = convert([*settings(), word], Context("run"), ["run.sh"])
+    found = convert_settings([*settings(), word], Context("run"), ["run.sh"])
     assert f"{R}n: N (line 2) has no value that is known here; add {R}n=VALUE" in found.missing
 
 

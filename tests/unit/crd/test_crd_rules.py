@@ -19,14 +19,14 @@ from rlrun.api.manifest import parse_manifest
 from rlrun.api.pods import TrainerBlock
 from rlrun.api.resource import IDENTITY_FIELDS, LIVE_FIELDS, RLRun, RLRunSpec
 from rlrun.config.loading.problems import ConfigError
-from rlrun.config.loading.schema import fields, walk
-from rlrun.config.rule import Rule, compact, quoted
+from rlrun.config.loading.schema import field_shapes, walk_model
+from rlrun.config.rule import Rule, compact_cel, quote_cel
 from tests.controlplane.corpus import MALFORMED
 
 
 def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     yield model
-    for shape in fields(model).values():
+    for shape in field_shapes(model).values():
         inner = shape.parts[0] if shape.kind == "list" else shape
         if inner.model is not None:
             yield from models(inner.model)
@@ -80,9 +80,9 @@ def test_every_rule_stands_in_the_policy() -> None:
     written = {reading_defaults(rule, {"self": model}) for model, rules in RULES.items() for rule in rules}
     assert written <= set(every)
     for rule in set(every):
-        there = [f"({compact(rule.holds)})?''" in text, rule.said() in text]
+        there = [f"({compact_cel(rule.holds)})?''" in text, rule.said() in text]
         assert there == [True, True], rule
-        assert text.count(f"({compact(rule.holds)})?''") == every.count(rule), f"once in each place: {rule}"
+        assert text.count(f"({compact_cel(rule.holds)})?''") == every.count(rule), f"once in each place: {rule}"
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
 
 
@@ -99,8 +99,8 @@ def test_a_message_becomes_an_expression_with_its_values() -> None:
     rule = Rule("self.a < self.b", "a ({self.a}) is 100% 'too' large for {self.b}", ".a")
     assert rule.said() == r"'a (%s) is 100%% \'too\' large for %s'.format([self.a,self.b])"
     assert Rule("self.a", "write a").said() == "'write a'"
-    assert compact(r"a in ['x, y', 'it\'s = c'] && b ? -1 : c") == r"a in['x, y','it\'s = c']&&b?-1:c"
-    assert quoted("it's \\d") == r"'it\'s \\d'"
+    assert compact_cel(r"a in ['x, y', 'it\'s = c'] && b ? -1 : c") == r"a in['x, y','it\'s = c']&&b?-1:c"
+    assert quote_cel("it's \\d") == r"'it\'s \\d'"
 
 
 def compared(rule: Rule) -> set[str]:
@@ -111,7 +111,7 @@ def compared(rule: Rule) -> set[str]:
 
 
 def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> None:
-    paths = {".".join(path) for path, *_ in walk(RLRunSpec, "camel")}
+    paths = {".".join(path) for path, *_ in walk_model(RLRunSpec, "camel")}
     assert {*LIVE_FIELDS, *IDENTITY_FIELDS} <= paths
     while_suspended, fixed, growing, enlarging = TRANSITION_RULES
     told = [rule.holds.partition("||")[0] for rule in TRANSITION_RULES]

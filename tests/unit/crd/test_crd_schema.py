@@ -12,12 +12,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from rlrun.api.crd.definition import RULES_KEY, crd, spec_schema, status_schema
+from rlrun.api.crd.definition import RULES_KEY, build_crd, spec_schema, status_schema
 from rlrun.api.crd.unset import default_of
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import UNSERVED, RLRunStatus
-from rlrun.config.loading.schema import walk
-from rlrun.config.meaning import meaning
+from rlrun.config.loading.schema import walk_model
+from rlrun.config.meaning import field_meaning
 from tools.crd import compact_size, crd_files
 
 DEFAULTS = Path(__file__).parent / "golden" / "defaults.json"
@@ -88,8 +88,8 @@ def test_a_write_of_the_status_judges_no_rule() -> None:
 def test_every_field_is_there_and_ours_are_documented() -> None:
     for model, schema in ((RLRunSpec, spec_schema()), (RLRunStatus, status_schema())):
         by_path = dict(nodes(schema))
-        for path, owner, name in walk(model, "camel"):
-            node, words = by_path[".".join(path)], " ".join(meaning(owner, name).split())
+        for path, owner, name in walk_model(model, "camel"):
+            node, words = by_path[".".join(path)], " ".join(field_meaning(owner, name).split())
             told = (
                 node.get("description", "").partition(" Default: ")[0]
                 if model is RLRunSpec
@@ -142,7 +142,7 @@ def test_a_default_of_this_version_never_changes() -> None:
 
 def defaults(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
     """Path and default of each field that an author may leave out."""
-    for path, owner, name in walk(model, "camel"):
+    for path, owner, name in walk_model(model, "camel"):
         info = owner.model_fields[name]
         value = default_of(info)
         if not info.is_required():
@@ -171,7 +171,7 @@ def test_the_status_has_one_owner() -> None:
 
 
 def test_the_printer_columns_show_fields_that_exist() -> None:
-    (version,) = crd()["spec"]["versions"]
+    (version,) = build_crd()["spec"]["versions"]
     fields = dict(nodes(status_schema()))
     for column in version["additionalPrinterColumns"]:
         if column["jsonPath"].startswith(".status."):
@@ -179,7 +179,7 @@ def test_the_printer_columns_show_fields_that_exist() -> None:
 
 
 def test_the_scale_subresource_is_about_the_engines() -> None:
-    (version,) = crd()["spec"]["versions"]
+    (version,) = build_crd()["spec"]["versions"]
     assert set(version["subresources"]) == {"status", "scale"}
     scale = version["subresources"]["scale"]
     halves = {".spec.": dict(nodes(spec_schema())), ".status.": dict(nodes(status_schema()))}
@@ -198,5 +198,5 @@ def test_the_chart_carries_the_same_crd_and_never_deletes_it() -> None:
         for document in files[kept]:
             assert document["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
         assert files[plain] == files[kept]
-    assert files["rlruns.yaml"] == [crd()]
+    assert files["rlruns.yaml"] == [build_crd()]
     assert not any("{{" in text for text in crd_files().values())

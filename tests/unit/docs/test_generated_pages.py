@@ -9,8 +9,8 @@ import pytest
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import RLRunStatus
 from rlrun.config.algorithm.names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS
-from rlrun.config.loading.schema import walk
-from rlrun.config.meaning import meaning
+from rlrun.config.loading.schema import walk_model
+from rlrun.config.meaning import field_meaning
 from tools.docs import generated_files, pages, run
 
 
@@ -32,8 +32,8 @@ def test_a_file_that_is_out_of_date_is_named_and_can_be_written(
 def test_every_field_preset_and_option_is_on_its_page() -> None:
     text = pages()
     for model, page in ((RLRunSpec, "rlrun.md"), (RLRunStatus, "status.md")):
-        for path, owner, name in walk(model, "camel"):
-            if meaning(owner, name):  # Kubernetes documents its own types
+        for path, owner, name in walk_model(model, "camel"):
+            if field_meaning(owner, name):  # Kubernetes documents its own types
                 assert f"| `{path[-1]}` |" in text[page]
     for name in PRESETS:
         assert f"| `{name}` |" in text["presets.md"]

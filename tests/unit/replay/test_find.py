@@ -15,7 +15,7 @@ from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.config.models.run import fingerprint
+from rlrun.config.models.run import config_fingerprint
 from rlrun.protocol.files.attempts import first_attempt, next_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
@@ -62,7 +62,7 @@ def paths(tmp_path: Path) -> RunPaths:
     made = RunPaths(tmp_path / "run")
     made.attempts.mkdir(parents=True)
     made.run_json.write_text(json.dumps({"trainer": config(made.root).model_dump(mode="json")}))
-    first = first_attempt(world_size=2, config_hash=fingerprint(config(made.root)))
+    first = first_attempt(world_size=2, config_hash=config_fingerprint(config(made.root)))
     write_attempt(made, first)
     write_attempt(made, next_attempt(first, 4, attempt=2, world_size=1, config_hash="other"))
     for step, attempt in ((4, 1), (8, 1), (6, 2)):

@@ -13,7 +13,7 @@ import yaml
 
 from rlrun import Run
 from rlrun.api.manifest import manifest_text
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main
 from rlrun.cli.runs import compare
@@ -56,7 +56,7 @@ def write_run(root: Path, spec: Mapping[str, Any], *, with_manifest: bool = True
     """A run's folder as `rlrun local` leaves it; without a manifest, as pods leave it."""
     folder = made(root)
     read = RLRunSpec.model_validate(dict(spec))
-    config = resolve(read, name=root.name, uid=f"uid-{root.name}", output_dir=str(root))
+    config = resolve_spec(read, name=root.name, uid=f"uid-{root.name}", output_dir=str(root))
     folder.write("run.json", config.model_dump_json(by_alias=False))
     if with_manifest:
         folder.write("manifest.yaml", manifest_text(read, root.name))

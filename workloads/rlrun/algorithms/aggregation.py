@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms.inputs import LossInputs, checked_lengths
-from rlrun.config.algorithm.names import AGGREGATIONS, known
+from rlrun.config.algorithm.names import AGGREGATIONS, check_known
 
 
 def aggregation_weights(
@@ -29,7 +29,7 @@ def aggregation_weights(
     Raises:
         ValueError: names the argument.
     """
-    known("aggregation", aggregation, AGGREGATIONS)
+    check_known("aggregation", aggregation, AGGREGATIONS)
     kept = mask.bool()
     if aggregation != "seq_mean_token_mean":
         return kept.to(dtype)
@@ -76,7 +76,7 @@ def aggregation_count(
 
 def check_aggregation(aggregation: str, length: float | None) -> None:
     """Raises ValueError for an unknown name, and for a length that is missing, not positive or unused."""
-    known("aggregation", aggregation, AGGREGATIONS)
+    check_known("aggregation", aggregation, AGGREGATIONS)
     if (length is None) == (aggregation == "constant_length"):
         wrong = "must be given for" if length is None else f"({length}) is not used by"
         raise ValueError(f"aggregation_length {wrong} aggregation {aggregation}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlrun.config.algorithm.names import KL_KINDS, known
+from rlrun.config.algorithm.names import KL_KINDS, check_known
 
 LARGEST_EXPONENT = 80.0
 """e^80 is far below the largest fp32 number: sums and products of bounded ratios stay finite."""
@@ -49,7 +49,7 @@ def kl_estimate(
     Raises:
         ValueError: an unknown kind, tensors of different shape, or missing `inference_logprobs`.
     """
-    known("KL estimate", kind, KL_KINDS)
+    check_known("KL estimate", kind, KL_KINDS)
     difference = _difference("reference_logprobs", logprobs, reference_logprobs.detach())
     if kind == "k1":
         return difference

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlrun.algorithms.kl import kl_estimate
 from rlrun.algorithms.returns import returns_to_go
-from rlrun.config.algorithm.names import KL_REWARD_KINDS, known
+from rlrun.config.algorithm.names import KL_REWARD_KINDS, check_known
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class KlReward:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight >= 0):
             raise ValueError(f"weight must be a finite number of at least 0, got {self.weight}")
-        known("kind", self.kind, KL_REWARD_KINDS)
+        check_known("kind", self.kind, KL_REWARD_KINDS)
 
     def rewards(self, logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
         """Rewards of the tokens, without a gradient, 0 outside the mask.

@@ -22,10 +22,10 @@ from rlrun.config.algorithm.names import (
     LOSS_ENTRIES,
     PROXIMAL_METHODS,
     Options,
+    check_known,
     complete_correction,
     correction_problem,
     default_aggregation,
-    known,
     proximal_problem,
 )
 from rlrun.custom import Algorithm, bind
@@ -105,7 +105,7 @@ class Objective:
         function, options = bind("loss", self.loss, LOSSES, self.options)
         aggregation = self.aggregation or default_aggregation(self.loss, options)
         check_aggregation(aggregation, self.aggregation_length)
-        known("proximal", self.proximal, PROXIMAL_METHODS)
+        check_known("proximal", self.proximal, PROXIMAL_METHODS)
         bound: dict[str, object] = {"_function": function, "options": options, "aggregation": aggregation}
         correction = None if self.correction is None else complete_correction(self.correction)
         if correction is not None and correction["action"] == "none":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlrun.config.algorithm.names import PROXIMAL_METHODS, known
+from rlrun.config.algorithm.names import PROXIMAL_METHODS, check_known
 
 
 def proximal_logprobs(
@@ -31,7 +31,7 @@ def proximal_logprobs(
     Raises:
         ValueError: an unknown method; tensors of different shape; versions that are missing or newer than the policy.
     """
-    known("method", method, PROXIMAL_METHODS)
+    check_known("method", method, PROXIMAL_METHODS)
     if logprobs.shape != inference_logprobs.shape:
         raise ValueError(
             f"inference_logprobs has shape {tuple(inference_logprobs.shape)}, logprobs has {tuple(logprobs.shape)}"

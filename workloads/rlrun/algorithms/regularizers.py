@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlrun.algorithms.inputs import LossInputs
 from rlrun.algorithms.kl import kl_estimate
-from rlrun.config.algorithm.names import KL_KINDS, known
+from rlrun.config.algorithm.names import KL_KINDS, check_known
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Regularizers:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"regularizers: {name} must be a finite number of at least 0, got {value}")
-        known("regularizers: kl_kind", self.kl_kind, KL_KINDS)
+        check_known("regularizers: kl_kind", self.kl_kind, KL_KINDS)
         if self.kl > 0 and self.kl_kind == "k1":
             raise ValueError(
                 "regularizers: kl_kind k1 has an expected gradient of 0 as a loss; use k2, or subtract it from the reward (KlReward)"

@@ -13,14 +13,14 @@ from typing import TypeGuard
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from rlrun.config.allocation import Allocation, Part, parse
+from rlrun.config.allocation import Allocation, Part, parse_allocation
 
 NODE_GPUS = 8
 """Most GPUs of a pod of the trainer, where nothing else is written."""
 Tree = Mapping[str, object]
 
 
-def allocated(values: Tree) -> dict[str, object]:
+def apply_allocation(values: Tree) -> dict[str, object]:
     """The fields of a specification with those of its allocation.
 
     Args:
@@ -34,20 +34,20 @@ def allocated(values: Tree) -> dict[str, object]:
     if not isinstance(text, str):
         return result
     try:
-        allocation = parse(text)
+        allocation = parse_allocation(text)
     except ValueError as error:
         raise ValueError(f"allocation: {error}") from None
     given = _Given(values, text)
     given.check_task(allocation)
     for path, value in given.layout(allocation):
         given.check(path, value)
-        _put(result, path.split("."), value)
+        _put_field(result, path.split("."), value)
     return result
 
 
-def notes(text: str) -> list[str]:
+def allocation_notes(text: str) -> list[str]:
     """Facts about a valid allocation that its fields do not show."""
-    allocation, found = parse(text), []
+    allocation, found = parse_allocation(text), []
     for whose, part in (("engines", allocation.engines), ("trainer", allocation.trainer)):
         if part is None:
             continue
@@ -68,7 +68,7 @@ class _Given:
         """The value of a field that is written; None: it is not."""
         place: object = self.values
         for part in path.split("."):
-            tree = _tree(place)
+            tree = _field_tree(place)
             place = tree.get(part, tree.get(to_camel(part))) if tree is not None else None
         return place
 
@@ -147,7 +147,7 @@ class _Given:
             )
 
 
-def _tree(value: object) -> Tree | None:
+def _field_tree(value: object) -> Tree | None:
     if isinstance(value, BaseModel):
         return {name: getattr(value, name) for name in value.model_fields_set}
     return value if isinstance(value, Mapping) else None
@@ -157,14 +157,14 @@ def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _put(values: dict[str, object], parts: list[str], value: int) -> None:
+def _put_field(values: dict[str, object], parts: list[str], value: int) -> None:
     """Set a field in blocks that are copied; one that is written stays, and so does what is no block."""
     name, *rest = parts
     if not rest:
         if to_camel(name) not in values:
             values[name] = value
         return
-    block = _tree(values.get(name, {}))
+    block = _field_tree(values.get(name, {}))
     if block is not None:
         values[name] = copied = dict(block)
-        _put(copied, rest, value)
+        _put_field(copied, rest, value)

@@ -24,7 +24,7 @@ RULES = (
 """Rules of the whole specification, for the API server."""
 
 
-def check(spec: RunFields) -> None:
+def check_colocation(spec: RunFields) -> None:
     """See that trainer and engines can have the same GPUs in turn.
 
     Raises:
@@ -74,4 +74,4 @@ def check(spec: RunFields) -> None:
         ("inference", engine, [*PodFields.model_fields, "min_available", "autoscale", "spot"]),
         ("placement", spec.placement, ("inference", "spread_inference")),
     )
-    unread.refuse(of_pods, "engines that have pods of their own")
+    unread.refuse_set_field(of_pods, "engines that have pods of their own")

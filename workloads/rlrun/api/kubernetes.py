@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from rlrun.config.base import Config
 from rlrun.config.formats import RESERVED_VARIABLES, SUBDOMAIN, Format, ObjectName
 from rlrun.config.free import FreeMapping
-from rlrun.config.rule import Rule, listed
+from rlrun.config.rule import Rule, list_cel
 
 Quantity = Annotated[
     str,
@@ -60,7 +60,7 @@ _UNITS = {
 _AMOUNT = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)((?P<exponent>e[0-9][0-9]?)|(?P<unit>[numkKMGTPE]?)(?P<binary>i?))")
 
 
-def amount(value: str | int) -> Decimal:
+def read_amount(value: str | int) -> Decimal:
     """A quantity as a number; `value` is valid."""
     found = _AMOUNT.fullmatch(str(value))
     if found is None:
@@ -145,13 +145,13 @@ class LocalObjectReference(Config):
     name: ObjectName
 
 
-def _amount(kind: str) -> str:
+def _parse_amount(kind: str) -> str:
     return f"string(self.{kind}[k])"
 
 
 _MORE = (
-    f"has(self.limits) && k in self.limits && isQuantity({_amount('requests')}) && isQuantity({_amount('limits')}) && "
-    f"quantity({_amount('requests')}).isGreaterThan(quantity({_amount('limits')}))"
+    f"has(self.limits) && k in self.limits && isQuantity({_parse_amount('requests')}) && isQuantity({_parse_amount('limits')}) && "
+    f"quantity({_parse_amount('requests')}).isGreaterThan(quantity({_parse_amount('limits')}))"
 )
 _FIRST_MORE = f"self.requests.filter(k, {_MORE})[0]"
 
@@ -172,7 +172,7 @@ class ResourceRequirements(Config):
     def _within_limits(self) -> Self:
         for name, wanted in self.requests.items():
             limit = self.limits.get(name)
-            if limit is not None and amount(wanted) > amount(limit):
+            if limit is not None and read_amount(wanted) > read_amount(limit):
                 raise ValueError(
                     f"requests.{name} ({wanted}) is more than limits.{name} ({limit}); lower it or raise the limit"
                 )
@@ -270,7 +270,7 @@ class EnvVar(Config):
             ".value",
         ),
         Rule(
-            f"!(self.name in {listed(RESERVED_ENV)}) && !self.name.startsWith('{RESERVED_ENV_PREFIX}')",
+            f"!(self.name in {list_cel(RESERVED_ENV)}) && !self.name.startsWith('{RESERVED_ENV_PREFIX}')",
             "name ({self.name}) is reserved: RLRun sets it itself; remove it",
             ".name",
         ),

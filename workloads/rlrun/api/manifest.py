@@ -10,7 +10,7 @@ from typing import Any
 
 from rlrun.api.resource import API_VERSION, KIND, ObjectMeta, RLRun, RLRunSpec
 from rlrun.api.variation import Variation
-from rlrun.config.loading.examine import Examined, examine
+from rlrun.config.loading.examine import Examined, examine_layer
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.layers import Layer, Reader
 from rlrun.config.loading.problems import ConfigError, Problem
@@ -79,7 +79,7 @@ def examine_manifest(
     layer.notices += [_not_read(one, source) for one in documents if one.value is not run.value]
     if variation is not None:
         layer = variation.over(layer)
-    return examine(RLRun, layer), layer
+    return examine_layer(RLRun, layer), layer
 
 
 def manifest_text(spec: RLRunSpec, name: str) -> str:
@@ -204,7 +204,7 @@ def _fields_beside_spec(document: Document, source: str, problems: list[Problem]
     problems.append(Problem(source, "spec", f"is empty; {fix} {shown} by two spaces below spec", line))
     moved = {name: value[name] for name in names}
     rest = {name: one for name, one in value.items() if name not in names}
-    return _moved(document, rest | {"spec": moved}, {(name,): ("spec", name) for name in names})
+    return _move_value(document, rest | {"spec": moved}, {(name,): ("spec", name) for name in names})
 
 
 def _spec_in_spec(document: Document, source: str, problems: list[Problem]) -> Document:
@@ -216,7 +216,7 @@ def _spec_in_spec(document: Document, source: str, problems: list[Problem]) -> D
         Problem(source, "spec.spec", "unknown field; remove the inner spec:", document.lines.get(("spec", "spec")))
     )
     outer = {name: one for name, one in spec.items() if name != "spec"}
-    return _moved(document, document.value | {"spec": inner | outer}, {("spec", "spec"): ("spec",)})
+    return _move_value(document, document.value | {"spec": inner | outer}, {("spec", "spec"): ("spec",)})
 
 
 def _spec_in_metadata(document: Document, source: str, problems: list[Problem]) -> Document:
@@ -227,7 +227,7 @@ def _spec_in_metadata(document: Document, source: str, problems: list[Problem]) 
     message = "spec belongs at the top of the manifest: write spec: without the spaces before it"
     problems.append(Problem(source, "metadata.spec", message, document.lines.get(("metadata", "spec"))))
     rest = {name: one for name, one in metadata.items() if name != "spec"}
-    return _moved(document, document.value | {"metadata": rest, "spec": inner}, {("metadata", "spec"): ("spec",)})
+    return _move_value(document, document.value | {"metadata": rest, "spec": inner}, {("metadata", "spec"): ("spec",)})
 
 
 def _name_at_the_top(document: Document, source: str, problems: list[Problem]) -> Document:
@@ -245,10 +245,10 @@ def _name_at_the_top(document: Document, source: str, problems: list[Problem]) -
         problems.append(Problem(source, name, f"is a field of metadata; {shown}", document.lines.get((name,))))
     rest = {name: one for name, one in value.items() if name not in names}
     moved = metadata | {name: value[name] for name in names}
-    return _moved(document, rest | {"metadata": moved}, {(name,): ("metadata", name) for name in names})
+    return _move_value(document, rest | {"metadata": moved}, {(name,): ("metadata", name) for name in names})
 
 
-def _moved(document: Document, value: Any, places: dict[Key, Key]) -> Document:
+def _move_value(document: Document, value: Any, places: dict[Key, Key]) -> Document:
     """The document with another value, and the lines of what has moved."""
     lines = dict(document.lines)
     for old, new in places.items():

@@ -23,7 +23,7 @@ from rlrun.config.base import Config
 from rlrun.config.formats import Distinct, GuestPattern, ImageReference, ObjectName
 from rlrun.config.free import FreeMapping
 from rlrun.config.models.engine_arguments import EXTRA_ARGUMENTS_RULES
-from rlrun.config.models.parallel import Sizes, sizes
+from rlrun.config.models.parallel import Sizes, trainer_sizes
 from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 from rlrun.config.rule import Rule
 
@@ -231,7 +231,7 @@ class TrainerBlock(TrainerSpec, PodFields):
     def sizes(self) -> Sizes:
         """Numbers of pods that the run may have: `replicas` alone, unless it is elastic."""
         least = self.replicas if self.elastic is None else self.elastic.min
-        return sizes(self.parallelism, self.ranks_per_replica, least, self.replicas)
+        return trainer_sizes(self.parallelism, self.ranks_per_replica, least, self.replicas)
 
     @model_validator(mode="after")
     def _fits_all_sizes(self) -> Self:

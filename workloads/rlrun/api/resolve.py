@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.task_parts import SFT_ALGORITHM_FIELDS
 from rlrun.config.base import Config, Fields
-from rlrun.config.loading.schema import Shape, fields, find_field, spelled
+from rlrun.config.loading.schema import Shape, field_shapes, find_field, spell_name
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.roles import (
     InferenceConfig,
@@ -37,7 +37,7 @@ _VARIABLES = ("env", "env_from")
 """Variables of a role's pods: their values may be secrets, and a run's folder does not keep them."""
 
 
-def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConfig:
+def resolve_spec(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConfig:
     """Fill every shared value into every role.
 
     Args:
@@ -58,14 +58,14 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
         colocated=spec.placement.colocate,
     )
     common = dict(shared)
-    algorithm = _algorithm(spec)
+    algorithm = _resolve_algorithm(spec)
     environments = [
         environment.model_copy(update={"sampling": environment.sampling or spec.sampling})
         for environment in spec.environments
     ]
     return RunConfig(
         trainer=TrainerConfig(
-            **_trainer(spec),
+            **_resolve_trainer(spec),
             **common,
             algorithm=algorithm,
             environment_algorithms={
@@ -76,11 +76,13 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             checkpoint=spec.checkpoint,
             weight_sync=spec.weight_sync,
         ),
-        inference=InferenceConfig(**_inference(spec), **common, lora=spec.trainer.lora, weight_sync=spec.weight_sync)
-        if _serves(spec)
+        inference=InferenceConfig(
+            **_resolve_inference(spec), **common, lora=spec.trainer.lora, weight_sync=spec.weight_sync
+        )
+        if _has_engines(spec)
         else None,
         orchestrator=OrchestratorConfig(
-            **_computing(spec.orchestrator, OrchestratorSpec),
+            **_computing_fields(spec.orchestrator, OrchestratorSpec),
             **common,
             algorithm=algorithm,
             environments=environments,
@@ -98,32 +100,32 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
     )
 
 
-def _algorithm(spec: RLRunSpec) -> AlgorithmConfig:
+def _resolve_algorithm(spec: RLRunSpec) -> AlgorithmConfig:
     if spec.task != "SFT":
         return spec.algorithm
     parts = {name: getattr(spec.algorithm, name) for name in SFT_ALGORITHM_FIELDS}
     return AlgorithmConfig(**parts | {"preset": "sft"})
 
 
-def _trainer(spec: RLRunSpec) -> Fields:
-    block = _computing(spec.trainer, TrainerSpec)
+def _resolve_trainer(spec: RLRunSpec) -> Fields:
+    block = _computing_fields(spec.trainer, TrainerSpec)
     block["micro_batch_tokens"] = spec.trainer.micro_batch_tokens or micro_batch_tokens(spec.seq_len)
     return block
 
 
-def _inference(spec: RLRunSpec) -> Fields:
-    block = _computing(spec.inference, InferenceSpec)
+def _resolve_inference(spec: RLRunSpec) -> Fields:
+    block = _computing_fields(spec.inference, InferenceSpec)
     block["max_model_len"] = spec.inference.max_model_len or spec.seq_len
     block["replicas"] = spec.trainer.replicas if spec.placement.colocate else spec.inference.least
     return block
 
 
-def _serves(spec: RLRunSpec) -> bool:
+def _has_engines(spec: RLRunSpec) -> bool:
     """True if the run has engines of its own."""
     return spec.task != "SFT" and spec.trainer.shared_with is None
 
 
-def _computing(block: Config, spec: type[Config]) -> Fields:
+def _computing_fields(block: Config, spec: type[Config]) -> Fields:
     """The fields of a role's block that say what it computes; the others are about its pods."""
     return {name: getattr(block, name) for name in spec.model_fields}
 
@@ -138,7 +140,7 @@ def fields_of_spec(spec: Mapping[str, Any]) -> Json | None:
         read = RLRunSpec.model_validate(dict(spec))
     except ValidationError:
         return None
-    config = resolve(read, name="compared", uid="compared", output_dir="runs/compared")
+    config = resolve_spec(read, name="compared", uid="compared", output_dir="runs/compared")
     left_out = {role: set(_VARIABLES) for role in ROLES}
     written = read.model_dump(mode="json", by_alias=True, exclude=left_out)
     return _laid_over(written, fields_of_config(config.model_dump(mode="json", by_alias=False)))
@@ -154,14 +156,14 @@ def fields_of_config(config: Mapping[str, Any]) -> Json:
     root = Shape("model", model=RLRunSpec)
     for name in ("tracking", *_TOP):
         if config.get(name) is not None:
-            _put(found, root, _TOP.get(name, (name,)), config[name])
+            _put_field(found, root, _TOP.get(name, (name,)), config[name])
     for role in ROLES:
         section = config.get(role)
         for name, value in section.items() if isinstance(section, Mapping) else ():
             if (role, name) in _OF_OTHERS:
                 continue
             place = (name,) if find_field(RLRunSpec, name) is not None else (role, name)
-            _put(found, root, place, value)
+            _put_field(found, root, place, value)
     shared = found.get("sampling")
     for one in found.get("environments") or ():
         if isinstance(one, dict) and one.get("sampling") == shared:
@@ -176,39 +178,39 @@ def computed_fields() -> frozenset[str]:
     }  # fmt: skip
     found = {"tracking", *(".".join(place) for place in _TOP.values())}
     for role, section in sections.items():
-        block = fields(RLRunSpec)[role].model
+        block = field_shapes(RLRunSpec)[role].model
         assert block is not None
         for name in section.model_fields:
             if find_field(RLRunSpec, name) is not None:
-                found.add(spelled(RLRunSpec, name, "camel"))
+                found.add(spell_name(RLRunSpec, name, "camel"))
             elif find_field(block, name) is not None and (role, name) not in _OF_OTHERS:
-                found.add(f"{role}.{spelled(block, name, 'camel')}")
+                found.add(f"{role}.{spell_name(block, name, 'camel')}")
     return frozenset(found)
 
 
-def _put(found: Json, shape: Shape, place: tuple[str, ...], value: object) -> None:
+def _put_field(found: Json, shape: Shape, place: tuple[str, ...], value: object) -> None:
     """Set a field by its Python names, in the names of the manifest; a name that is not a field is ignored."""
     table = found
     for at, name in enumerate(place):
         if shape.model is None or (known := find_field(shape.model, name)) is None:
             return
-        alias, shape = spelled(shape.model, known, "camel"), fields(shape.model)[known]
+        alias, shape = spell_name(shape.model, known, "camel"), field_shapes(shape.model)[known]
         if at + 1 == len(place):
-            table[alias] = _renamed(value, shape)
+            table[alias] = _rename_fields(value, shape)
         else:
             table = table.setdefault(alias, {})
 
 
-def _renamed(value: object, shape: Shape) -> object:
+def _rename_fields(value: object, shape: Shape) -> object:
     if isinstance(value, Mapping) and shape.model is not None:
         found: Json = {}
         for name, one in value.items():
-            _put(found, shape, (str(name),), one)
+            _put_field(found, shape, (str(name),), one)
         return found
     if isinstance(value, Mapping) and shape.kind == "mapping":
-        return {str(name): _renamed(one, shape.parts[0]) for name, one in value.items()}
+        return {str(name): _rename_fields(one, shape.parts[0]) for name, one in value.items()}
     if isinstance(value, list):
-        return [_renamed(one, shape.parts[0]) if shape.kind == "list" else one for one in value]
+        return [_rename_fields(one, shape.parts[0]) if shape.kind == "list" else one for one in value]
     return value
 
 

@@ -183,12 +183,12 @@ class RLRunSpec(RunFields):
 
     @model_validator(mode="after")
     def _same_gpus(self) -> Self:
-        colocation.check(self)
+        colocation.check_colocation(self)
         return self
 
     @model_validator(mode="after")
     def _parts_of_the_task(self) -> Self:
-        task_parts.check(self)
+        task_parts.check_task_parts(self)
         return self
 
     @model_validator(mode="after")

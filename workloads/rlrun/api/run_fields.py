@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rlrun.api.allocation import allocated
+from rlrun.api.allocation import apply_allocation
 from rlrun.api.lifecycle import (
     BudgetSpec,
     CleanupPolicySpec,
@@ -105,4 +105,4 @@ class RunFields(Config):
     @classmethod
     def _allocate(cls, values: object) -> object:
         """The fields that `allocation` stands for, before any is judged."""
-        return allocated(values) if isinstance(values, Mapping) else values
+        return apply_allocation(values) if isinstance(values, Mapping) else values

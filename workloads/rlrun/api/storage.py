@@ -10,7 +10,7 @@ from rlrun.api.kubernetes import Capacity
 from rlrun.config.base import Config
 from rlrun.config.formats import Format, ObjectName
 from rlrun.config.models.checkpoint import MirrorConfig
-from rlrun.config.rule import Rule, listed
+from rlrun.config.rule import Rule, list_cel
 
 MountPath = Annotated[
     str,
@@ -84,7 +84,7 @@ class StorageSpec(Config):
             "claimName ({self.claimName}) and claimTemplate both say where the run's volume comes from; remove one of them",
         ),
         Rule(
-            f"!{listed(RESERVED_PATHS)}.exists(path, (self.mountPath + '/').startsWith(path + '/') || "
+            f"!{list_cel(RESERVED_PATHS)}.exists(path, (self.mountPath + '/').startsWith(path + '/') || "
             "(path + '/').startsWith(self.mountPath + '/'))",
             "mountPath ({self.mountPath}) is, or holds, a folder of the image or of the pod; choose another such as /data",
             ".mountPath",

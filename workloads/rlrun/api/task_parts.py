@@ -10,7 +10,7 @@ from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.rollout import SamplingConfig
-from rlrun.config.rule import Rule, listed
+from rlrun.config.rule import Rule, list_cel
 
 SFT_ALGORITHM_FIELDS = {"preset", "loss", "aggregation", "aggregation_length"}
 """Parts of the objective that supervised fine-tuning has."""
@@ -42,7 +42,7 @@ RULES = (
         ".evaluation",
     ),
     Rule(
-        f"self.task != 'SFT' || self.algorithm.preset in {listed((DEFAULT_PRESET, 'sft'))}",
+        f"self.task != 'SFT' || self.algorithm.preset in {list_cel((DEFAULT_PRESET, 'sft'))}",
         "algorithm.preset ({self.algorithm.preset}) is for task RL; remove it or set it to sft",
         ".algorithm.preset",
     ),
@@ -55,7 +55,7 @@ RULES = (
 """Rules of the whole specification, for the API server."""
 
 
-def check(spec: RunFields) -> None:
+def check_task_parts(spec: RunFields) -> None:
     """See that the parts that the task needs are there, and those that it does not read are not.
 
     Raises:
@@ -73,7 +73,7 @@ def check(spec: RunFields) -> None:
     if spec.task == "SFT":
         _check_supervision(spec)
     elif spec.task != "RL":
-        unread.refuse(_parts_of_training(spec), "tasks that train")
+        unread.refuse_set_field(_parts_of_training(spec), "tasks that train")
 
 
 def _check_supervision(spec: RunFields) -> None:
@@ -95,7 +95,7 @@ def _check_supervision(spec: RunFields) -> None:
         ),
         ("algorithm", spec.algorithm, [n for n in AlgorithmConfig.model_fields if n not in SFT_ALGORITHM_FIELDS]),
     )
-    unread.refuse(only_rl, "task RL", {"orchestrator.batchSize": "; data.batchSize says the rows per step"})
+    unread.refuse_set_field(only_rl, "task RL", {"orchestrator.batchSize": "; data.batchSize says the rows per step"})
 
 
 def _parts_of_training(spec: RunFields) -> unread.Parts:

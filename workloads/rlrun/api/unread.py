@@ -13,7 +13,7 @@ Parts = Iterable[tuple[str, Config, Iterable[str]]]
 """Path of a block, the block, and its fields that the task does not read."""
 
 
-def refuse(parts: Parts, whose: str, hints: dict[str, str] | None = None) -> None:
+def refuse_set_field(parts: Parts, whose: str, hints: dict[str, str] | None = None) -> None:
     """Refuse the first field that is not at its default.
 
     Args:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.config.dialects.complete import complete
+from rlrun.config.dialects.complete import complete_layer
 from rlrun.config.dialects.prime_rl import PRIME_RL
 from rlrun.config.dialects.rows import Dialect
 from rlrun.config.dialects.translate import Translator
 from rlrun.config.loading.arguments import Arguments, parse_arguments, parse_environment, value_words
 from rlrun.config.loading.files import FORMATS
-from rlrun.config.loading.layers import Layer, assign, merge
+from rlrun.config.loading.layers import Layer, assign_values, merge_layers
 from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT
-from rlrun.config.loading.schema import find_field, snake, spelled
+from rlrun.config.loading.schema import find_field, snake_name, spell_name
 
 _ALIASES = {"ckpt": "checkpoint"}
 _SPEC = ("spec",)
@@ -41,7 +41,7 @@ def take_variation(
         model: the specification, perhaps with more beside it.
         dialect: another project's names, which are taken too.
     """
-    others = _translator(COMMAND_LINE, model, dialect)
+    others = _dialect_translator(COMMAND_LINE, model, dialect)
     rest: list[str] = []
     taken: list[str] = []
     words = list(argv)
@@ -64,7 +64,7 @@ def _is_stray(word: str) -> bool:
 
 def is_field(word: str) -> bool:
     """True for an option that begins with the name of a field, or with one that other projects have for it."""
-    return _is_field(word, _translator(COMMAND_LINE))
+    return _is_field(word, _dialect_translator(COMMAND_LINE))
 
 
 def _is_field(word: str, others: Translator) -> bool:
@@ -72,7 +72,7 @@ def _is_field(word: str, others: Translator) -> bool:
     name = option.removeprefix("--")
     if not word.startswith("--") or not name or option in _OF_COMMANDS:
         return False
-    first = snake(name.partition(".")[0])
+    first = snake_name(name.partition(".")[0])
     positive = first.removeprefix("no_")
     known = find_field(others.model, _ALIASES.get(positive, positive)) is not None
     return known or others.knows(name.split("."))
@@ -80,10 +80,10 @@ def _is_field(word: str, others: Translator) -> bool:
 
 def field_options() -> list[str]:
     """Options of the fields at the top of a specification."""
-    return [f"--{spelled(RLRunSpec, name, 'kebab')}" for name in RLRunSpec.model_fields]
+    return [f"--{spell_name(RLRunSpec, name, 'kebab')}" for name in RLRunSpec.model_fields]
 
 
-def _translator(source: str, model: type[RLRunSpec] = RLRunSpec, dialect: Dialect = PRIME_RL) -> Translator:
+def _dialect_translator(source: str, model: type[RLRunSpec] = RLRunSpec, dialect: Dialect = PRIME_RL) -> Translator:
     return Translator(dialect, model, source, aliases=_ALIASES, fallback="trainer")
 
 
@@ -97,20 +97,20 @@ class Variation:
 
     def over(self, manifest: Layer) -> Layer:
         """The manifest's layer with the options over it and the variables under it."""
-        given = parse_arguments(RLRunSpec, self.options, aliases=_ALIASES, others=_translator(COMMAND_LINE))
-        variables = parse_environment(RLRunSpec, self.env, others=_translator(ENVIRONMENT))
+        given = parse_arguments(RLRunSpec, self.options, aliases=_ALIASES, others=_dialect_translator(COMMAND_LINE))
+        variables = parse_environment(RLRunSpec, self.env, others=_dialect_translator(ENVIRONMENT))
         below = Layer()
-        _apply(below, variables)
+        _apply_variation(below, variables)
         if not isinstance(manifest.values.get("spec", {}), dict):
             return manifest
-        whole = merge([below, manifest])
-        _apply(whole, given)
-        complete(whole, _SPEC)
+        whole = merge_layers([below, manifest])
+        _apply_variation(whole, given)
+        complete_layer(whole, _SPEC)
         return whole
 
 
-def _apply(layer: Layer, arguments: Arguments) -> None:
-    assign(layer, RLRun, [replace(one, key=(*_SPEC, *one.key)) for one in arguments.assignments])
+def _apply_variation(layer: Layer, arguments: Arguments) -> None:
+    assign_values(layer, RLRun, [replace(one, key=(*_SPEC, *one.key)) for one in arguments.assignments])
     layer.origins.update({(*_SPEC, *key): origin for key, origin in arguments.layer.origins.items()})
     layer.problems += arguments.layer.problems
     layer.notices += arguments.layer.notices

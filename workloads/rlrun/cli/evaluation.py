@@ -20,10 +20,10 @@ from rlrun.cli.common import arguments, piped, report
 from rlrun.cli.general_options import call_with_own_options
 from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.option_values import parse_value
-from rlrun.config.loading.parser import Parser, number, own_options, whole, wholes
+from rlrun.config.loading.parser import Parser, finite_number, own_options, whole_number, whole_numbers
 from rlrun.config.loading.problems import ConfigError
-from rlrun.config.loading.schema import Shape, expected, fields
-from rlrun.config.meaning import meaning
+from rlrun.config.loading.schema import Shape, describe_expected, field_shapes
+from rlrun.config.meaning import field_meaning
 from rlrun.config.models.rollout import EvaluationSamplingConfig
 from rlrun.protocol.files.recorded_code import FLAG, HELP
 from rlrun.runtime import exit_codes
@@ -43,7 +43,9 @@ def eval_parser() -> Parser:
         "any OpenAI-style server instead.",
     )
     _add_common(p)
-    p.add_argument("--steps", type=wholes(0, such_as="10,20"), metavar="10,20", help="policies to measure, by step")
+    p.add_argument(
+        "--steps", type=whole_numbers(0, such_as="10,20"), metavar="10,20", help="policies to measure, by step"
+    )
     p.add_argument("--base", action="store_true", help="measure the base model, beside --steps or alone")
     p.add_argument(
         "--output",
@@ -53,13 +55,13 @@ def eval_parser() -> Parser:
     )
     p.add_argument(
         "--samples-per-task",
-        type=whole(1),
+        type=whole_number(1),
         metavar="K",
         help="answers per task (default: spec.evaluation.samplesPerTask, or 1)",
     )
     p.add_argument(
         "--max-tasks",
-        type=whole(1),
+        type=whole_number(1),
         metavar="N",
         help="tasks per environment, from the first on (default: spec.evaluation.numTasks, or 64)",
     )
@@ -75,12 +77,14 @@ def synthesize_parser() -> Parser:
     )
     _add_common(p)
     p.add_argument("--output", type=Path, required=True, metavar="FILE", help="data.jsonl or data.parquet; a new file")
-    p.add_argument("--step", type=whole(0), metavar="N", help="the policy's step (default: the newest that is there)")
+    p.add_argument(
+        "--step", type=whole_number(0), metavar="N", help="the policy's step (default: the newest that is there)"
+    )
     p.add_argument("--base", action="store_true", help="ask the base model instead")
     p.add_argument("--split", choices=("train", "eval"), default="train", help="whose tasks (default: train)")
-    p.add_argument("--samples-per-task", type=whole(1), metavar="K", help="rollouts per task (default: 1)")
-    p.add_argument("--max-tasks", type=whole(1), metavar="N", help="tasks per environment (default: all)")
-    p.add_argument("--min-reward", type=number, metavar="R", help="leave out rollouts of a lower reward")
+    p.add_argument("--samples-per-task", type=whole_number(1), metavar="K", help="rollouts per task (default: 1)")
+    p.add_argument("--max-tasks", type=whole_number(1), metavar="N", help="tasks per environment (default: all)")
+    p.add_argument("--min-reward", type=finite_number, metavar="R", help="leave out rollouts of a lower reward")
     return p
 
 
@@ -119,7 +123,7 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     for name in EvaluationSamplingConfig.model_fields:
         kind, metavar = _KINDS[name]
         more: dict[str, Any] = {"action": "append"} if metavar == "TEXT" else {}
-        told = meaning(EvaluationSamplingConfig, name) + (" Again for more." if more else "")
+        told = field_meaning(EvaluationSamplingConfig, name) + (" Again for more." if more else "")
         drawn.add_argument(_option(name), type=kind, metavar=metavar, help=told, **more)
 
 
@@ -133,7 +137,7 @@ def _within(name: str, own: Shape) -> Callable[[str], float]:
         try:
             EvaluationSamplingConfig.model_validate({name: value}, strict=True)
         except ValidationError:
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected {expected(shape)}") from None
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected {describe_expected(shape)}") from None
         return float(value) if shape.kind == "float" else int(value)
 
     return read
@@ -148,7 +152,9 @@ def _kind(name: str, shape: Shape) -> Callable[[str], object]:
     return _document if shape.kind == "mapping" else _within(name, shape)
 
 
-_KINDS = {name: (_kind(name, shape), _METAVARS[shape.kind]) for name, shape in fields(EvaluationSamplingConfig).items()}
+_KINDS = {
+    name: (_kind(name, shape), _METAVARS[shape.kind]) for name, shape in field_shapes(EvaluationSamplingConfig).items()
+}
 
 
 def _option(name: str) -> str:

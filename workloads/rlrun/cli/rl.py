@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, notices, piped, report
 from rlrun.cli.general_options import call_with_own_options
@@ -21,7 +21,7 @@ from rlrun.cli.sources.fake_data import fake_data
 from rlrun.cli.sources.run_config import RlConfig
 from rlrun.cli.sources.run_layers import Given, read_layer
 from rlrun.config.dialects.translate import DIALECT
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Hint, Origin
 from rlrun.config.loading.parser import Options, own_options
@@ -77,9 +77,13 @@ def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str
         bench = bench or fake_data(given.layer)
         if given.dry_run:
             notices(given.layer.notices)
-            config = validate(model, given.layer)
+            config = validate_layer(model, given.layer)
             folder = options.output_dir or config.output_dir or str(Path("runs") / config.name)
-            print(resolve(config.spec(), name=config.name, uid=UNCLAIMED, output_dir=folder).model_dump_json(indent=2))
+            print(
+                resolve_spec(config.spec(), name=config.name, uid=UNCLAIMED, output_dir=folder).model_dump_json(
+                    indent=2
+                )
+            )
             return exit_codes.OK
         check_packages(extras.TRAINING)
     except PreflightError as error:
@@ -94,7 +98,7 @@ def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str
     config = judged.run
     _adopt(options, config, given)
     if bench is not None:
-        return run_bench(resolve(config.spec(), name=config.name, uid=UNCLAIMED, output_dir="runs").trainer, bench)
+        return run_bench(resolve_spec(config.spec(), name=config.name, uid=UNCLAIMED, output_dir="runs").trainer, bench)
 
     _warn_of_cpus(config, given)
     from rich.console import Console
@@ -144,7 +148,7 @@ def read(
         ConfigError: every problem of every source.
     """
     given = read_layer(argv, env, model)
-    return validate(model, given.layer), given.files, given.dry_run
+    return validate_layer(model, given.layer), given.files, given.dry_run
 
 
 if __name__ == "__main__":

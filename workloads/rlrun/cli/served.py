@@ -21,7 +21,7 @@ from rlrun.cli.sources.run_config import EvalConfig
 from rlrun.cli.sources.run_layers import read_layer, take_files
 from rlrun.config.dialects.prime_rl import PRIME_RL_EVAL
 from rlrun.config.loading.arguments import PREFIXES
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.files import FORMATS, read_document
 from rlrun.config.loading.layers import Layer
 from rlrun.config.loading.parser import Parser, own_options
@@ -106,7 +106,7 @@ def read_served(argv: Sequence[str], parser: Parser, env: Mapping[str, str] = os
         given.layer.values.setdefault("task", "RL")  # a manifest's default, of which rollouts alone are asked
     given.layer.values.setdefault("seq_len", _SEQ_LEN)
     model = _take_model(given.layer)
-    run = validate(EvalConfig, given.layer) if options.dry_run else _judged(given.layer, options.environment_ids)
+    run = validate_layer(EvalConfig, given.layer) if options.dry_run else _judged(given.layer, options.environment_ids)
     return Served(options, run, run.client or ClientConfig(), model, options.dry_run)
 
 

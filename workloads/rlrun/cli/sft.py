@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
@@ -57,7 +57,9 @@ def _bench(manifest: Path, words: Sequence[str]) -> int:
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     found = judged.run
-    return run_bench(resolve(found.spec, name=found.metadata.name, uid=UNCLAIMED, output_dir="runs").trainer, options)
+    return run_bench(
+        resolve_spec(found.spec, name=found.metadata.name, uid=UNCLAIMED, output_dir="runs").trainer, options
+    )
 
 
 if __name__ == "__main__":

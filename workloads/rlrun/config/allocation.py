@@ -44,7 +44,7 @@ class Allocation:
     """Both on the same GPUs, in turn."""
 
 
-def parse(text: str) -> Allocation:
+def parse_allocation(text: str) -> Allocation:
     """The parts of an allocation.
 
     Raises:
@@ -55,7 +55,7 @@ def parse(text: str) -> Allocation:
     for index, piece in enumerate(re.split(r"([+|])(?![^()]*\))", bare)):
         if index % 2:
             colocated = colocated or piece == "|"
-        elif (part := _part(piece, text)) is not None:
+        elif (part := _parse_part(piece, text)) is not None:
             parts.append(part)
     engines = [part for part in parts if part.backend in ENGINES]
     trainers = [part for part in parts if part.backend not in ENGINES]
@@ -66,7 +66,7 @@ def parse(text: str) -> Allocation:
     return Allocation(engines[0] if engines else None, trainers[0] if trainers else None, colocated)
 
 
-def _part(piece: str, text: str) -> Part | None:
+def _parse_part(piece: str, text: str) -> Part | None:
     match = _PART.fullmatch(piece)
     if match is None:
         raise ValueError(f"{piece!r} in {text!r} is no part of an allocation; write {FORM}")
@@ -76,13 +76,13 @@ def _part(piece: str, text: str) -> Part | None:
     if dims in ("eval", "cpu"):
         return None
     if not dims.startswith("("):
-        return Part(backend, **_degrees(dims, text))
+        return Part(backend, **_parse_degrees(dims, text))
     halves = dict(half.split(":", 1) for half in dims[1:-1].split("|"))
-    degrees = _degrees(halves.get("attn", ""), text)
-    return Part(backend, **(degrees | {"e": _degrees(halves.get("ffn", ""), text).get("e", 1)}))
+    degrees = _parse_degrees(halves.get("attn", ""), text)
+    return Part(backend, **(degrees | {"e": _parse_degrees(halves.get("ffn", ""), text).get("e", 1)}))
 
 
-def _degrees(dims: str, text: str) -> dict[str, int]:
+def _parse_degrees(dims: str, text: str) -> dict[str, int]:
     degrees: dict[str, int] = {}
     for letter, number in _DEGREE.findall(dims):
         if letter not in "dtpce" or letter in degrees or int(number) < 1:

@@ -170,26 +170,26 @@ FAMILIES: Mapping[str, Family] = {
 """By model type."""
 
 
-def family(kind: str, by: Kind) -> Family | None:
+def find_family(kind: str, by: Kind) -> Family | None:
     """The row of a model type; None if it is not divided so."""
     row = FAMILIES.get(kind)
     return row if row is not None and by in row.by else None
 
 
-def problem(kind: str, by: Kind, size: int) -> str | None:
+def explain_undivided(kind: str, by: Kind, size: int) -> str | None:
     """Reason why a model of that type is not divided so by `size` ranks, with what is and the fix; None where it is. Follows the value."""
-    if size == 1 or family(kind, by) is not None:
+    if size == 1 or find_family(kind, by) is not None:
         return None
     if by == "ep":
         fix = "set ep: 1 and share it by dpShard"
     else:
         other: Kind = "cp" if by == "tp" else "tp"
-        fix = f"set {by}: 1 and share it by dpShard" + (f", or {other}" if family(kind, other) is not None else "")
+        fix = f"set {by}: 1 and share it by dpShard" + (f", or {other}" if find_family(kind, other) is not None else "")
     row = FAMILIES.get(kind)
     why = f": {row.reason}" if row is not None and row.reason else ""
-    return f"is for the model types {', '.join(divisible(by))}, the model is of type {kind}{why}; {fix}"
+    return f"is for the model types {', '.join(divisible_types(by))}, the model is of type {kind}{why}; {fix}"
 
 
-def divisible(by: Kind) -> Iterable[str]:
+def divisible_types(by: Kind) -> Iterable[str]:
     """Model types that are divided so, in order."""
     return sorted(kind for kind, row in FAMILIES.items() if by in row.by)

@@ -13,7 +13,7 @@ CHARACTERS_MAX = 131_072
 """Length of the value as JSON: the configuration travels in a ConfigMap, which holds a mebibyte."""
 
 
-def levels(value: object) -> int:
+def count_levels(value: object) -> int:
     """Number of lists and mappings inside each other, `value` included; 0 for a scalar. Without recursion."""
     depth, layer = 0, [value]
     while holders := [inner for inner in layer if isinstance(inner, dict | list)]:
@@ -23,7 +23,7 @@ def levels(value: object) -> int:
 
 
 def _not_too_deep(value: object) -> object:
-    if (depth := levels(value)) > LEVELS_MAX:
+    if (depth := count_levels(value)) > LEVELS_MAX:
         raise ValueError(
             f"nested {depth} levels deep, at most {LEVELS_MAX} are allowed: flatten it, or put it into a file that the value names"
         )

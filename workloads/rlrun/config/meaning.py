@@ -13,7 +13,7 @@ import sys
 from pydantic import BaseModel
 
 
-def meaning(model: type[BaseModel], name: str) -> str:
+def field_meaning(model: type[BaseModel], name: str) -> str:
     """Description of a field; empty where it has none.
 
     Args:
@@ -41,12 +41,12 @@ def _of_module(module: str) -> dict[tuple[str, str], str]:
         name = f"{prefix}{node.name}"
         todo += [(f"{name}.", inner) for inner in node.body]
         for field, below in zip(node.body, node.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and (text := _text(below)):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and (text := _plain_text(below)):
                 found[name, field.target.id] = text
     return found
 
 
-def _text(node: ast.stmt) -> str:
+def _plain_text(node: ast.stmt) -> str:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return inspect.cleandoc(node.value.value)
     return ""

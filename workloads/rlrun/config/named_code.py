@@ -79,12 +79,12 @@ def code_of_run(config: RunConfig) -> list[NamedCode]:
         *code_of_trainer(config.trainer),
         *code_of_environments(config.orchestrator.environments),
         *code_of_engine(config.inference),
-        *(code for role in _roles(config) for code in code_of_model(role.model)),
+        *(code for role in _roles_of_field(config) for code in code_of_model(role.model)),
     }
     return sorted(found)
 
 
-def _roles(config: RunConfig) -> Sequence[TrainerConfig | InferenceConfig]:
+def _roles_of_field(config: RunConfig) -> Sequence[TrainerConfig | InferenceConfig]:
     return [role for role in (config.trainer, config.inference) if role is not None]
 
 

@@ -33,21 +33,21 @@ class Rule:
         parts = self.parts
         texts, values = parts[::2], parts[1::2]
         if not values:
-            return quoted(self.message)
+            return quote_cel(self.message)
         template = "%s".join(text.replace("%", "%%") for text in texts)
-        return f"{quoted(template)}.format([{','.join(compact(value) for value in values)}])"
+        return f"{quote_cel(template)}.format([{','.join(compact_cel(value) for value in values)}])"
 
 
-def compact(expression: str) -> str:
+def compact_cel(expression: str) -> str:
     """A CEL expression without the spaces beside its operators and brackets; strings are left alone."""
     return _SPACED.sub(lambda found: found["text"] or found["symbol"], expression)
 
 
-def quoted(text: str) -> str:
+def quote_cel(text: str) -> str:
     """`text` as a CEL string."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def listed(names: Iterable[str]) -> str:
+def list_cel(names: Iterable[str]) -> str:
     """`names` as a CEL list of strings."""
-    return f"[{','.join(quoted(name) for name in names)}]"
+    return f"[{','.join(quote_cel(name) for name in names)}]"

@@ -66,7 +66,7 @@ _SUFFIXES = (
 DEQUANTIZE = "docs/models.md#quantised-repositories"
 
 
-def refusal(config: Mapping[str, object], shown: str) -> str | None:
+def training_refusal(config: Mapping[str, object], shown: str) -> str | None:
     """Reason why the trainer cannot train a model, with what can be done; None: nothing is known against it.
 
     Args:
@@ -74,9 +74,9 @@ def refusal(config: Mapping[str, object], shown: str) -> str | None:
         shown: the model in messages: its folder or its name.
     """
     kind = str(config.get("model_type") or "")
-    method = quantization(config)
+    method = quantization_method(config)
     if method is not None:
-        return _quantised(shown, method)
+        return _is_quantized(shown, method)
     if has_state(config):
         return (
             f"{shown} is a hybrid model ({kind}): its layers carry state across the sequences of a row, which the trainer does not "
@@ -92,12 +92,12 @@ def refusal(config: Mapping[str, object], shown: str) -> str | None:
 
 
 def refusal_by_name(name: str) -> str | None:
-    """As `refusal`, for a repository whose authors publish it quantised, without its files."""
+    """As `training_refusal`, for a repository whose authors publish it quantised, without its files."""
     method = next((method for pattern, method in _AS_PUBLISHED if fnmatch(name.lower(), pattern)), None)
-    return None if method is None else _quantised(name, method)
+    return None if method is None else _is_quantized(name, method)
 
 
-def suspicion(name: str) -> str | None:
+def quantization_note(name: str) -> str | None:
     """Note about a repository that is quantised by its name alone; None: its name has no such end."""
     base = unquantised_name(name)
     if base is None:
@@ -105,9 +105,9 @@ def suspicion(name: str) -> str | None:
     return f"{name} is quantised by its name, and the trainer refuses quantised weights at its start; use {base}"
 
 
-def quantization(config: Mapping[str, object]) -> str | None:
+def quantization_method(config: Mapping[str, object]) -> str | None:
     """Method by which a model's weights are quantised; None: they are not."""
-    for part in _parts(config):
+    for part in _config_parts(config):
         found = part.get("quantization_config") or part.get("compression_config")
         if isinstance(found, Mapping):
             method = found.get("quant_method")
@@ -119,7 +119,7 @@ def quantization(config: Mapping[str, object]) -> str | None:
 
 def has_state(config: Mapping[str, object]) -> bool:
     """True if layers of a model carry state past the end of a sequence."""
-    for part in _parts(config):
+    for part in _config_parts(config):
         layers = part.get("layer_types")
         kinds = {str(one) for one in layers} if isinstance(layers, list) else set()
         if part.get("model_type") in _STATES or kinds & _STATE_LAYERS or any(part.get(name) for name in _STATE_FIELDS):
@@ -133,7 +133,7 @@ def unquantised_name(name: str) -> str | None:
     return name[: -len(max(found, key=len))] if found else None
 
 
-def _parts(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+def _config_parts(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
     """A configuration, and that of its text."""
     yield config
     text = config.get("text_config") or config.get("language_config") or config.get("llm_config")
@@ -141,7 +141,7 @@ def _parts(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         yield text
 
 
-def _quantised(shown: str, method: str) -> str:
+def _is_quantized(shown: str, method: str) -> str:
     base = unquantised_name(shown)
     other = base if base is not None else "a repository with its weights in bfloat16"
     return (

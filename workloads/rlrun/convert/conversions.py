@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def number(value: object) -> float:
+def read_number(value: object) -> float:
     """A number, also one that is written as text."""
     if isinstance(value, bool):
         raise ValueError(f"got {value}, expected a number")
@@ -20,36 +20,36 @@ def number(value: object) -> float:
     return found
 
 
-def whole(value: object) -> int:
+def read_whole(value: object) -> int:
     """A whole number, also one that is written as text or as `1e3`."""
-    found = number(value)
+    found = read_number(value)
     if found != int(found):
         raise ValueError(f"got {value}, expected a whole number")
     return int(found)
 
 
-def positive(value: object) -> int | None:
+def read_positive(value: object) -> int | None:
     """A whole number from 1; 0 and below, which mean off or all there, are None."""
-    found = whole(value)
+    found = read_whole(value)
     return found if found > 0 else None
 
 
-def flag(value: object) -> bool:
+def read_flag(value: object) -> bool:
     """True or false."""
     if isinstance(value, bool):
         return value
     raise ValueError(f"got {str(value)[:40]!r}, expected true or false")
 
 
-def checkpointing(value: object) -> str:
+def read_checkpointing(value: object) -> str:
     """Recomputation of activations: all of a layer, or none."""
-    return "full" if flag(value) else "none"
+    return "full" if read_flag(value) else "none"
 
 
 CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
-    "number": number,
-    "whole": whole,
-    "positive": positive,
-    "flag": flag,
-    "checkpointing": checkpointing,
+    "number": read_number,
+    "whole": read_whole,
+    "positive": read_positive,
+    "flag": read_flag,
+    "checkpointing": read_checkpointing,
 }

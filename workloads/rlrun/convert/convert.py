@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from rlrun.convert.compose import areal, sft, verl
-from rlrun.convert.compose.shared import Context, named
+from rlrun.convert.compose.shared import Context, name_run
 from rlrun.convert.draft import Draft, Fate
 from rlrun.convert.readers.config_files import is_listed, is_programs_own, listed_files, named_configuration
-from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar, without_deleted
-from rlrun.convert.readers.setting import Setting, latest, refuse
+from rlrun.convert.readers.hydra import read_override, read_scalar, read_yaml, resolve_references, without_deleted
+from rlrun.convert.readers.setting import Setting, latest_settings, refuse_file
 from rlrun.convert.readers.shell import Command, Word, read_script
 from rlrun.convert.tables import areal as areal_table
 from rlrun.convert.tables import areal_sft as areal_sft_table
@@ -21,7 +21,7 @@ from rlrun.convert.tables import verl_sft as verl_sft_table
 from rlrun.convert.tables.others import other_trainers, trainer_of_command, trainer_of_keys
 from rlrun.convert.tables.row import Row
 from rlrun.convert.tables.verl_programs import CONFIGURATIONS, program_name, unknown_program
-from rlrun.convert.writer import manifest
+from rlrun.convert.writer import write_manifest
 
 LATER = "<later command>"
 """Key of a setting that stands for a command after the first one, which is not read."""
@@ -55,7 +55,7 @@ VERL = Dialect(
     verl_table.ROWS,
     verl_table.ALIASES,
     verl_table.DEFAULTS,
-    verl.compose,
+    verl.compose_verl,
     "trainer.experiment_name",
     verl_table.INDIFFERENT,
     ("actor_rollout_ref.", "algorithm.adv_estimator"),
@@ -65,7 +65,7 @@ AREAL = Dialect(
     areal_table.ROWS,
     areal_table.ALIASES,
     areal_table.DEFAULTS,
-    areal.compose,
+    areal.compose_areal,
     "experiment_name",
     areal_table.INDIFFERENT,
     ("allocation_mode", "gconfig.", "train_dataset.", "actor.", "rollout.backend", "trial_name"),
@@ -131,14 +131,14 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
     starting = [command for command in commands if command.has_settings]
     if not starting:
         _refuse_wrapper(source, commands)
-        raise refuse(
+        raise refuse_file(
             source,
             "holds no command with key=value arguments, such as python3 -m verl.trainer.main_ppo data.train_files=...",
         )
     first, *others = starting
     _refuse_choice(source, first, others)
     _refuse_program(source, first)
-    settings = [*_arguments(first.options, source), *_arguments(first.words, source)]
+    settings = [*_argument_settings(first.options, source), *_argument_settings(first.words, source)]
     line = first.words[0].line if first.words else None
     return [
         *settings,
@@ -151,13 +151,13 @@ def _refuse_wrapper(source: str, commands: Sequence[Command]) -> None:
     """Refuse a script that only starts another one, by the name of that one."""
     for command in commands:
         if (other := next((text for text in command.texts if text.endswith(".sh")), None)) is not None:
-            raise refuse(source, f"starts another script: rlrun convert {other}", command.words[0].line)
+            raise refuse_file(source, f"starts another script: rlrun convert {other}", command.words[0].line)
 
 
 def _refuse_program(source: str, first: Command) -> None:
     """Refuse a program of verl whose own Python may change the loss or the batches."""
     if (name := unknown_program(first.module, first.texts)) is not None:
-        raise refuse(
+        raise refuse_file(
             source,
             f"{name} is a program of its own, whose Python may change what is learned; if it learns as "
             "verl.trainer.main_ppo does, write that name in its place",
@@ -171,14 +171,14 @@ def _refuse_choice(source: str, first: Command, others: Sequence[Command]) -> No
     for other in () if first.is_certain else others:
         if [word.text for word in other.words] != texts:
             lines = f"line {first.words[0].line} and line {other.words[0].line} start different runs"
-            raise refuse(
+            raise refuse_file(
                 source,
                 f"{lines}, and a condition that is not known chooses: keep one of them in the file",
                 other.words[0].line,
             )
 
 
-def _arguments(words: Sequence[Word], source: str) -> list[Setting]:
+def _argument_settings(words: Sequence[Word], source: str) -> list[Setting]:
     """The settings of a command's words; an option `--name value` is one too, and what is neither is a key without value."""
     settings: list[Setting] = []
     for word in words:
@@ -186,8 +186,8 @@ def _arguments(words: Sequence[Word], source: str) -> list[Setting]:
             continue
         name, equals, value = word.text.partition("=")
         if word.text.startswith("-"):
-            settings.append(Setting(name, scalar(value) if equals else None, source, word.line, word.unset))
-        elif (found := override(word.text, source, word.line, word.unset)) is not None:
+            settings.append(Setting(name, read_scalar(value) if equals else None, source, word.line, word.unset))
+        elif (found := read_override(word.text, source, word.line, word.unset)) is not None:
             settings.append(found)
         elif settings and settings[-1].key.startswith("-") and settings[-1].value is None:
             settings[-1] = Setting(settings[-1].key, word.text, source, word.line)
@@ -196,7 +196,7 @@ def _arguments(words: Sequence[Word], source: str) -> list[Setting]:
     return settings
 
 
-def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str]) -> Converted:
+def convert_settings(settings: Iterable[Setting], context: Context, sources: Sequence[str]) -> Converted:
     """The manifest of settings; of two with one key the later counts.
 
     Raises:
@@ -209,7 +209,7 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
         if one.key == LATER
     ]
     program = next((str(one.value) for one in kept if one.key == PROGRAM), "")
-    found = resolve(latest(one for one in kept if one.key not in (LATER, PROGRAM)).values())
+    found = resolve_references(latest_settings(one for one in kept if one.key not in (LATER, PROGRAM)).values())
     dialect = dialect_of(found, sources)
     written = [one.key for one in found]
     defaults = dialect.defaults if dialect.defaults_of is None else dialect.defaults_of(written, program)
@@ -221,7 +221,7 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
     dialect.compose(draft, context)
     _require_configuration(draft, sources)
     draft.require_known((dialect.named_by, "trainer.project_name", "trainer.logger"))
-    name = named(draft, dialect.named_by, context)
+    name = name_run(draft, dialect.named_by, context)
     if name.causes:
         draft.fields["metadata.name"] = name
     fates = draft.fates()
@@ -233,7 +233,7 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
     draft.fields.pop("metadata.name", None)
     refused = [fate for fate in fates if fate.kind == "refused"]
     return Converted(
-        manifest(draft, name, fates, sources),
+        write_manifest(draft, name, fates, sources),
         dialect.name,
         fates,
         list(dict.fromkeys(draft.missing)),
@@ -271,12 +271,12 @@ def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:
             return dialect
     if {"apiVersion", "kind"} <= {setting.key for setting in settings}:
         file = shlex.quote(sources[0])
-        raise refuse(
+        raise refuse_file(
             ", ".join(sources),
             f"is an object of Kubernetes, not a file of verl or AReaL; an RLRun needs no conversion: rlrun validate {file}, "
             f"rlrun local {file}",
         )
-    raise refuse(
+    raise refuse_file(
         ", ".join(sources),
         "has no key of verl (actor_rollout_ref...) or AReaL (allocation_mode, actor...); converted: "
         + ", ".join(dialect.name for dialect in DIALECTS)

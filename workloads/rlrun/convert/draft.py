@@ -221,13 +221,13 @@ class Draft:
         if not row.key.endswith(".*"):
             return None
         exact = (each.key for each in self.rows if "*" not in each.key and each.how != "drop")
-        return next((other for other in exact if _misspelt(key, other)), None)
+        return next((other for other in exact if _is_misspelled(key, other)), None)
 
     def _is_same(self, to: tuple[str, ...], setting: Setting) -> bool:
         return len(to) == 1 and self.fields[to[0]].value == setting.value
 
 
-def _misspelt(key: str, other: str) -> bool:
+def _is_misspelled(key: str, other: str) -> bool:
     """True if two keys differ in one part, and that hardly."""
     parts, others = key.split("."), other.split(".")
     apart = [(a, b) for a, b in zip(parts, others, strict=False) if a != b]

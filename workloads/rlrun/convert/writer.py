@@ -34,7 +34,7 @@ _WIDTH = 120
 _Tree = Mapping[str, "Field | _Tree"]
 
 
-def manifest(draft: Draft, name: Field, fates: Sequence[Fate], sources: Sequence[str]) -> str:
+def write_manifest(draft: Draft, name: Field, fates: Sequence[Fate], sources: Sequence[str]) -> str:
     """The text of the manifest.
 
     Args:
@@ -46,29 +46,29 @@ def manifest(draft: Draft, name: Field, fates: Sequence[Fate], sources: Sequence
     written = {fate.setting.key for fate in fates}
     lines = [
         f"# Made by `rlrun convert` of {', '.join(sources)} ({draft.trainer}).",
-        f"# {summary(fates)}",
+        f"# {summarize_keys(fates)}",
         f"apiVersion: {API_VERSION}",
         f"kind: {KIND}",
-        _commented(f"metadata: {{name: {name.value}}}", _reason(name, draft, written)),
+        _comment_lines(f"metadata: {{name: {name.value}}}", _row_reason(name, draft, written)),
         "spec:",
     ]
-    ordered = sorted(draft.fields.items(), key=lambda item: _rank(item[0].partition(".")[0]))
-    lines += _tree(_nested(dict(ordered)), draft, written, 1)
-    lines += _rest(fates, draft)
+    ordered = sorted(draft.fields.items(), key=lambda item: _key_rank(item[0].partition(".")[0]))
+    lines += _field_tree(_nested_fields(dict(ordered)), draft, written, 1)
+    lines += _remaining_keys(fates, draft)
     return printable("\n".join(lines) + "\n", lines=True)
 
 
-def summary(fates: Sequence[Fate]) -> str:
+def summarize_keys(fates: Sequence[Fate]) -> str:
     """One line with the number of keys of each kind."""
     counts = Counter(fate.kind for fate in fates)
     return f"{len(fates)} keys: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
 
 
-def _rank(name: str) -> int:
+def _key_rank(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
-def _nested(fields: Mapping[str, Field]) -> dict[str, Any]:
+def _nested_fields(fields: Mapping[str, Field]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, there in fields.items():
         *parents, last = path.split(".")
@@ -79,59 +79,61 @@ def _nested(fields: Mapping[str, Field]) -> dict[str, Any]:
     return tree
 
 
-def _tree(tree: _Tree, draft: Draft, written: set[str], depth: int) -> Iterator[str]:
+def _field_tree(tree: _Tree, draft: Draft, written: set[str], depth: int) -> Iterator[str]:
     indent = "  " * depth
     for name, inner in tree.items():
         if not isinstance(inner, Field):
             yield f"{indent}{name}:"
-            yield from _tree(inner, draft, written, depth + 1)
+            yield from _field_tree(inner, draft, written, depth + 1)
         elif isinstance(inner.value, list) and inner.value and isinstance(inner.value[0], dict):
-            yield _commented(f"{indent}{name}:", _reason(inner, draft, written))
+            yield _comment_lines(f"{indent}{name}:", _row_reason(inner, draft, written))
             for i, item in enumerate(inner.value):
                 causes = inner.items[i : i + 1]
-                comment = ", ".join(_cause(cause, draft, written) for cause in causes[0]) if causes else ""
-                yield _commented(f"{indent}- {_flow(item)}", comment)
+                comment = ", ".join(_row_cause(cause, draft, written) for cause in causes[0]) if causes else ""
+                yield _comment_lines(f"{indent}- {_flow_text(item)}", comment)
         else:
-            yield _commented(f"{indent}{name}: {_flow(inner.value)}", _reason(inner, draft, written))
+            yield _comment_lines(f"{indent}{name}: {_flow_text(inner.value)}", _row_reason(inner, draft, written))
 
 
-def _reason(there: Field, draft: Draft, written: set[str]) -> str:
-    parts = [_cause(cause, draft, written) for cause in there.causes]
+def _row_reason(there: Field, draft: Draft, written: set[str]) -> str:
+    parts = [_row_cause(cause, draft, written) for cause in there.causes]
     return "; ".join([", ".join(parts), there.note]).strip("; ")
 
 
-def _cause(cause: str, draft: Draft, written: set[str]) -> str:
+def _row_cause(cause: str, draft: Draft, written: set[str]) -> str:
     key = draft.settings[cause].key if cause in draft.settings else cause
-    return f"{key}={_shown(draft.settings[cause].shown)}" if key in written else f"{cause}: {draft.trainer}'s default"
+    return (
+        f"{key}={_show_value(draft.settings[cause].shown)}" if key in written else f"{cause}: {draft.trainer}'s default"
+    )
 
 
-def _commented(line: str, comment: str) -> str:
+def _comment_lines(line: str, comment: str) -> str:
     comment = comment.replace("\n", " ")
     return f"{line}  # {comment}" if comment else line
 
 
-def _rest(fates: Sequence[Fate], draft: Draft) -> Iterator[str]:
+def _remaining_keys(fates: Sequence[Fate], draft: Draft) -> Iterator[str]:
     left = [fate for fate in fates if not fate.to]
     if left:
         yield "# Keys without a field of their own in this manifest:"
     for fate in left:
-        yield f"#   {fate.setting.key}={_shown(fate.setting.shown)}: {fate.kind}: {fate.note}"
+        yield f"#   {fate.setting.key}={_show_value(fate.setting.shown)}: {fate.kind}: {fate.note}"
     for line in draft.missing:
         yield f"# Missing: {line}"
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)  # TOML has dates
     text = printable(text)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
 
 
-def _flow(value: object) -> str:
+def _flow_text(value: object) -> str:
     """A value in YAML's flow style, as the project's reader understands it."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {_flow_text(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
+        return "[" + ", ".join(_flow_text(item) for item in value) + "]"
     if isinstance(value, float):
         text = repr(value)
         return text if "." in text or "e" not in text else text.replace("e", ".0e")

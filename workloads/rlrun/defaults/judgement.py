@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.layers import Reader
 from rlrun.config.loading.problems import ConfigError
 from rlrun.defaults.words import bounded
@@ -47,6 +47,6 @@ def _validated(document: Manifest) -> Reading:
     ignored = bounded(problem.path for problem in layer.problems)
     layer.problems.clear()
     try:
-        return Reading(validate(RLRun, layer).spec, ignored=ignored)
+        return Reading(validate_layer(RLRun, layer).spec, ignored=ignored)
     except ConfigError as error:
         return Reading(None, problems=bounded(str(problem) for problem in error.problems))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from rlrun.api.manifest import read_manifest
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.api.variation import Variation
 from rlrun.config.base import Fields
@@ -132,7 +132,7 @@ def prepare(request: Request, console: Console) -> Job:
         "trainer": type(spec.trainer)(lora=served),  # nothing is trained
         "evaluation": evaluation,
     }
-    config = resolve(spec.model_copy(update=changes), name=name, uid="evaluation", output_dir=str(work))
+    config = resolve_spec(spec.model_copy(update=changes), name=name, uid="evaluation", output_dir=str(work))
     return Job(
         work=work,
         config=config,
@@ -313,7 +313,7 @@ def _model(
         if not folder.is_dir():
             folder = RunPaths(work).model
             trainer = type(spec.trainer)()
-            config = resolve(
+            config = resolve_spec(
                 spec.model_copy(update={"trainer": trainer}), name=name, uid="evaluation", output_dir=str(work)
             )
             file = work / "model.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EvaluationConfig
-from rlrun.config.models.run import fingerprint
+from rlrun.config.models.run import config_fingerprint
 from rlrun.evaluate import policies
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
@@ -30,7 +30,7 @@ def begin_attempt(paths: RunPaths, config: OrchestratorConfig, attempt: int) -> 
         RoleError: the number is taken, or the volume refuses.
     """
     check_number(paths, attempt)
-    begun = first_attempt(world_size=1, config_hash=fingerprint(config), attempt=attempt, uid=config.uid)
+    begun = first_attempt(world_size=1, config_hash=config_fingerprint(config), attempt=attempt, uid=config.uid)
     with storage_errors(paths.root, "begin the attempt"):
         try:
             write_attempt(paths, begun)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.families import family
+from rlrun.config.families import find_family
 from rlrun.fit.architecture import Architecture
 from rlrun.fit.parts import Needs
 from rlrun.fit.report import Change, Surroundings, needs_of, refusals_of
@@ -94,7 +94,7 @@ def _trainer_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
     for fields in thrifty[1:]:
         yield _Try("thrift", fields)
     layouts = [*_more_gpus(spec)]
-    if family(model.trained_type, "cp") is not None:
+    if find_family(model.trained_type, "cp") is not None:
         yield from (_Try("context", divided | fields) for divided in _divided(spec, "cp", model) for fields in thrifty)
     for layout in layouts:
         yield from (_Try("gpus", layout | fields) for fields in thrifty)

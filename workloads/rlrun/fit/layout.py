@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.division import CRITIC_PROBLEM, compile_problem, experts_problem, stages_problem, tensor_problem
-from rlrun.config.families import Kind, problem
+from rlrun.config.families import Kind, explain_undivided
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.fit.architecture import Architecture
@@ -58,7 +58,7 @@ def _divisions(layout: ParallelismConfig, model: Architecture) -> Iterator[tuple
     if model.experts:
         divided["ep"] = layout.ep
     for name, size in divided.items():
-        if (fault := problem(model.trained_type, name, size)) is not None:
+        if (fault := explain_undivided(model.trained_type, name, size)) is not None:
             yield name, fault
     if (fault := stages_problem(layout.pp, model.layers, per_rank=layout.local_stages)) is not None:
         yield "pp", fault

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.fit.architecture import Architecture
@@ -78,7 +78,7 @@ def needs_of(spec: RLRunSpec, around: Surroundings) -> list[Needs]:
         spec: the run's.
         around: shapes and GPUs.
     """
-    config = resolve(spec, name="fit", uid="fit", output_dir="/fit")
+    config = resolve_spec(spec, name="fit", uid="fit", output_dir="/fit")
     memory = around.memory or {}
     found = []
     trainer, engine = config.trainer, config.inference

@@ -9,7 +9,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TRAINING_TASKS
-from rlrun.config.trainable import refusal_by_name, suspicion
+from rlrun.config.trainable import quantization_note, refusal_by_name
 from rlrun.fit.sources import cached_folder
 from rlrun.hub.trainable import read_refusal
 
@@ -47,5 +47,9 @@ def why_untrainable(model: ModelConfig) -> str | None:
 def suspicions(models: Mapping[Key, ModelConfig]) -> Iterator[tuple[Key, str]]:
     """Notes about repositories that are quantised by their names."""
     for key, model in models.items():
-        if model.name is not None and cached_folder(model.name) is None and (note := suspicion(model.name)) is not None:
+        if (
+            model.name is not None
+            and cached_folder(model.name) is None
+            and (note := quantization_note(model.name)) is not None
+        ):
             yield key, note

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlrun.config.trainable import refusal
+from rlrun.config.trainable import training_refusal
 from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -22,7 +22,7 @@ def read_refusal(folder: Path, name: str | None = None) -> str | None:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return None  # its other checks report it
-    return refusal(config, name or shown(str(folder))) if isinstance(config, dict) else None
+    return training_refusal(config, name or shown(str(folder))) if isinstance(config, dict) else None
 
 
 def refuse_untrainable(folder: Path, field: str, name: str | None = None) -> None:

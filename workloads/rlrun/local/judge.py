@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from rlrun.api.manifest import Lay, examine_manifest
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.api.variation import Variation
-from rlrun.config.loading.examine import Examined, examine
-from rlrun.config.loading.explain import place
+from rlrun.config.loading.examine import Examined, examine_layer
+from rlrun.config.loading.explain import find_place
 from rlrun.config.loading.layers import Layer
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.yaml_text import Key
@@ -95,7 +95,7 @@ def judge_layer(
     model: type[ModelT], layer: Layer, *, here: bool = True, leave_out: LeaveOut = nothing
 ) -> Judged[ModelT]:
     """Judge, as `judge_manifest` does, a specification that files and a command line describe."""
-    return _judged(model, examine(model, layer), layer, below=(), here=here, leave_out=leave_out)
+    return _judged(model, examine_layer(model, layer), layer, below=(), here=here, leave_out=leave_out)
 
 
 def stopped(judged: Judged[ModelT]) -> int | None:
@@ -281,17 +281,17 @@ def _folder(written: Mapping[str, object]) -> ModelConfig | None:
     if not isinstance(model, dict) or not isinstance(path, str):
         return None
     trusted = model.get("trust_remote_code") is True
-    examined = examine(ModelConfig, Layer(values={"path": path, "trust_remote_code": trusted}))
+    examined = examine_layer(ModelConfig, Layer(values={"path": path, "trust_remote_code": trusted}))
     return None if examined.problems else examined.result
 
 
 def _data(written: Mapping[str, object]) -> Examined[DataConfig]:
     data = written.get("data")
-    return examine(DataConfig, Layer(values=data if isinstance(data, dict) else {}))
+    return examine_layer(DataConfig, Layer(values=data if isinstance(data, dict) else {}))
 
 
 def _environment(item: object) -> Examined[EnvironmentConfig]:
-    return examine(EnvironmentConfig, Layer(values=item if isinstance(item, dict) else {}))
+    return examine_layer(EnvironmentConfig, Layer(values=item if isinstance(item, dict) else {}))
 
 
 def _left_out(replaced: Collection[Key], written: Mapping[str, object]) -> list[Key]:
@@ -316,5 +316,5 @@ def _left_out(replaced: Collection[Key], written: Mapping[str, object]) -> list[
 
 
 def _problem(finding: Finding, model: type[BaseModel], layer: Layer, below: Key) -> Problem:
-    origin = place((*below, *finding.key), model, layer)
+    origin = find_place((*below, *finding.key), model, layer)
     return Problem(origin.source, origin.path, finding.message, origin.line)

@@ -18,11 +18,11 @@ from types import FrameType
 from rich.console import Console
 
 from rlrun.api.manifest import manifest_text, parse_manifest
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation, field_options, take_variation
 from rlrun.config.loading.files import read_text
-from rlrun.config.loading.parser import Parser, own_options, whole, wholes
+from rlrun.config.loading.parser import Parser, own_options, whole_number, whole_numbers
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.local.inputs import read_of
 from rlrun.local.judge import judge_manifest, stopped
@@ -87,14 +87,16 @@ def add_options(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument(
         "--inference-port",
-        type=wholes(1, _MAX_PORT, such_as="8000,8001"),
+        type=whole_numbers(1, _MAX_PORT, such_as="8000,8001"),
         help="port of the engine, or one per replica: 8000,8001 (default: free ones)",
     )
     p.add_argument(
-        "--trainer-port", type=whole(1, _MAX_PORT), help="port of the trainer's channel (default: a free one)"
+        "--trainer-port", type=whole_number(1, _MAX_PORT), help="port of the trainer's channel (default: a free one)"
     )
     p.add_argument(
-        "--metrics-port", type=whole(1, _MAX_PORT), help="port of the orchestrator's metrics (default: a free one)"
+        "--metrics-port",
+        type=whole_number(1, _MAX_PORT),
+        help="port of the orchestrator's metrics (default: a free one)",
     )
     p.add_argument("--trainer-gpu-ids", type=gpu_ids, help="GPUs of the trainer, by index or UUID, such as 2,3")
     p.add_argument("--inference-gpu-ids", type=gpu_ids, help="GPUs of the engines, such as 0,1")
@@ -171,7 +173,7 @@ def _print_config(options: argparse.Namespace, varied: Sequence[str]) -> int:
         print(f"note: {notice}", file=sys.stderr)
     name = manifest.metadata.name
     root = Path(options.output_dir or Path("runs") / name).absolute()
-    print(resolve(manifest.spec, name=name, uid=UNCLAIMED, output_dir=str(root)).model_dump_json(indent=2))
+    print(resolve_spec(manifest.spec, name=name, uid=UNCLAIMED, output_dir=str(root)).model_dump_json(indent=2))
     return exit_codes.OK
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from rlrun.api.allocation import notes
+from rlrun.api.allocation import allocation_notes
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.model import ModelConfig
@@ -49,7 +49,9 @@ def allocation(spec: RLRunSpec) -> Iterator[Finding]:
         where = ", the trainer's in turn" if spec.placement.colocate else ""
         layout = f"tensorParallel {engines.tensor_parallel}, dataParallel {engines.data_parallel}"
         parts.append(f"inference: {number} x {engines.gpus_per_replica} GPUs{where} ({layout})")
-    yield Finding(("allocation",), "; ".join([f"is {', '.join(parts)}", *notes(spec.allocation)]), notice=True)
+    yield Finding(
+        ("allocation",), "; ".join([f"is {', '.join(parts)}", *allocation_notes(spec.allocation)]), notice=True
+    )
 
 
 def autoscale(spec: RLRunSpec) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TRAINING_TASKS, OrchestratorConfig, TrainerConfig
-from rlrun.config.models.run import fingerprint
+from rlrun.config.models.run import config_fingerprint
 from rlrun.protocol.files.attempts import Attempt, Origin, read_attempt
 from rlrun.protocol.files.checkpoint_manifest import (
     ManifestError,
@@ -90,7 +90,7 @@ class Plan:
     @property
     def reconfigured(self) -> bool:
         """True if the configuration was changed after the step was trained."""
-        return self.attempt.config_hash not in ("", fingerprint(self.run.trainer))
+        return self.attempt.config_hash not in ("", config_fingerprint(self.run.trainer))
 
 
 def read_run(root: Path) -> Recorded:

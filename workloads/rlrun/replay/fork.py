@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rlrun.api.manifest import manifest_text, parse_manifest
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation
 from rlrun.config.loading.files import read_text
-from rlrun.config.loading.schema import snake
+from rlrun.config.loading.schema import snake_name
 from rlrun.config.models.run import RunConfig
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.recorded_manifest import code_of_folder, code_of_spec
@@ -164,7 +164,7 @@ def _options(changes: Sequence[str]) -> list[str]:
         if not equals or not path:
             raise ReplayError(f"--set {change}: write FIELD=VALUE, such as trainer.optimizer.lr=1e-5", exit_codes.USAGE)
         found += [
-            f"--{'.'.join(snake(part).replace('_', '-') for part in path.removeprefix('spec.').split('.'))}",
+            f"--{'.'.join(snake_name(part).replace('_', '-') for part in path.removeprefix('spec.').split('.'))}",
             value,
         ]
     return found
@@ -212,7 +212,7 @@ def _write(
 ) -> RunConfig:
     """Write the folder, which appears when it is whole, and return the configuration in it."""
     uid = str(uuid.uuid4())
-    config = resolve(spec, name=name, uid=uid, output_dir=str(target))
+    config = resolve_spec(spec, name=name, uid=uid, output_dir=str(target))
     with new_folder(target) as made:
         made.chmod(0o700)  # as folders of `rlrun local` are
         paths = RunPaths(made)

@@ -13,7 +13,7 @@ from rlrun.api.placement import PlacementSpec
 from rlrun.api.pods import InferenceBlock, OrchestratorBlock, TrainerBlock
 from rlrun.api.storage import StorageSpec
 from rlrun.config.base import Config
-from rlrun.config.loading.examine import examine
+from rlrun.config.loading.examine import examine_layer
 from rlrun.config.loading.layers import Reader
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.models.data import DataConfig
@@ -36,7 +36,7 @@ else:
 
         def __call__(cls, **fields: Any) -> Any:
             layer = Reader(cls, cls.__name__, style="snake").read(plain(fields))
-            examined = examine(cls, layer)
+            examined = examine_layer(cls, layer)
             if examined.problems or examined.result is None:
                 raise ManifestError(examined.problems)
             return examined.result

@@ -13,11 +13,11 @@ import yaml
 from rlrun.api.manifest import parse_manifest, the_run
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec, check_name
 from rlrun.api.variation import Variation
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.files import read_text
-from rlrun.config.loading.layers import Layer, Origin, Reader, merge
+from rlrun.config.loading.layers import Layer, Origin, Reader, merge_layers
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
-from rlrun.config.loading.schema import Shape, as_written, child, find_field
+from rlrun.config.loading.schema import Shape, as_written, child_shape, find_field
 from rlrun.config.loading.yaml_text import examine_yaml
 from rlrun.inspect.change import WordError
 from rlrun.runs.plain import plain
@@ -122,7 +122,7 @@ def changed(manifest: Manifest, words: Sequence[str], fields: Mapping[str, objec
         else one
         for key, one in layer.origins.items()
     }
-    layer = merge([layer, _layer(fields, _SET, metadata)])
+    layer = merge_layers([layer, _layer(fields, _SET, metadata)])
     return _judged(layer, metadata, without={*out, *((name,) for name, value in fields.items() if value is None)})
 
 
@@ -158,7 +158,7 @@ def _taken_out(word: str) -> tuple[str, ...]:
         if known is None:
             raise WordError(f"{word}: there is no field {field}")
         path.append(known)
-        shape = child(shape, known)
+        shape = child_shape(shape, known)
     return tuple(path)
 
 
@@ -184,7 +184,7 @@ def _judged(layer: Layer, metadata: Json, without: Collection[tuple[str, ...]] =
         raise ConfigError([Problem(_BUILT, "name", str(error))]) from None
     for path in without:
         _remove(layer.values["spec"], path)
-    validate(RLRun, layer)
+    validate_layer(RLRun, layer)
     spec = as_written(layer.values["spec"], Shape("model", model=RLRunSpec))
     return Manifest({"apiVersion": API_VERSION, "kind": KIND, "metadata": deepcopy(metadata), "spec": spec})
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlrun.config.base import Config
 from rlrun.config.loading.arguments import parse_arguments
 from rlrun.config.loading.layers import Reader
-from rlrun.config.loading.loader import combine
+from rlrun.config.loading.loader import combine_sources
 from rlrun.config.models.tracking import TRACKERS, TrackingConfig
 
 _PREFIX = "tracking."
@@ -56,4 +56,4 @@ def with_options(config: TrackingConfig | None, options: Sequence[str]) -> Track
         return config
     reader = Reader(_Tracked, "manifest", style="camel")
     given = {} if config is None else {"tracking": config.model_dump(by_alias=True, exclude_unset=True)}
-    return combine(_Tracked, parse_arguments(_Tracked, options), env={}, below=[reader.read(given)]).tracking
+    return combine_sources(_Tracked, parse_arguments(_Tracked, options), env={}, below=[reader.read(given)]).tracking

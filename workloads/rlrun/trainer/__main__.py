@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.models.run import fingerprint
+from rlrun.config.models.run import config_fingerprint
 from rlrun.diagnostics import crash, heap, stacks
 from rlrun.diagnostics.symptoms import lost_peer
 from rlrun.protocol.files.failures import RoleError, exit_code_of, write_error
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             attempt=attempt,
             api_key=api_key,
             replay=options.replay,
-            config_hash=fingerprint(config),
+            config_hash=config_fingerprint(config),
             stop=stop,
         )
         if stop.asked and stop.number is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlrun.api.kubernetes import amount
+from rlrun.api.kubernetes import read_amount
 from rlrun.api.status import StorageStatus
 from rlrun.defaults.words import shorten
 from rlrun_operator.decide.reading.children import is_ending, uid_of
@@ -145,6 +145,6 @@ def _storage_amount(of: Manifest | None) -> str | None:
 def _is_less(one: str | None, other: str | None) -> bool:
     """True if one quantity is less than the other; not where either cannot be read."""
     try:
-        return one is not None and other is not None and amount(one) < amount(other)
+        return one is not None and other is not None and read_amount(one) < read_amount(other)
     except ValueError:
         return False

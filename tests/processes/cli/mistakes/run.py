@@ -25,7 +25,7 @@ from unittest import mock
 
 import yaml
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRun
 from rlrun.cli import evaluation, main, rl, roles, sft
 from rlrun.local import user_code
@@ -119,7 +119,7 @@ def _cpu_seconds() -> float:
 def _correct() -> dict[str, str]:
     """Files with which every command works."""
     spec = RLRun.model_validate(yaml.safe_load(MANIFEST)).spec
-    config = resolve(spec, name="quick", uid="00000000-0000-0000-0000-000000000000", output_dir="runs/quick")
+    config = resolve_spec(spec, name="quick", uid="00000000-0000-0000-0000-000000000000", output_dir="runs/quick")
     return {"run.yaml": MANIFEST, "run.toml": TOML, "sft.yaml": SFT, "run.json": config.model_dump_json()}
 
 

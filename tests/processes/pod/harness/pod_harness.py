@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import rlrun
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
@@ -48,7 +48,7 @@ sys.exit(main([COMMAND], programs=programs))
 
 def run_config(root: Path, *, uid: str = "uid-1", **spec: Any) -> RunConfig:
     document = {"model": {"path": "m"}, "seqLen": 512, "environments": [{"id": "arithmetic"}], **spec}
-    return resolve(RLRunSpec.model_validate(document), name="demo", uid=uid, output_dir=str(root))
+    return resolve_spec(RLRunSpec.model_validate(document), name="demo", uid=uid, output_dir=str(root))
 
 
 class Pod:

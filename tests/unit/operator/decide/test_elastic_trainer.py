@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.models.parallel import ParallelismConfig, Sizes, sizes
+from rlrun.config.models.parallel import ParallelismConfig, Sizes, trainer_sizes
 from rlrun_operator.decide.trainers.choice import Choice, Look, Rules, choose_size, grow_delay
 from rlrun_operator.names import ROLE_LABEL, Ref
 from rlrun_operator.state import Admission
@@ -103,7 +103,7 @@ def trains(kube: Kube, step: int, resumed: int, checkpoint: int) -> None:
 def test_sizes_are_those_that_the_layout_divides(
     layout: dict[str, int], ranks: int, least: int, allowed: tuple[int, ...], left_out: tuple[int, ...]
 ) -> None:
-    found = sizes(ParallelismConfig.model_validate(layout), ranks, least, 4)
+    found = trainer_sizes(ParallelismConfig.model_validate(layout), ranks, least, 4)
     assert (found.allowed, tuple(found.left_out)) == (allowed, left_out)
     assert all("number of ranks" in why or "dpShard" in why for why in found.left_out.values())
 

@@ -15,7 +15,7 @@ from rlrun.api.crd.definition import GROUP, KEYS_KEY, PLURAL, RULES_KEY, VERSION
 from rlrun.api.crd.frozen import TRANSITION_RULES
 from rlrun.api.resource import RLRun
 from rlrun.config.free import LEVELS_MAX
-from rlrun.config.rule import Rule, compact, quoted
+from rlrun.config.rule import Rule, compact_cel, quote_cel
 from rlrun.runtime.json_types import Json
 
 NAME = f"{PLURAL}.{GROUP}"
@@ -25,7 +25,7 @@ TOLD_MAX = 10
 """Broken rules in one answer. The API server's own limit is 5 kiB; each message is cut at `MESSAGE_MAX`."""
 MESSAGE_MAX = 480
 _SPEC = "object.spec"
-_ROOT = quoted("")
+_ROOT = quote_cel("")
 
 
 def validating_policy() -> list[Json]:
@@ -51,11 +51,11 @@ def validating_policy() -> list[Json]:
             "matchConditions": [
                 {"name": "spec-written", "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec"}
             ],
-            "variables": [{"name": name, "expression": cel} for name, cel in _variables()],
+            "variables": [{"name": name, "expression": cel} for name, cel in _message_variables()],
             "validations": [
                 {
                     "expression": "size(variables.problems) == 0",
-                    "messageExpression": _told(),
+                    "messageExpression": _first_problems(),
                     "message": "spec breaks a rule; `rlrun validate` names it",
                 }
             ],
@@ -70,16 +70,16 @@ def validating_policy() -> list[Json]:
     return [policy, binding]
 
 
-def _variables() -> list[tuple[str, str]]:
+def _message_variables() -> list[tuple[str, str]]:
     """Name and CEL expression of each variable: lists of messages, and the sum of them all."""
     schema = spec_schema(ruled=True)
-    found = [("indices", f"[{','.join(str(i) for i in range(_longest(schema)))}]"), ("deep", _deep())]
-    parts = [("ofName", f"[object].map(self,{_messages(RLRun.CEL_RULES, _ROOT)})[0]")]
-    parts.append(("ofSpec", f"[{_SPEC}].map(self,{_messages(schema[RULES_KEY], quoted('spec'))})[0]"))
+    found = [("indices", f"[{','.join(str(i) for i in range(_longest_list(schema)))}]"), ("deep", _depth_problem())]
+    parts = [("ofName", f"[object].map(self,{_broken_rules(RLRun.CEL_RULES, _ROOT)})[0]")]
+    parts.append(("ofSpec", f"[{_SPEC}].map(self,{_broken_rules(schema[RULES_KEY], quote_cel('spec'))})[0]"))
     for name, inner in schema["properties"].items():
-        if below := _below(inner, quoted(f"spec.{name}"), 0):
+        if below := _problems_below(inner, quote_cel(f"spec.{name}"), 0):
             parts.append((name, f"{_SPEC}.?{name}.optMap(self,{below}).orValue([])"))
-    changed = _messages(TRANSITION_RULES, _ROOT)
+    changed = _broken_rules(TRANSITION_RULES, _ROOT)
     parts.append(
         ("ofChange", f"request.operation=='CREATE'?[]:[object].map(self,[oldObject].map(oldSelf,{changed})[0])[0]")
     )
@@ -87,54 +87,56 @@ def _variables() -> list[tuple[str, str]]:
     return [*found, *parts, ("problems", every)]
 
 
-def _longest(schema: Json) -> int:
+def _longest_list(schema: Json) -> int:
     """Most items that a list inside may have."""
     inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
-    return max([int(schema.get("maxItems", 0)), *(_longest(each) for each in inner if isinstance(each, dict))])
+    return max([int(schema.get("maxItems", 0)), *(_longest_list(each) for each in inner if isinstance(each, dict))])
 
 
-def _below(schema: Json, path: str, lists: int) -> str:
+def _problems_below(schema: Json, path: str, lists: int) -> str:
     """CEL list of what is wrong in the value `self` of this schema; empty: it has no rules.
 
     Args:
         path: of the value, as a CEL expression.
         lists: how many lists it is inside of.
     """
-    parts = [_messages(schema[RULES_KEY], path)] if schema.get(RULES_KEY) else []
+    parts = [_broken_rules(schema[RULES_KEY], path)] if schema.get(RULES_KEY) else []
     for name, inner in schema.get("properties", {}).items():
-        if below := _below(inner, _plus(path, f".{name}"), lists):
+        if below := _problems_below(inner, _extend_path(path, f".{name}"), lists):
             parts.append(f"self.?{name}.optMap(self,{below}).orValue([])")
     index = f"i{lists}"
-    if "items" in schema and (below := _below(schema["items"], _plus(path, "[", f"string({index})", "]"), lists + 1)):
+    if "items" in schema and (
+        below := _problems_below(schema["items"], _extend_path(path, "[", f"string({index})", "]"), lists + 1)
+    ):
         item = f"[self[{index}]].map(self,({below}).join('; '))[0]"
         parts.append(f"variables.indices.filter({index},{index}<size(self)).map({index},{item}).filter(s,s!='')")
     if KEYS_KEY in schema:
-        key = _messages(schema[KEYS_KEY][RULES_KEY], _plus(path, ".", "k"))
+        key = _broken_rules(schema[KEYS_KEY][RULES_KEY], _extend_path(path, ".", "k"))
         parts.append(f"self.map(k,[k].map(self,({key}).join('; '))[0]).filter(s,s!='')")
     values = schema.get("additionalProperties")
-    if isinstance(values, dict) and (below := _below(values, _plus(path, ".", "k"), lists)):
+    if isinstance(values, dict) and (below := _problems_below(values, _extend_path(path, ".", "k"), lists)):
         parts.append(f"self.map(k,[self[k]].map(self,({below}).join('; '))[0]).filter(s,s!='')")
     return "+".join(parts)
 
 
-def _plus(path: str, text: str, *more: str) -> str:
+def _extend_path(path: str, text: str, *more: str) -> str:
     """A path with something behind it; `more` are an expression and a text in turns."""
-    return "+".join([path, quoted(text), *(part if i % 2 == 0 else quoted(part) for i, part in enumerate(more))])
+    return "+".join([path, quote_cel(text), *(part if i % 2 == 0 else quote_cel(part) for i, part in enumerate(more))])
 
 
-def _messages(rules: Iterable[Rule], path: str) -> str:
+def _broken_rules(rules: Iterable[Rule], path: str) -> str:
     """CEL list of the messages of the rules that `self` breaks."""
     each = []
     for rule in rules:
         field = rule.field or ""
         prefix = [] if path == _ROOT else [path]
         if field or prefix:
-            prefix.append(quoted(f"{field if prefix else field.lstrip('.')}: "))
-        each.append(f"({compact(rule.holds)})?'':{'+'.join([*prefix, rule.said()])}")
+            prefix.append(quote_cel(f"{field if prefix else field.lstrip('.')}: "))
+        each.append(f"({compact_cel(rule.holds)})?'':{'+'.join([*prefix, rule.said()])}")
     return f"[{','.join(each)}].filter(s,s!='')"
 
 
-def _told() -> str:
+def _first_problems() -> str:
     """CEL string of the first problems, on one line: the API server drops a message with a line break."""
     cut = f"size(p)>{MESSAGE_MAX}?p.substring(0,{MESSAGE_MAX})+'…':p"
     first = f"variables.indices.filter(i,i<{TOLD_MAX}&&i<size(variables.problems)).map(i,variables.problems[i])"
@@ -142,15 +144,15 @@ def _told() -> str:
     return f"({first}.map(p,{cut})+({more})).join('; ').replace('\\n',' ').replace('\\r',' ')"
 
 
-def _deep() -> str:
+def _depth_problem() -> str:
     """CEL list of one message when the specification is nested too deeply: CEL has no recursion, so it is written out."""
     names = [f"v{i}" for i in range(SPEC_LEVELS_MAX)]
-    inner = f"{_children(names[-1])}.all(v,type(v)!=map&&type(v)!=list)"
+    inner = f"{_child_schemas(names[-1])}.all(v,type(v)!=map&&type(v)!=list)"
     for outer, name in zip(reversed(names[:-1]), reversed(names[1:]), strict=True):
-        inner = f"{_children(outer)}.all({name},{inner})"
+        inner = f"{_child_schemas(outer)}.all({name},{inner})"
     message = f"spec: more than {SPEC_LEVELS_MAX} lists and mappings inside each other: flatten the value, or put it into a file"
-    return f"[{_SPEC}].all({names[0]},{inner})?[]:[{quoted(message)}]"
+    return f"[{_SPEC}].all({names[0]},{inner})?[]:[{quote_cel(message)}]"
 
 
-def _children(name: str) -> str:
+def _child_schemas(name: str) -> str:
     return f"(type({name})==map?{name}.map(k,{name}[k]):type({name})==list?{name}:[])"

@@ -16,8 +16,8 @@ class _Dumper(yaml.SafeDumper):
 
 def as_yaml(*documents: Mapping[str, object]) -> str:
     """The documents in their order, with `---` between them."""
-    return "---\n".join(_text(document) for document in documents)
+    return "---\n".join(_yaml_text(document) for document in documents)
 
 
-def _text(document: Mapping[str, object]) -> str:
+def _yaml_text(document: Mapping[str, object]) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

@@ -22,10 +22,10 @@ from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
 from rlrun.api.status import UNSERVED, RLRunStatus
 from rlrun.config.formats import Distinct, Format
 from rlrun.config.loading.schema import shape_of
-from rlrun.config.meaning import meaning
+from rlrun.config.meaning import field_meaning
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig
-from rlrun.config.rule import Rule, quoted
+from rlrun.config.rule import Rule, quote_cel
 from rlrun.runtime.json_types import Json
 
 _ANY: Json = {"x-kubernetes-preserve-unknown-fields": True}
@@ -83,7 +83,7 @@ _COLUMNS = (
 )
 
 
-def crd() -> Json:
+def build_crd() -> Json:
     """The CustomResourceDefinition `rlruns.rlrun.io`."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -107,24 +107,24 @@ def crd() -> Json:
                     "storage": True,
                     "subresources": {"status": {}, "scale": _SCALE},
                     "selectableFields": [{"jsonPath": path} for path in _SELECTABLE],
-                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
-                    "schema": {"openAPIV3Schema": _root()},
+                    "additionalPrinterColumns": [_printer_column(*column) for column in _COLUMNS],
+                    "schema": {"openAPIV3Schema": _root_schema()},
                 }
             ],
         },
     }
 
 
-def _column(name: str, kind: str, path: str, priority: int) -> Json:
+def _printer_column(name: str, kind: str, path: str, priority: int) -> Json:
     column = {"name": name, "type": kind, "jsonPath": path}
     return column | ({"priority": priority} if priority else {})
 
 
-def _root() -> Json:
-    text = {name: _words(meaning(RLRun, name)) for name in RLRun.model_fields}
+def _root_schema() -> Json:
+    text = {name: _description_text(field_meaning(RLRun, name)) for name in RLRun.model_fields}
     return {
         "type": "object",
-        "description": _words(RLRun.__doc__),
+        "description": _description_text(RLRun.__doc__),
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": text["api_version"]},
@@ -138,7 +138,7 @@ def _root() -> Json:
 
 def spec_schema(*, ruled: bool = False) -> Json:
     """The schema of `spec`; `ruled`: with the `Rule`s of each value beside it."""
-    return _Writer(spec=True, ruled=ruled).model(RLRunSpec, _words(meaning(RLRun, "spec")))
+    return _Writer(spec=True, ruled=ruled).model(RLRunSpec, _description_text(field_meaning(RLRun, "spec")))
 
 
 def status_schema() -> Json:
@@ -146,7 +146,7 @@ def status_schema() -> Json:
 
     Atomic: it has one writer, and an owner of each of its fields would be a quarter of the object and of the cost of each write.
     """
-    schema = _Writer(spec=False).model(RLRunStatus, _words(RLRunStatus.__doc__))
+    schema = _Writer(spec=False).model(RLRunStatus, _description_text(RLRunStatus.__doc__))
     return schema | {"x-kubernetes-map-type": "atomic", "default": dict(UNSERVED)}
 
 
@@ -173,7 +173,7 @@ class _Writer:
         schema["properties"] = {
             info.alias or name: self._field(model, name) for name, info in model.model_fields.items()
         }
-        if self._ruled and (rules := _rules(model)):
+        if self._ruled and (rules := _schema_rules(model)):
             schema[RULES_KEY] = rules
         return schema
 
@@ -181,7 +181,9 @@ class _Writer:
         info = owner.model_fields[name]
         described = self._described and owner.__module__ != _KUBERNETES
         description = (
-            _words(f"{meaning(owner, name)} {_shown_default(info) if self._spec else ''}") if described else ""
+            _description_text(f"{field_meaning(owner, name)} {_shown_default(info) if self._spec else ''}")
+            if described
+            else ""
         )
         here = self._described and (owner, name) not in _DESCRIBED_ELSEWHERE
         inside = _Writer(spec=self._spec, described=here, ruled=self._ruled)
@@ -205,7 +207,7 @@ class _Writer:
         match shape.kind:
             case "model":
                 assert shape.model is not None
-                return self.model(shape.model, _words(shape.model.__doc__))
+                return self.model(shape.model, _description_text(shape.model.__doc__))
             case "choice":
                 return {"type": "string", "enum": list(shape.choices)}
             case "bool":
@@ -269,13 +271,13 @@ class _Writer:
         return otherwise | sizes if self._spec else sizes
 
 
-def _rules(model: type[BaseModel]) -> list[Rule]:
+def _schema_rules(model: type[BaseModel]) -> list[Rule]:
     rules = [rule for base in reversed(model.__mro__) for rule in base.__dict__.get("CEL_RULES", ())]
     return [reading_defaults(rule, {"self": model}) for rule in rules]
 
 
 def _format_rule(item: Format) -> Rule:
-    return Rule(f"self.matches({quoted(f'^({item.pattern})$')})", f'got "{{self}}", expected {item.words}')
+    return Rule(f"self.matches({quote_cel(f'^({item.pattern})$')})", f'got "{{self}}", expected {item.words}')
 
 
 def _list_type(metadata: Iterable[object]) -> Json:
@@ -299,5 +301,5 @@ def _shown_default(info: FieldInfo) -> str:
     return f"Default: {value if isinstance(value, str) else json.dumps(value)}."
 
 
-def _words(text: str | None) -> str:
+def _description_text(text: str | None) -> str:
     return " ".join((text or "").split())

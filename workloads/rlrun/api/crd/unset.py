@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rlrun.config.loading.schema import Shape, fields
-from rlrun.config.rule import Rule, quoted
+from rlrun.config.loading.schema import Shape, field_shapes
+from rlrun.config.rule import Rule, quote_cel
 
 _TEXT = r"'(?:\\.|[^'\\])*'"
 _PATH = r"(?<![\w.?])(?P<root>[A-Za-z_]\w*)(?P<path>(?:\.[a-zA-Z]\w*)+)(?!\w)"
@@ -44,8 +44,8 @@ def reading_defaults(rule: Rule, roots: Roots) -> Rule:
         rule: written as if every field with a default were there.
         roots: the model of each of its variables, `self` among them.
     """
-    message = "".join(f"{{{_read(part, roots)}}}" if i % 2 else part for i, part in enumerate(rule.parts))
-    return replace(rule, holds=_read(rule.holds, roots), message=message)
+    message = "".join(f"{{{_optional_read(part, roots)}}}" if i % 2 else part for i, part in enumerate(rule.parts))
+    return replace(rule, holds=_optional_read(rule.holds, roots), message=message)
 
 
 def always_there(info: FieldInfo) -> bool:
@@ -53,7 +53,7 @@ def always_there(info: FieldInfo) -> bool:
     return info.is_required() or (isinstance(info.default, BaseModel) and not info.default.model_fields_set)
 
 
-def canonical(
+def canonical_fields(
     root: str,
     model: type[BaseModel],
     names: Iterable[str] | None = None,
@@ -70,32 +70,32 @@ def canonical(
         depth: blocks and lists around it.
         left_out: paths of fields that do not count, such as `claimTemplate.size`.
     """
-    for name in names if names is not None else fields(model):
-        info, shape = model.model_fields[name], fields(model)[name]
+    for name in names if names is not None else field_shapes(model):
+        info, shape = model.model_fields[name], field_shapes(model)[name]
         alias = info.alias or name
         if alias not in left_out:
             inside = frozenset(path.partition(".")[2] for path in left_out if path.startswith(f"{alias}."))
-            yield alias, _canonical(f"{root}?{alias}", info, shape, depth, inside)
+            yield alias, _canonical_value(f"{root}?{alias}", info, shape, depth, inside)
 
 
-def _canonical(read: str, info: FieldInfo, shape: Shape, depth: int, left_out: frozenset[str]) -> str:
+def _canonical_value(read: str, info: FieldInfo, shape: Shape, depth: int, left_out: frozenset[str]) -> str:
     """CEL expression of the field that the optional expression `read` is."""
     inner, each = (shape.parts[0], f"i{depth}") if shape.kind == "list" else (shape, f"b{depth}")
     if inner.model is None:
         default = default_of(info)
-        return read if default is None else f"{read}.orValue({literal(default)})"
+        return read if default is None else f"{read}.orValue({cel_literal(default)})"
     if shape.kind == "list":
-        return f"{read}.orValue([]).map({each},{_block(f'{each}.', inner.model, depth + 1, left_out)})"
+        return f"{read}.orValue([]).map({each},{_block_fields(f'{each}.', inner.model, depth + 1, left_out)})"
     if always_there(info) and not info.is_required():
-        return _block(f"{read}.", inner.model, depth, left_out)
+        return _block_fields(f"{read}.", inner.model, depth, left_out)
     if isinstance(info.default, BaseModel):
         given = info.default.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        read = f"{read}.or(optional.of({literal(given)}))"
-    return f"{read}.optMap({each},{_block(f'{each}.', inner.model, depth + 1, left_out)})"
+        read = f"{read}.or(optional.of({cel_literal(given)}))"
+    return f"{read}.optMap({each},{_block_fields(f'{each}.', inner.model, depth + 1, left_out)})"
 
 
-def _block(root: str, model: type[BaseModel], depth: int, left_out: frozenset[str]) -> str:
-    return f"[{','.join(f'dyn({cel})' for _, cel in canonical(root, model, depth=depth, left_out=left_out))}]"
+def _block_fields(root: str, model: type[BaseModel], depth: int, left_out: frozenset[str]) -> str:
+    return f"[{','.join(f'dyn({cel})' for _, cel in canonical_fields(root, model, depth=depth, left_out=left_out))}]"
 
 
 def default_of(info: FieldInfo) -> object:
@@ -106,24 +106,24 @@ def default_of(info: FieldInfo) -> object:
     return None if value is PydanticUndefined or isinstance(value, BaseModel) else value
 
 
-def literal(value: object) -> str:
+def cel_literal(value: object) -> str:
     """Plain data as a CEL literal."""
     if isinstance(value, str):
-        return quoted(value)
+        return quote_cel(value)
     if isinstance(value, list | tuple):
-        return f"[{','.join(literal(item) for item in value)}]"
+        return f"[{','.join(cel_literal(item) for item in value)}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{literal(name)}:{literal(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ",".join(f"{cel_literal(name)}:{cel_literal(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     raise TypeError(f"no CEL literal for {value!r}")
 
 
-def _read(expression: str, roots: Roots) -> str:
+def _optional_read(expression: str, roots: Roots) -> str:
     """An expression with its fields read as optional ones."""
     known = dict(roots)
     for macro in _MACRO.finditer(expression):
-        item = _steps(known, macro["root"], macro["path"].split(".")[1:])[0]
+        item = _path_steps(known, macro["root"], macro["path"].split(".")[1:])[0]
         if item and (model := item[-1].shape.parts[0].model if item[-1].shape.kind == "list" else None):
             known[macro["name"]] = model
 
@@ -131,21 +131,21 @@ def _read(expression: str, roots: Roots) -> str:
         if found["text"] or (found["root"] or found["of"]) not in known:
             return found[0]
         if found["root"]:
-            steps, _ = _steps(known, found["root"], found["path"].split(".")[1:])
-            return f"{_optional(found['root'], steps)}.hasValue()" if len(steps) > 1 else found[0]
-        steps, rest = _steps(known, found["of"], found["below"].split(".")[1:])
+            steps, _ = _path_steps(known, found["root"], found["path"].split(".")[1:])
+            return f"{_optional_expression(found['root'], steps)}.hasValue()" if len(steps) > 1 else found[0]
+        steps, rest = _path_steps(known, found["of"], found["below"].split(".")[1:])
         end = "".join(f".{name}" for name in rest) + (found["call"] or "")
-        return (_value(found["of"], steps) if steps else found["of"]) + end
+        return (_value_expression(found["of"], steps) if steps else found["of"]) + end
 
     return _READ.sub(rewritten, expression)
 
 
-def _steps(known: Roots, root: str, names: list[str]) -> tuple[list[_Step], list[str]]:
+def _path_steps(known: Roots, root: str, names: list[str]) -> tuple[list[_Step], list[str]]:
     """The fields at the beginning of a path, and what follows them: methods, keys of mappings."""
     steps: list[_Step] = []
     model = known.get(root)
     for i, alias in enumerate(names):
-        found = None if model is None else _field(model, alias)
+        found = None if model is None else _field_expression(model, alias)
         if found is None:
             return steps, names[i:]
         steps.append(found)
@@ -153,21 +153,21 @@ def _steps(known: Roots, root: str, names: list[str]) -> tuple[list[_Step], list
     return steps, []
 
 
-def _field(model: type[BaseModel], alias: str) -> _Step | None:
+def _field_expression(model: type[BaseModel], alias: str) -> _Step | None:
     for name, info in model.model_fields.items():
         if (info.alias or name) == alias:
-            return _Step(model, alias, info, fields(model)[name])
+            return _Step(model, alias, info, field_shapes(model)[name])
     return None
 
 
-def _value(root: str, steps: list[_Step]) -> str:
+def _value_expression(root: str, steps: list[_Step]) -> str:
     default = default_of(steps[-1].info)
     if default is not None:
-        return f"{_optional(root, steps)}.orValue({literal(default)})"
+        return f"{_optional_expression(root, steps)}.orValue({cel_literal(default)})"
     if all(step.info.is_required() for step in steps[:-1]):
         return ".".join([root, *(step.name for step in steps)])
-    return f"{_optional(root, steps)}.value()"
+    return f"{_optional_expression(root, steps)}.value()"
 
 
-def _optional(root: str, steps: list[_Step]) -> str:
+def _optional_expression(root: str, steps: list[_Step]) -> str:
     return root + "".join(f".{step.name}" if step.info.is_required() else f".?{step.name}" for step in steps)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.api.manifest import read_manifest
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.variation import Variation, field_options, take_variation
 from rlrun.cli.checks import defaults
 from rlrun.cli.common import report
@@ -44,6 +44,6 @@ def run(argv: Sequence[str]) -> int:
         return report(error)
     name = manifest.metadata.name
     folder = options.output_dir or str(Path("runs") / name)
-    config = resolve(manifest.spec, name=name, uid=manifest.metadata.uid or _UID, output_dir=folder)
+    config = resolve_spec(manifest.spec, name=name, uid=manifest.metadata.uid or _UID, output_dir=folder)
     print(config.model_dump_json(indent=2))
     return exit_codes.OK

@@ -16,7 +16,7 @@ from rlrun.config.loading.parser import Options, Parser
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.data import DataSetConfig
 from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import ARGUMENTS, Converted, convert, read_settings
+from rlrun.convert.convert import ARGUMENTS, Converted, convert_settings, read_settings
 from rlrun.convert.readers.config_files import (
     default_file,
     listed_files,
@@ -24,9 +24,9 @@ from rlrun.convert.readers.config_files import (
     possible_files,
     without_lists,
 )
-from rlrun.convert.readers.hydra import override
+from rlrun.convert.readers.hydra import read_override
 from rlrun.convert.readers.setting import Setting
-from rlrun.convert.writer import summary
+from rlrun.convert.writer import summarize_keys
 from rlrun.environments.dataset_rows import Rows
 from rlrun.local.judge import judge_manifest
 from rlrun.protocol.files.failures import RoleError
@@ -110,7 +110,7 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def _converted(words: Sequence[str], rows: int | None) -> Converted:
     settings, sources = read_sources(words)
     context = Context(Path(sources[0]).stem if sources else "run", rows, _count)
-    return convert(settings, context, sources or [ARGUMENTS])
+    return convert_settings(settings, context, sources or [ARGUMENTS])
 
 
 def read_sources(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
@@ -118,7 +118,7 @@ def read_sources(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
     settings: list[Setting] = []
     sources: list[str] = []
     for word in words:
-        found = None if Path(word).exists() else override(word, ARGUMENTS)
+        found = None if Path(word).exists() else read_override(word, ARGUMENTS)
         if found is not None:
             settings.append(found)
         elif word.startswith("-"):
@@ -192,7 +192,7 @@ def _finish(converted: Converted, output: Path | None) -> int:
         except OSError as error:
             print(f"rlrun convert: -o {output}: cannot be written: {error.strerror}", file=sys.stderr)
             return exit_codes.USAGE
-        print(f"{output}: {converted.dialect}, {summary(converted.fates)}", file=sys.stderr)
+        print(f"{output}: {converted.dialect}, {summarize_keys(converted.fates)}", file=sys.stderr)
     for line in converted.missing:
         print(f"{where}: missing: {line}", file=sys.stderr)
     for problem in judged.problems:

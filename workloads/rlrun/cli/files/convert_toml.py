@@ -19,17 +19,17 @@ from rlrun.cli.sources.run_config import EvalConfig, RlConfig, SftConfig
 from rlrun.cli.sources.run_layers import file_layers, read_layer, take_files, translator
 from rlrun.config.dialects.translate import DIALECT, Read
 from rlrun.config.dialects.values import is_nothing
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.layers import Layer, Origin
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
-from rlrun.config.loading.schema import Shape, as_written, child, few, spelled
+from rlrun.config.loading.schema import Shape, as_written, child_shape, list_few, spell_name
 from rlrun.config.loading.yaml_text import Document, Key
 from rlrun.convert.compose.shared import run_name
 from rlrun.convert.convert import Converted
 from rlrun.convert.draft import Draft, Fate, Field
 from rlrun.convert.readers.setting import Setting
-from rlrun.convert.writer import manifest
+from rlrun.convert.writer import write_manifest
 from rlrun.protocol.files.paths import Role
 
 MODELS: Mapping[str, type[RlConfig]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
@@ -74,7 +74,7 @@ def convert_toml(words: Sequence[str]) -> Converted:
         raise ConfigError([Problem(str(files[0][1]), "", _one_role(command, files[0][1]))])
     model = MODELS[command]
     layer = read_layer(arguments, {}, model).layer
-    config = validate(model, layer)
+    config = validate_layer(model, layer)
     if fake_data(layer) is not None:
         origin = next(layer.hints[name].origin for name in ("data_type", "data_fake") if name in layer.hints)
         measured = f"fake data are measured, not learned, so there is no manifest; start {command} @ {files[0][1]}"
@@ -212,7 +212,7 @@ class _Account:
         name = Field(run_name(given, Path(self.sources[0]).stem), causes)
         notices = [str(notice) for notice in self.layer.notices if not notice.message.startswith("ignored: ")]
         return Converted(
-            manifest(draft, name, fates, self.sources), _TRAINER, fates, [], [], [*notices, *self._on_cpus()]
+            write_manifest(draft, name, fates, self.sources), _TRAINER, fates, [], [], [*notices, *self._on_cpus()]
         )
 
     def _on_cpus(self) -> Iterator[str]:
@@ -227,8 +227,8 @@ class _Account:
             yield path, as_written(value, shape), key
             return
         for name, inner in value.items():
-            own = spelled(shape.model, name, "camel")
-            yield from self._fields(inner, child(shape, name), (*key, name), f"{path}.{own}" if path else own)
+            own = spell_name(shape.model, name, "camel")
+            yield from self._fields(inner, child_shape(shape, name), (*key, name), f"{path}.{own}" if path else own)
 
     def _field(self, value: object, key: Key) -> Field:
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -257,7 +257,7 @@ class _Account:
     def _followed(self, key: Key) -> str:
         """Keys that a field follows from, where it is no key's value."""
         origins = list(dict.fromkeys(origin.path for origin in self._origins(key) if origin.path))
-        return f"follows from {few(origins)}" if origins else ""
+        return f"follows from {list_few(origins)}" if origins else ""
 
     def _fate(self, source: str, read: Read) -> Fate:
         label = read.shown if len(self.sources) == 1 or source == COMMAND_LINE else f"{source}: {read.shown}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.config.models.model import DType
 from rlrun.local.preflight import check_packages
 from rlrun.protocol.files.failures import RoleError
@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("run", help="the run's folder", metavar="RUN_FOLDER")
     p.add_argument("--output", required=True, metavar="DIR", help="a new folder for the model")
     p.add_argument(
-        "--step", type=whole(1), metavar="N", help="the checkpoint's step (default: the newest complete one)"
+        "--step", type=whole_number(1), metavar="N", help="the checkpoint's step (default: the newest complete one)"
     )
     p.add_argument(
         "--dtype",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rlrun.api.crd.admission_policy import validating_policy
 from rlrun.api.crd.as_yaml import as_yaml
-from rlrun.api.crd.definition import crd
+from rlrun.api.crd.definition import build_crd
 from rlrun.api.resource import check_name
-from rlrun.config.algorithm.names import PRESETS, needs
+from rlrun.config.algorithm.names import PRESETS, algorithm_inputs
 from rlrun.config.loading.parser import Parser
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
@@ -67,7 +67,7 @@ def init_parser() -> Parser:
 def run_crd(argv: Sequence[str]) -> int:
     """Run `rlrun crd`; returns the exit code."""
     options = crd_parser().parse_args(list(argv))
-    documents = [crd(), *(validating_policy() if options.policy else ())]
+    documents = [build_crd(), *(validating_policy() if options.policy else ())]
     print(as_yaml(*documents), end="")
     return exit_codes.OK
 
@@ -145,8 +145,8 @@ def _of_preset(start: str, preset: str) -> str:
     text = re.sub(r"metadata: \{name: [\w-]+\}", f"metadata: {{name: {name}}}", text)
     chosen = PRESETS[preset]
     parts = {
-        **needs("advantage", chosen.advantage, chosen.advantage_options),
-        **needs("loss", chosen.loss, chosen.loss_options),
+        **algorithm_inputs("advantage", chosen.advantage, chosen.advantage_options),
+        **algorithm_inputs("loss", chosen.loss, chosen.loss_options),
     }
     lines = "".join(_NEEDS[part] for part in parts)
     return re.sub(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlrun.cli.common import report
 from rlrun.config.loading.help import help_text
-from rlrun.config.loading.loader import load
+from rlrun.config.loading.loader import load_model
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.model import TinyModelConfig
@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
         return exit_codes.USAGE
     folder = Path(argv[0])
     try:
-        config = load(TinyModelConfig, argv[1:], env={}, prog=PROG)
+        config = load_model(TinyModelConfig, argv[1:], env={}, prog=PROG)
     except ConfigError as error:
         return report(error)
     if folder.exists() and (not folder.is_dir() or os.listdir(folder)):  # noqa: PTH208

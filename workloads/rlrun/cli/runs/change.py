@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, argument, runs_parser, the_run
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect.change import WordError, patch_of
 from rlrun.inspect.kubectl import RUNS, ask_json
 from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, Run
@@ -55,14 +55,14 @@ def scale_parser() -> Parser:
     p = _parser("scale", "Change the number of engines of a run in a cluster, while it trains.")
     p.add_argument(
         "--inference",
-        type=whole(1, 1024),
+        type=whole_number(1, 1024),
         required=True,
         metavar="N",
         help="number of engines (spec.inference.replicas)",
     )
     p.add_argument(
         "--min-available",
-        type=whole(1, 1024),
+        type=whole_number(1, 1024),
         metavar="N",
         help="engines without which nothing is sampled (spec.inference.minAvailable)",
     )

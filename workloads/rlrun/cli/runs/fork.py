@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.cli.runs.common import answered, argument, runs_parser, the_run
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.config.loading.problems import ConfigError
 from rlrun.inspect.source import ClusterRun
 from rlrun.protocol.files.failures import RoleError
@@ -25,7 +25,7 @@ def fork_parser() -> Parser:
     )
     p.add_argument("run", metavar="RUN", help="a run's folder (runs/NAME), which may be under way")
     p.add_argument(
-        "--step", type=whole(1), metavar="N", help="the checkpoint's step (default: the newest complete one)"
+        "--step", type=whole_number(1), metavar="N", help="the checkpoint's step (default: the newest complete one)"
     )
     p.add_argument(
         "--set",

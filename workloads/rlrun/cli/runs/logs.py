@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect import logs
 from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.kubectl import Api
@@ -42,13 +42,13 @@ def logs_parser() -> Parser:
     )
     p.add_argument(
         "--rank",
-        type=whole(0),
+        type=whole_number(0),
         metavar="N",
         help="rank of the trainer, or number of the engine; in a cluster the number of the pod",
     )
-    p.add_argument("--attempt", type=whole(1), metavar="N", help="attempt (default: the newest)")
+    p.add_argument("--attempt", type=whole_number(1), metavar="N", help="attempt (default: the newest)")
     p.add_argument(
-        "--tail", type=whole(1, 1_000_000), default=_TAIL, metavar="N", help=f"last lines (default: {_TAIL})"
+        "--tail", type=whole_number(1, 1_000_000), default=_TAIL, metavar="N", help=f"last lines (default: {_TAIL})"
     )
     p.add_argument(
         "--previous", action="store_true", help="of the process before, where a container was started again (cluster)"

@@ -21,7 +21,7 @@ from rlrun.cli.runs.common import (
     the_run,
     write,
 )
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect import screen
 from rlrun.inspect.cost.account import counted
 from rlrun.inspect.cost.use import with_gpus
@@ -145,7 +145,11 @@ def watch_parser() -> Parser:
     )
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
     p.add_argument(
-        "--every", type=whole(1, 3600), default=5, metavar="SECONDS", help="seconds between two looks (default: 5)"
+        "--every",
+        type=whole_number(1, 3600),
+        default=5,
+        metavar="SECONDS",
+        help="seconds between two looks (default: 5)",
     )
     return p
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser
 from rlrun.cli.runs.compare import read_curve
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect.curves import Line, png, svg
 from rlrun.inspect.source import NotFoundError
 from rlrun.runs.pictures import lines_of
@@ -24,7 +24,7 @@ def plot_parser() -> Parser:
     p = runs_parser("plot", "Draw a metric of runs over their steps, on this terminal or as a picture.")
     p.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
     p.add_argument("--metric", metavar="NAME", help="which metric (default: reward/mean; loss where there is none)")
-    p.add_argument("--smooth", type=whole(1, 100_000), default=1, metavar="N", help="mean of the last N steps")
+    p.add_argument("--smooth", type=whole_number(1, 100_000), default=1, metavar="N", help="mean of the last N steps")
     picture = p.add_mutually_exclusive_group()
     picture.add_argument(
         "--svg", type=_picture(".svg"), metavar="FILE", help="a picture instead; a file that is there is replaced"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.cli.runs.common import answered, api, runs_parser, the_run
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect.kubectl import ClusterError
 from rlrun.inspect.pull import PARTS, place_of, unpack
 from rlrun.inspect.source import FolderRun, NotFoundError, read
@@ -30,7 +30,7 @@ def pull_parser() -> Parser:
         choices=PARTS,
         help="what to copy; of models and checkpoints the newest complete one; run: the whole folder",
     )
-    p.add_argument("--step", type=whole(0), metavar="N", help="of this step (model, checkpoint)")
+    p.add_argument("--step", type=whole_number(0), metavar="N", help="of this step (model, checkpoint)")
     p.add_argument("--to", type=Path, metavar="PATH", help="a new path (default: RUN-PART here)")
     return p
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.cli.runs.common import answered, argument, runs_parser, the_run, write
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect.source import FolderRun
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.recorded_code import FLAG, HELP
@@ -19,13 +19,13 @@ def replay_parser() -> Parser:
     text = "Compute a step of a run again from its folder, which is only read; compare it with what the run wrote; explain a sample."
     p = runs_parser("replay", text, output="json")
     p.add_argument("run", metavar="RUN", help="a run's folder (runs/NAME), which may be under way")
-    p.add_argument("--step", type=whole(1), metavar="N", required=True, help="the step")
+    p.add_argument("--step", type=whole_number(1), metavar="N", required=True, help="the step")
     p.add_argument(
         "--sample", metavar="SAMPLE", help="explain this one: index in the batch, GROUP/ROLLOUT, or a task's id"
     )
     p.add_argument("--no-compute", action="store_true", help="explain from the batch alone, without the model")
     p.add_argument(
-        "--ranks", type=whole(1, 64), metavar="N", help="compute with N ranks on CPUs, not with the run's layout"
+        "--ranks", type=whole_number(1, 64), metavar="N", help="compute with N ranks on CPUs, not with the run's layout"
     )
     p.add_argument("--model", type=Path, metavar="DIR", help="the model's folder, where it is another one here")
     p.add_argument(FLAG, action="store_true", help=HELP)

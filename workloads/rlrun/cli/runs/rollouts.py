@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser, the_run, write
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect import rollouts
 from rlrun.runs import reading
 from rlrun.runtime import exit_codes
@@ -20,13 +20,15 @@ def rollouts_parser() -> Parser:
     text = "Print rollouts of a step: prompt, turns, tool calls, reward, advantage and the policy versions that sampled them."
     p = runs_parser("rollouts", text, output="json")
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
-    p.add_argument("--step", type=whole(1), metavar="N", help="trained step (default: the newest one with a trace)")
     p.add_argument(
-        "--evaluation", type=whole(0), metavar="VERSION", help="held-out answers of a policy version instead"
+        "--step", type=whole_number(1), metavar="N", help="trained step (default: the newest one with a trace)"
+    )
+    p.add_argument(
+        "--evaluation", type=whole_number(0), metavar="VERSION", help="held-out answers of a policy version instead"
     )
     some = p.add_mutually_exclusive_group()
-    some.add_argument("--worst", type=whole(1), metavar="N", help="those with the lowest rewards")
-    some.add_argument("--best", type=whole(1), metavar="N", help="those with the highest rewards")
+    some.add_argument("--worst", type=whole_number(1), metavar="N", help="those with the lowest rewards")
+    some.add_argument("--best", type=whole_number(1), metavar="N", help="those with the highest rewards")
     p.add_argument("--environment", metavar="NAME", help="those of one environment")
     p.add_argument("--full", action="store_true", help=f"whole messages, not {_CHARACTERS} characters of each")
     return p

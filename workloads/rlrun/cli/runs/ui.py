@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.cli.runs.common import answered
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect.source import NotFoundError
 from rlrun.runtime import exit_codes
 from rlrun.runtime.extras import UI, lacking
@@ -33,7 +33,11 @@ def ui_parser() -> Parser:
         help="where to listen (default: 127.0.0.1); elsewhere a token is asked for",
     )
     p.add_argument(
-        "--port", type=whole(0, 65535), default=_PORT, metavar="N", help=f"(default: {_PORT}); 0 takes a free one"
+        "--port",
+        type=whole_number(0, 65535),
+        default=_PORT,
+        metavar="N",
+        help=f"(default: {_PORT}); 0 takes a free one",
     )
     p.add_argument(
         "--token", action="store_true", help="ask for a token on 127.0.0.1, too: other users of this machine reach it"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.cli.runs.common import answered
-from rlrun.config.loading.parser import Parser, whole
+from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.runtime import exit_codes
 from rlrun.runtime.extras import UI, lacking
 
@@ -41,7 +41,11 @@ def ui_team_parser() -> Parser:
     )  # fmt: skip
     p.add_argument("--host", default="::", metavar="ADDRESS", help="where to listen (default: ::, everywhere)")
     p.add_argument(
-        "--port", type=whole(0, 65535), default=_PORT, metavar="N", help=f"(default: {_PORT}); 0 takes a free one"
+        "--port",
+        type=whole_number(0, 65535),
+        default=_PORT,
+        metavar="N",
+        help=f"(default: {_PORT}); 0 takes a free one",
     )
     p.add_argument("--api-server", metavar="URL", help="(default: as Kubernetes tells each pod)")
     p.add_argument(

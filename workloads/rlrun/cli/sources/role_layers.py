@@ -10,16 +10,16 @@ from typing import Any, TypeVar, get_args
 
 from rlrun.cli.sources.run_config import ALIASES, RlConfig
 from rlrun.cli.sources.run_layers import file_layers, translator
-from rlrun.config.dialects.complete import complete, complete_environments, complete_model
+from rlrun.config.dialects.complete import complete_environments, complete_layer, complete_model
 from rlrun.config.dialects.translate import Translation, Translator
 from rlrun.config.loading.arguments import parse_arguments
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.help import help_text
-from rlrun.config.loading.layers import Assignment, Layer, Reader, merge
-from rlrun.config.loading.loader import combined
+from rlrun.config.loading.layers import Assignment, Layer, Reader, merge_layers
+from rlrun.config.loading.loader import combined_layer
 from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT, ConfigError, Problem
-from rlrun.config.loading.schema import Style, snake
+from rlrun.config.loading.schema import Style, snake_name
 from rlrun.config.loading.yaml_text import Document
 from rlrun.config.models.roles import RoleConfig
 from rlrun.protocol.files.identity import complete as complete_role
@@ -47,7 +47,7 @@ class RoleNames:
 
     def knows(self, words: Sequence[str]) -> bool:
         """True if these dotted words are PRIME-RL's."""
-        if [snake(word) for word in words] == ["output_dir"]:
+        if [snake_name(word) for word in words] == ["output_dir"]:
             return False
         return self.names.knows([self.role, *words])
 
@@ -103,13 +103,13 @@ def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[
         except ConfigError as error:
             problems += error.problems
     others = RoleNames(role, model, translator(RlConfig, ENVIRONMENT))
-    layer = combined(model, arguments, env=env, files=layers, unread=problems, others=others)
+    layer = combined_layer(model, arguments, env=env, files=layers, unread=problems, others=others)
     complete_model(layer)
     if role == "orchestrator":
         complete_environments(layer)
     complete_role(model, layer)
     _fill_sampling(layer)
-    config = validate(model, layer)
+    config = validate_layer(model, layer)
     if arguments.dry_run:
         for notice in layer.notices:
             print(f"note: {notice}", file=sys.stderr)
@@ -122,8 +122,8 @@ def role_layer(role: Role, model: type[RoleConfig], path: Path, document: Docume
     """A file as a layer of the role: a whole run's (`run.json`, or one of `rl`), of which the role's part is taken, or its own fields."""
     value, lines = document.value, document.lines
     if "format_version" not in value and any(isinstance(value.get(one), dict) for one in get_args(Role)):
-        whole = merge(file_layers(path, None, document))
-        complete(whole)
+        whole = merge_layers(file_layers(path, None, document))
+        complete_layer(whole)
         return _of_role(RoleNames(role, model, translator(RlConfig, str(path), lines)), whole)
     if role in value and isinstance(value[role], dict):
         value = value[role]
@@ -133,11 +133,11 @@ def role_layer(role: Role, model: type[RoleConfig], path: Path, document: Docume
     if "format_version" in document.value:  # a run.json, which only we write
         return reader.read(value)
     names = RoleNames(role, model, translator(RlConfig, str(path), lines))
-    kept = {name: one for name, one in value.items() if snake(name) == "output_dir"}  # here it is the role's own
+    kept = {name: one for name, one in value.items() if snake_name(name) == "output_dir"}  # here it is the role's own
     translation = names.names.read({name: one for name, one in value.items() if name not in kept}, role)
     run = translation.as_layer(RlConfig)
-    complete(run)
-    return merge([_of_role(names, run), reader.read(translation.rest | kept)])
+    complete_layer(run)
+    return merge_layers([_of_role(names, run), reader.read(translation.rest | kept)])
 
 
 def _of_role(names: RoleNames, run: Layer) -> Layer:

@@ -17,9 +17,9 @@ from rlrun.api.resource import RLRun
 from rlrun.cli.sources.fake_data import is_fake
 from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig, SftConfig
 from rlrun.config.dialects.complete import (
-    complete,
     complete_environments,
     complete_gpus,
+    complete_layer,
     complete_learning,
     complete_model,
 )
@@ -27,10 +27,10 @@ from rlrun.config.dialects.prime_rl import PRIME_RL, PRIME_RL_EVAL
 from rlrun.config.dialects.translate import Translator
 from rlrun.config.loading.arguments import parse_arguments
 from rlrun.config.loading.files import read_document
-from rlrun.config.loading.layers import Hint, Layer, Origin, Reader, merge
-from rlrun.config.loading.loader import combined
+from rlrun.config.loading.layers import Hint, Layer, Origin, Reader, merge_layers
+from rlrun.config.loading.loader import combined_layer
 from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT, ConfigError, Problem
-from rlrun.config.loading.schema import Shape, fields, snake
+from rlrun.config.loading.schema import Shape, field_shapes, snake_name
 from rlrun.config.loading.yaml_text import Document, Key
 from rlrun.protocol.files.paths import Role
 
@@ -80,20 +80,20 @@ def read_layer(
         level: dict[Role | None, list[Layer]] = {}
         for _, (role, path) in group:
             try:
-                level.setdefault(role, []).append(merge(file_layers(path, role, read_document(path), model)))
+                level.setdefault(role, []).append(merge_layers(file_layers(path, role, read_document(path), model)))
             except ConfigError as error:
                 problems += error.problems
-        parts = [merge(layers) for layers in level.values()]
-        levels.append(merge(parts))
+        parts = [merge_layers(layers) for layers in level.values()]
+        levels.append(merge_layers(parts))
         levels[-1].problems += conflicts(parts)
     given_data = [Reader(model, COMMAND_LINE, style="kebab").read({"data": {"sources": [data]}})] if data else []
-    layer = combined(
+    layer = combined_layer(
         model, given, env=env, files=[*levels, *given_data], unread=problems, others=translator(model, ENVIRONMENT)
     )
     layer.hints |= hints or {}
     if model is RlConfig:
         complete_environments(layer)
-    complete(layer)
+    complete_layer(layer)
     complete_model(layer)
     if model is RlConfig:
         if is_fake(layer):  # rows of a measurement, which no run of RL has
@@ -168,7 +168,7 @@ def file_layers(path: Path, role: Role | None, document: Document, model: type[R
     if role is not None:
         return _checked([translated, *_role_layers(reader, role, translation.rest, "", ())])
     content = translation.rest
-    tables = {snake(name): name for name in content if snake(name) in _ROLES}
+    tables = {snake_name(name): name for name in content if snake_name(name) in _ROLES}
     tables = {known: name for known, name in tables.items() if isinstance(content[name], dict)}
     common = {name: value for name, value in content.items() if name not in tables.values()}
     layers = [translated, reader.read(common)]
@@ -198,13 +198,13 @@ def _checked(layers: list[Layer]) -> list[Layer]:
 
 
 def _role_layers(reader: Reader, role: Role, part: dict[str, Any], prefix: str, raw: Key) -> list[Layer]:
-    shape = fields(reader.model)[role]
+    shape = field_shapes(reader.model)[role]
     assert shape.model is not None
     own: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     misplaced: list[Problem] = []
     for name, value in part.items():
-        known = ALIASES.get(name, snake(name))
+        known = ALIASES.get(name, snake_name(name))
         if known in _ROLES:
             place = "in a file of its own" if known != role else "at the top"
             message = f"this is the part of the {role}: write the fields of the {known} {place}"

@@ -42,17 +42,17 @@ __all__ = [
     "OptionValue",
     "Options",
     "Preset",
+    "algorithm_inputs",
+    "check_known",
     "complete_correction",
     "complete_options",
     "correction_problem",
     "default_aggregation",
     "default_proximal",
-    "entry",
+    "find_entry",
+    "find_preset",
     "is_import_path",
-    "known",
     "narrow_bands",
-    "needs",
-    "preset",
     "proximal_problem",
     "unknown_option",
 ]
@@ -65,7 +65,7 @@ def is_import_path(name: str) -> bool:
     return _IMPORT_PATH.fullmatch(name) is not None
 
 
-def entry(kind: Kind, name: str) -> Entry:
+def find_entry(kind: Kind, name: str) -> Entry:
     """The table's entry of a built-in algorithm. Raises ValueError that lists the known names."""
     table = LOSS_ENTRIES if kind == "loss" else ADVANTAGE_ENTRIES
     if name not in table:
@@ -73,7 +73,7 @@ def entry(kind: Kind, name: str) -> Entry:
     return table[name]
 
 
-def preset(name: str) -> Preset:
+def find_preset(name: str) -> Preset:
     """The preset of that name. Raises ValueError that lists the known names."""
     if name not in PRESETS:
         raise ValueError(unknown_name("preset", name, PRESETS))
@@ -88,7 +88,7 @@ def complete_options(kind: Kind, name: str, given: Options) -> Options:
     """
     if is_import_path(name):
         return dict(given)
-    algorithm = entry(kind, name)
+    algorithm = find_entry(kind, name)
     for option, value in given.items():
         if option not in algorithm.options:
             raise unknown_option(kind, name, option, algorithm.options)
@@ -123,18 +123,18 @@ def unknown_option(kind: Kind, name: str, option: str, known: Iterable[str]) -> 
     return ValueError(unknown_name(f"option of {kind} {name}", option, known))
 
 
-def known(what: str, name: str, table: Iterable[str]) -> str:
+def check_known(what: str, name: str, table: Iterable[str]) -> str:
     """`name`, if `table` has it. Raises ValueError that lists the known names."""
     if name not in (names := list(table)):
         raise ValueError(unknown_name(what, name, names))
     return name
 
 
-def needs(kind: Kind, name: str, options: Options) -> dict[Need, str]:
+def algorithm_inputs(kind: Kind, name: str, options: Options) -> dict[Need, str]:
     """Inputs of an algorithm besides the policy, each with the part that needs it: `{"reference": "loss distill"}`."""
     if is_import_path(name):
         return {}
-    algorithm = entry(kind, name)
+    algorithm = find_entry(kind, name)
     found: dict[Need, str] = {algorithm.needs: f"{kind} {name}"} if algorithm.needs else {}
     for option, value in complete_options(kind, name, options).items():
         need = algorithm.options[option].needs
@@ -151,7 +151,7 @@ def default_aggregation(loss: str, options: Mapping[str, object]) -> str:
 
 def default_proximal(loss: str) -> str:
     """The proximal policy of a loss, a key of `PROXIMAL_METHODS`."""
-    return "inference" if is_import_path(loss) else entry("loss", loss).proximal
+    return "inference" if is_import_path(loss) else find_entry("loss", loss).proximal
 
 
 def proximal_problem(loss: str, proximal: str, *, corrected: bool) -> str | None:
@@ -164,7 +164,7 @@ def proximal_problem(loss: str, proximal: str, *, corrected: bool) -> str | None
     """
     if is_import_path(loss):
         return None
-    reads = "proximal_logprobs" in entry("loss", loss).reads
+    reads = "proximal_logprobs" in find_entry("loss", loss).reads
     if loss == "decoupled_ppo" and proximal == "inference":
         return "proximal (inference) leaves loss decoupled_ppo nothing to decouple; use recompute or log_linear"
     if proximal == "inference" or reads or corrected:
@@ -185,7 +185,7 @@ def narrow_bands(loss: str, options: Options) -> dict[str, float]:
     if is_import_path(loss):
         return {}
     complete = complete_options("loss", loss, options)
-    return {name: complete[name] for name in entry("loss", loss).bands if complete[name] < NARROW_BAND}
+    return {name: complete[name] for name in find_entry("loss", loss).bands if complete[name] < NARROW_BAND}
 
 
 def correction_problem(correction: Mapping[str, object], loss: str, *, has_proximal: bool) -> str | None:
@@ -195,7 +195,7 @@ def correction_problem(correction: Mapping[str, object], loss: str, *, has_proxi
     clamps = correction["action"] == "clamp"
     if not (clamps or correction["weight"] != "none") or is_import_path(loss):
         return None
-    own = entry("loss", loss)
+    own = find_entry("loss", loss)
     if not own.weighs and (has_proximal or "proximal_logprobs" not in own.reads):
         return None
     without = "" if own.weighs else " without a proximal policy"

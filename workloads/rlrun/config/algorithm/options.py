@@ -43,7 +43,7 @@ class Option:
             )
         if self.choices:
             known = any(value == choice and type(value) is type(choice) for choice in self.choices)
-            return None if known else f"must be one of {_listed(self.choices)}, got {value!r}"
+            return None if known else f"must be one of {_list_names(self.choices)}, got {value!r}"
         if isinstance(self.default, bool):
             return None if isinstance(value, bool) else f"must be true or false, got {value!r}"
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -81,5 +81,5 @@ class Entry:
     """Options that bound how far a ratio or probability may move before its token loses gradient."""
 
 
-def _listed(values: Iterable[object]) -> str:
+def _list_names(values: Iterable[object]) -> str:
     return ", ".join(repr(value) for value in values)

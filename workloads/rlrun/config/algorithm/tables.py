@@ -42,7 +42,7 @@ _GLOBAL_STD = {
 _NEG_CLIPPED = {"neg_clipped": Option(False, "replace negative advantages by 0, last of all")}
 
 
-def _normalization(level: str) -> Mapping[str, Option]:
+def _normalization_options(level: str) -> Mapping[str, Option]:
     """AReaL's adv_norm: options that every estimator has, with this default."""
     return {
         "adv_mean": Option(
@@ -56,11 +56,11 @@ def _normalization(level: str) -> Mapping[str, Option]:
     }
 
 
-_EVERY_ADVANTAGE = {**_REWARDS, **_GLOBAL_STD, **_normalization("none"), **_NEG_CLIPPED}
+_EVERY_ADVANTAGE = {**_REWARDS, **_GLOBAL_STD, **_normalization_options("none"), **_NEG_CLIPPED}
 _RETURN_TO_GO = {
     **_REWARDS,
     "gamma": Option(1.0, "discount of the reward per loss token between it and the token", low=0.0, high=1.0),
-    **_normalization("batch"),
+    **_normalization_options("batch"),
     **_NEG_CLIPPED,
 }
 
@@ -109,7 +109,7 @@ ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
                 True,
                 "the value after the last token of an answer that a limit of tokens cut stands for its continuation; false: 0",
             ),
-            **_normalization("batch"),
+            **_normalization_options("batch"),
         },
         needs="critic",
     ),

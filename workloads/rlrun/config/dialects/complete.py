@@ -40,7 +40,7 @@ PRIME_RL_ENVIRONMENT = "verifiers:reverse-text"
 """Model and environment of PRIME-RL's files that name none, in both of their versions."""
 
 
-def complete(layer: Layer, below: Key = ()) -> None:
+def complete_layer(layer: Layer, below: Key = ()) -> None:
     """Set what follows from a layer's hints.
 
     Args:
@@ -56,7 +56,7 @@ def complete(layer: Layer, below: Key = ()) -> None:
         step(run)
 
 
-def _shared(run: RunView) -> None:
+def _share_run_values(run: RunView) -> None:
     """Values of a role's table for the whole run, where the run itself has none: there, roles may differ."""
     for role in ("trainer", "orchestrator", "inference"):
         name = f"{role}_output_dir"
@@ -70,7 +70,7 @@ def _shared(run: RunView) -> None:
         run.put("seed", seed, "inference_seed")
 
 
-def _groups(run: RunView) -> None:
+def _complete_groups(run: RunView) -> None:
     size = run.hint("group_size")
     if size is None:
         return
@@ -115,7 +115,7 @@ def _each_environment(run: RunView) -> None:
                 run.put(f"{path}.sampling.{name}", value, DIALECT, like=f"sampling.{name}")
 
 
-def _rate(run: RunView) -> None:
+def _complete_rate(run: RunView) -> None:
     low, lr = run.hint("min_lr"), run.get("trainer.optimizer.lr")
     if low is not None:
         peak = 1e-6 if lr is None else lr
@@ -134,7 +134,7 @@ def _rate(run: RunView) -> None:
         )
 
 
-def _objective(run: RunView) -> None:
+def _complete_objective(run: RunView) -> None:
     known = {"masked_is": ("masked_is", "v0.3"), "dppo": ("dppo", "today's")}
     name, kind = run.get("algorithm.loss.name"), run.hint("loss_type")
     if kind is not None and kind not in ("default", "ipo", "dppo", "masked_is"):
@@ -160,13 +160,13 @@ def _objective(run: RunView) -> None:
         run.put("algorithm.reference", {"model": "initial"}, DIALECT, like="algorithm.loss.options.teacher_tau")
 
 
-def _evaluation(run: RunView) -> None:
+def _complete_evaluation(run: RunView) -> None:
     names = {str(one.get("name") or one.get("id")) for _, one in run.environments()}
     names |= {str(one.get("id")).removeprefix("verifiers:") for _, one in run.environments()}
     evaluated = run.hint("evaluated")
     others: list[str] = []
     if isinstance(evaluated, list):
-        labels = [_label(one) for one in evaluated]
+        labels = [_environment_label(one) for one in evaluated]
         others = [label for label in labels if label not in names]
         if others:
             run.note(
@@ -175,16 +175,16 @@ def _evaluation(run: RunView) -> None:
                 "`rlrun eval` measures its checkpoints in others afterwards",
             )
         if labels and len(others) == len(labels):
-            _drop(run, "evaluation")
+            _drop_hint(run, "evaluation")
             return
-        _samples(run, [one for one in evaluated if isinstance(one, dict) and _label(one) in names])
+        _complete_samples(run, [one for one in evaluated if isinstance(one, dict) and _environment_label(one) in names])
     elif evaluated is not None:
         run.refuse("evaluated", f"got {evaluated!r:.60}, expected a list of tables")
     if run.hint("evaluates") is not None and run.get("evaluation") is None:
         run.put("evaluation", {}, "evaluates")
 
 
-def _validation(run: RunView) -> None:
+def _complete_validation(run: RunView) -> None:
     if run.hint("validates") is not None and run.get("evaluation") is None:
         run.put("evaluation", {}, "validates")
         for ours, name in (("interval", "interval"), ("num_tasks", "tasks"), ("samples_per_task", "samples")):
@@ -193,7 +193,7 @@ def _validation(run: RunView) -> None:
                 run.put(f"evaluation.{ours}", ALL_TASKS if whole else value, f"validation_{name}")
 
 
-def _samples(run: RunView, own: list[dict[str, Any]]) -> None:
+def _complete_samples(run: RunView, own: list[dict[str, Any]]) -> None:
     """Numbers of one environment's evaluation, which here are those of all."""
     for ours, theirs in (
         ("samples_per_task", ("rollouts_per_example", "group_size")),
@@ -205,7 +205,7 @@ def _samples(run: RunView, own: list[dict[str, Any]]) -> None:
             run.put(f"evaluation.{ours}", max(found), "evaluated")
 
 
-def _drop(run: RunView, path: str) -> None:
+def _drop_hint(run: RunView, path: str) -> None:
     place: Any = run.layer.values
     for part in run.below:
         place = place.get(part, {}) if isinstance(place, dict) else {}
@@ -216,7 +216,7 @@ def _drop(run: RunView, path: str) -> None:
         del run.layer.origins[old]
 
 
-def _label(one: Any) -> str:
+def _environment_label(one: Any) -> str:
     if not isinstance(one, dict):
         return repr(one)[:60]
     nested = one.get("taskset") or (one["env"].get("taskset") if isinstance(one.get("env"), dict) else None)
@@ -224,7 +224,7 @@ def _label(one: Any) -> str:
     return str(given or "reverse-text").partition("@")[0].rpartition("/")[2][:60]
 
 
-def _machines(run: RunView) -> None:
+def _complete_machines(run: RunView) -> None:
     per_node = run.hint("gpus_per_node") or 8
     _trainer_gpus(run, per_node)
     _inference_gpus(run, per_node)
@@ -234,7 +234,7 @@ def _machines(run: RunView) -> None:
 
 def _trainer_gpus(run: RunView, per_node: int) -> None:
     """The trainer's replicas, which are its nodes, and their GPUs."""
-    total, name = _gpus(run, "trainer")
+    total, name = _read_gpus(run, "trainer")
     nodes = run.hint("trainer_nodes")
     if total is not None or nodes is not None:
         run.put("trainer.gpus_per_replica", per_node if nodes is not None else total, name)
@@ -244,10 +244,10 @@ def _trainer_gpus(run: RunView, per_node: int) -> None:
 
 def _inference_gpus(run: RunView, per_node: int) -> None:
     """The engines on all GPUs of inference."""
-    total, name = _gpus(run, "inference")
+    total, name = _read_gpus(run, "inference")
     nodes = run.hint("inference_nodes")
     if (total is not None or nodes is not None) and run.get("data") is None:  # fine-tuning has no engines
-        _engines(run, total or nodes * per_node * (run.hint("inference_groups") or 1), per_node, name)
+        _divide_engines(run, total or nodes * per_node * (run.hint("inference_groups") or 1), per_node, name)
 
 
 def _engine_nodes(run: RunView) -> None:
@@ -272,7 +272,7 @@ def _engine_gpus(run: RunView) -> None:
         run.put("inference.gpus_per_replica", tp * dp, PARALLEL)
 
 
-def _gpus(run: RunView, role: str) -> tuple[int | None, str]:
+def _read_gpus(run: RunView, role: str) -> tuple[int | None, str]:
     """Number of GPUs of a role, None where nothing says it; and the hint that it, or the number of nodes, comes from."""
     ids, count = run.hint(f"{role}_gpu_ids"), run.hint(f"{role}_gpus")
     if ids is not None:
@@ -280,7 +280,7 @@ def _gpus(run: RunView, role: str) -> tuple[int | None, str]:
     return count, f"{role}_gpus" if count is not None else f"{role}_nodes"
 
 
-def _replication(run: RunView) -> None:
+def _read_replication(run: RunView) -> None:
     group, nodes = run.hint("nodes_per_group"), run.hint("trainer_nodes")
     if group is None or nodes is None:
         return
@@ -290,7 +290,7 @@ def _replication(run: RunView) -> None:
         run.put("trainer.parallelism.dp_replicate", nodes // group, "nodes_per_group")
 
 
-def _engines(run: RunView, total: int, per_node: int, hint: str) -> None:
+def _divide_engines(run: RunView, total: int, per_node: int, hint: str) -> None:
     """Engines on `total` GPUs: copies of the model within one server, servers of at most a node."""
     tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel")
     if not is_count(tp) or total % tp:
@@ -308,7 +308,7 @@ def _engines(run: RunView, total: int, per_node: int, hint: str) -> None:
     run.put("inference.gpus_per_replica", tp * each, hint)
 
 
-def _lengths(run: RunView) -> None:
+def _complete_lengths(run: RunView) -> None:
     packed = run.hint("packed_length")
     if packed is not None:
         run.put("seq_len", packed, "packed_length")
@@ -444,6 +444,16 @@ def complete_model(layer: Layer) -> None:
 
 
 _STEPS: tuple[Callable[[RunView], None], ...] = (
-    *(_shared, _groups, _each_environment, _rate, _objective, _evaluation, _validation, _machines, _replication),
-    *(_lengths, _template_arguments, _in_flight, complete_data, complete_policies),
+    *(
+        _share_run_values,
+        _complete_groups,
+        _each_environment,
+        _complete_rate,
+        _complete_objective,
+        _complete_evaluation,
+        _complete_validation,
+        _complete_machines,
+        _read_replication,
+    ),
+    *(_complete_lengths, _template_arguments, _in_flight, complete_data, complete_policies),
 )

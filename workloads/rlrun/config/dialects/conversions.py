@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from rlrun.config.dialects.rows import Conversion, Effect, Extend, Later, Note, Refuse, Set
-from rlrun.config.dialects.values import ALL_TASKS, is_count, is_nothing, is_number, shown
+from rlrun.config.dialects.values import ALL_TASKS, is_count, is_nothing, is_number, show_value
 
 TEMPLATE_ARGUMENT = "template argument "
 """Beginning of the hints that hold arguments of the chat template."""
 
 
-def optional(value: object, target: str) -> Iterator[Effect]:
+def if_set(value: object, target: str) -> Iterator[Effect]:
     """The value; nothing for none, which is the default here."""
     if not is_nothing(value):
         yield Set(target, value)
@@ -36,7 +36,7 @@ def all_tokens(value: object, target: str) -> Iterator[Effect]:
         yield Set(target, 0 if value == -1 and not isinstance(value, bool) else value)
 
 
-def later(name: str) -> Conversion:
+def defer_value(name: str) -> Conversion:
     """Keep the value for `complete`."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
@@ -46,29 +46,29 @@ def later(name: str) -> Conversion:
     return convert
 
 
-def noted(text: str) -> Conversion:
+def note_dropped(text: str) -> Conversion:
     """Without a field, and reported on standard error, because it may change what is sampled."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
         if not is_nothing(value):
-            yield Note(f"got {shown(value)}: {text}")
+            yield Note(f"got {show_value(value)}: {text}")
 
     return convert
 
 
-def choice(names: Mapping[str | bool, object], otherwise: str = "") -> Conversion:
+def map_choice(names: Mapping[str | bool, object], otherwise: str = "") -> Conversion:
     """Other names of the same choices. Without `otherwise`, an unknown one is left for the field to refuse."""
 
     def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, str | bool) and value in names:
             yield Set(target, names[value])
         elif not is_nothing(value):
-            yield Refuse(f"got {shown(value)}; {otherwise}") if otherwise else Set(target, value)
+            yield Refuse(f"got {show_value(value)}; {otherwise}") if otherwise else Set(target, value)
 
     return convert
 
 
-def only(allowed: Iterable[object], why: str, otherwise: str) -> Conversion:
+def only_values(allowed: Iterable[object], why: str, otherwise: str) -> Conversion:
     """Ignored for these values, which change nothing here; refused for all others."""
     known = tuple(allowed)
 
@@ -76,7 +76,7 @@ def only(allowed: Iterable[object], why: str, otherwise: str) -> Conversion:
         if any(value == one and type(value) is type(one) for one in known) or is_nothing(value):
             yield Note(f"ignored: {why}")
         else:
-            yield Refuse(f"got {shown(value)}; {otherwise}")
+            yield Refuse(f"got {show_value(value)}; {otherwise}")
 
     return convert
 
@@ -93,12 +93,12 @@ def table_as(yes: object) -> Conversion:
     return convert
 
 
-def flag(value: object, target: str) -> Iterator[Effect]:
+def read_flag(value: object, target: str) -> Iterator[Effect]:
     """A table or `true` is true, none and `false` false."""
     yield Set(target, True if isinstance(value, dict) else False if is_nothing(value) else value)
 
 
-def place(value: object, target: str) -> Iterator[Effect]:
+def read_place(value: object, target: str) -> Iterator[Effect]:
     """A model or data set by name: a repository on the hub, or a folder as its form tells."""
     if isinstance(value, str) and (value.startswith((".", "/", "~")) or value.count("/") > 1):
         yield Set(f"{target.rpartition('.')[0]}.path", value.removeprefix("./"))
@@ -127,14 +127,14 @@ def run_name(value: object, target: str) -> Iterator[Effect]:
         yield Set(target, value)
 
 
-def harness(value: object, _target: str) -> Iterator[Effect]:
+def read_harness(value: object, _target: str) -> Iterator[Effect]:
     """The program that plays an agent's part: the chat loop, or one in a sandbox, which is not played here."""
     name = value.get("id") if isinstance(value, dict) else value
     if is_nothing(name) or name in ("null", "default"):
         yield Note("ignored: the agent is the chat loop of the orchestrator")
     else:
         yield Refuse(
-            f"got {shown(name)}; there is none: the agent is the chat loop of the orchestrator, no program in a sandbox"
+            f"got {show_value(name)}; there is none: the agent is the chat loop of the orchestrator, no program in a sandbox"
         )
 
 
@@ -176,7 +176,7 @@ def environment_ids(value: object, target: str) -> Iterator[Effect]:
         for i, name in enumerate(names):
             yield from environment_id(name.strip(), f"{target}[{i}].id")
     elif not is_nothing(value):
-        yield Refuse(f"got {shown(value)}, expected ids of environments with commas between them")
+        yield Refuse(f"got {show_value(value)}, expected ids of environments with commas between them")
 
 
 def policy_steps(value: object, target: str) -> Iterator[Effect]:
@@ -196,7 +196,7 @@ def own_server(value: object, _target: str) -> Iterator[Effect]:
     hosted = [url for url in urls if isinstance(url, str) and url.startswith("https://")]
     if hosted:
         yield Refuse(
-            f"got {shown(hosted[0])}; training needs token ids, log-probs and weights that can be changed, which other servers do not "
+            f"got {show_value(hosted[0])}; training needs token ids, log-probs and weights that can be changed, which other servers do not "
             "have: engines are started here, or named by the option --engine-url (eval and synthesize ask any server)"
         )
     else:
@@ -208,13 +208,13 @@ def of_chat(value: object, _target: str) -> Iterator[Effect]:
     if isinstance(value, str) and value.startswith(("openai_chat", "vllm", "openai")) and value != "openai_completions":
         yield Note("ignored: requests are OpenAI's chat completions")
     else:
-        yield Refuse(f"got {shown(value)}; there is none: requests are OpenAI's chat completions")
+        yield Refuse(f"got {show_value(value)}; there is none: requests are OpenAI's chat completions")
 
 
-def taskset(value: object, target: str) -> Iterator[Effect]:
+def read_taskset(value: object, target: str) -> Iterator[Effect]:
     """A taskset of verifiers 0.4: its id, and the rest as its own configuration."""
     if not isinstance(value, dict):
-        yield Refuse(f"got {shown(value)}, expected a table with an id")
+        yield Refuse(f"got {show_value(value)}, expected a table with an id")
         return
     item = target.rpartition(".")[0]
     if "id" in value:
@@ -231,11 +231,11 @@ def loss_roles(value: object, target: str) -> Iterator[Effect]:
         yield Set(target, [role for role, switch in ({"assistant": True} | value).items() if switch])
 
 
-def transport(value: object, target: str) -> Iterator[Effect]:
+def read_transport(value: object, target: str) -> Iterator[Effect]:
     """`nccl` and `filesystem`."""
     names = {"nccl": "NCCL", "filesystem": "Filesystem"}
     if isinstance(value, str) and value not in names:
-        yield Refuse(f"got {shown(value)}; weights go by NCCL or Filesystem: write nccl or filesystem")
+        yield Refuse(f"got {show_value(value)}; weights go by NCCL or Filesystem: write nccl or filesystem")
     else:
         yield Set(target, names[value] if isinstance(value, str) else value)
 
@@ -249,7 +249,7 @@ def server_flag(name: str) -> Conversion:
         elif isinstance(value, str | int | float) and not is_nothing(value):
             yield Extend(target, [f"--{name}={value}"])
         elif not is_nothing(value):
-            yield Refuse(f"got {shown(value)}, expected one value, as on vLLM's command line")
+            yield Refuse(f"got {show_value(value)}, expected one value, as on vLLM's command line")
 
     return convert
 
@@ -261,13 +261,13 @@ def tool_parser(value: object, target: str) -> Iterator[Effect]:
     elif isinstance(value, str) and not is_nothing(value):
         yield Extend(target, ["--enable-auto-tool-choice", f"--tool-call-parser={value}"])
     elif not is_nothing(value):
-        yield Refuse(f"got {shown(value)}, expected the name of a parser, such as hermes")
+        yield Refuse(f"got {show_value(value)}, expected the name of a parser, such as hermes")
 
 
-def filters(value: object, target: str) -> Iterator[Effect]:
+def read_filters(value: object, target: str) -> Iterator[Effect]:
     """A list of filters, each with its type; those that only measure are measured here anyway."""
     if not isinstance(value, list):
-        yield Refuse(f"got {shown(value)}, expected a list of tables")
+        yield Refuse(f"got {show_value(value)}, expected a list of tables")
         return
     for one in value:
         kind = one.get("type") if isinstance(one, dict) else None
@@ -279,13 +279,13 @@ def filters(value: object, target: str) -> Iterator[Effect]:
             if kind == "repetition" and acts and "window" in one:
                 yield Set(f"{target}.repetition_window", one["window"])
         else:
-            yield Refuse(f"there is no filter {shown(kind)} here; known: zero_advantage, gibberish, repetition")
+            yield Refuse(f"there is no filter {show_value(kind)} here; known: zero_advantage, gibberish, repetition")
 
 
-def gates(value: object, target: str) -> Iterator[Effect]:
+def read_gates(value: object, target: str) -> Iterator[Effect]:
     """Named gates of a curriculum, each with its type; a group whose advantages are all 0 is replaced by another one."""
     if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
-        yield Refuse(f"got {shown(value)}, expected tables by name")
+        yield Refuse(f"got {show_value(value)}, expected tables by name")
         return
     for name, one in value.items():
         bounds = (one.get("reject_min", 0), one.get("reject_max", 0))
@@ -297,11 +297,11 @@ def gates(value: object, target: str) -> Iterator[Effect]:
             )
 
 
-def custom(counterpart: str) -> Conversion:
+def refuse_custom(counterpart: str) -> Conversion:
     """A function of the user's own: its signature is another one here."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
-        yield Refuse(f"got {shown(value)}; a function of your own takes other arguments here: {counterpart}")
+        yield Refuse(f"got {show_value(value)}; a function of your own takes other arguments here: {counterpart}")
 
     return convert
 
@@ -316,7 +316,7 @@ def loss_option(loss: str, option: str) -> Conversion:
     return convert
 
 
-def objective(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
+def read_objective(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
     """A named algorithm as fields of ours, below `table`; `known` lists what there is for the refusal of others."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
@@ -327,20 +327,20 @@ def objective(names: Mapping[str, Mapping[str, object]], known: str, table: str 
                 "got 'sft'; rollouts are the policy's own: rlrun synthesize writes a teacher's, which sft learns from"
             )
         elif not is_nothing(value):
-            yield Refuse(f"got {shown(value)}; there is none here; known: {known}")
+            yield Refuse(f"got {show_value(value)}; there is none here; known: {known}")
 
     return convert
 
 
-def algorithms(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
+def read_algorithms(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
     """A list of one algorithm, by its name or as a table with an id; its fields are below `table`."""
-    one = objective(names, known, table)
+    one = read_objective(names, known, table)
 
     def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, list) and len(value) == 1:
             yield from one(value[0].get("id") if isinstance(value[0], dict) else value[0], target)
         elif value != []:
-            yield Refuse(f"got {shown(value)}; an environment has one algorithm here; known: {known}")
+            yield Refuse(f"got {show_value(value)}; an environment has one algorithm here; known: {known}")
 
     return convert
 
@@ -357,7 +357,7 @@ def option_if(targets: Mapping[str, object]) -> Conversion:
     return convert
 
 
-def at(name: str) -> Conversion:
+def put_below(name: str) -> Conversion:
     """The value below a free-form field, under this dotted name."""
 
     def convert(value: object, target: str) -> Iterator[Effect]:
@@ -372,7 +372,7 @@ def seconds_left(value: object, target: str) -> Iterator[Effect]:
         yield Set(target, float(value) if is_number(value) and abs(value) < 1e15 else value)
 
 
-def workers(value: object, target: str) -> Iterator[Effect]:
+def read_workers(value: object, target: str) -> Iterator[Effect]:
     """Processes of an environment; `auto` is left to the default."""
     if value == "auto":
         yield Note("ignored: one process plays all episodes side by side; set a number for more")
@@ -391,18 +391,18 @@ def gpu_ids(name: str) -> Conversion:
         if isinstance(value, list) and value and all(is_count(one) or one == 0 for one in value):
             yield Later(name, value)
         else:
-            yield Refuse(f"got {shown(value)}, expected indices of GPUs, such as [0, 1]")
+            yield Refuse(f"got {show_value(value)}, expected indices of GPUs, such as [0, 1]")
 
     return convert
 
 
-def count(name: str) -> Conversion:
+def count_gpus(name: str) -> Conversion:
     """A number of GPUs or nodes that others are made of."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
         if is_count(value) and value <= 65536:
             yield Later(name, value)
         elif not is_nothing(value):
-            yield Refuse(f"got {shown(value)}, expected a whole number from 1 to 65536")
+            yield Refuse(f"got {show_value(value)}, expected a whole number from 1 to 65536")
 
     return convert

@@ -15,11 +15,11 @@ def complete_data(run: RunView) -> None:
             )
             return
         run.note("subsets", "each is a source of the files and folders of that name, of every split that is there")
-    _sources(run, names)
+    _list_sources(run, names)
     _kind_of_data(run)
 
 
-def _sources(run: RunView, hint: str) -> None:
+def _list_sources(run: RunView, hint: str) -> None:
     """A source for each name of a hint, like the one that is there, with their shares."""
     names, shares = run.hint(hint), run.hint("probabilities")
     if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):

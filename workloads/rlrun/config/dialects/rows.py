@@ -83,22 +83,22 @@ class Row:
         return [Note(f"ignored: {self.text}")] if self.fate == "ignored" else [Refuse(self.text)]
 
 
-def same(path: str, *targets: str) -> Row:
+def same_key(path: str, *targets: str) -> Row:
     """A key that is a field here too, of the same meaning."""
     return Row(path, "same", targets or (path,))
 
 
-def to(path: str, *targets: str, by: Conversion | None = None, text: str = "") -> Row:
+def mapped_key(path: str, *targets: str, by: Conversion | None = None, text: str = "") -> Row:
     """A key that another field takes."""
     return Row(path, "mapped", targets, text, by)
 
 
-def ignored(path: str, text: str, by: Conversion | None = None) -> Row:
+def ignored_key(path: str, text: str, by: Conversion | None = None) -> Row:
     """A key without effect here; `text` says why that is right."""
     return Row(path, "ignored", (), text, by)
 
 
-def refused(path: str, text: str, *targets: str) -> Row:
+def refused_key(path: str, text: str, *targets: str) -> Row:
     """A key that cannot be taken; `text` is the counterpart (a field in `targets`), or the reason why there is none."""
     return Row(path, "refused", targets, text)
 
@@ -118,15 +118,15 @@ class Dialect:
     def _patterns(self) -> list[tuple[re.Pattern[str], Row]]:
         """Rows with `*`, the most literal first."""
         rows = sorted((row for row in self.rows if "*" in row.path), key=lambda row: -len(row.path))
-        return [(_pattern(row.path), row) for row in rows]
+        return [(_key_pattern(row.path), row) for row in rows]
 
     @cached_property
     def _parents(self) -> frozenset[str]:
-        return frozenset(parent for row in self.rows for parent in _parents(row.path))
+        return frozenset(parent for row in self.rows for parent in _key_parents(row.path))
 
     @cached_property
     def _parent_patterns(self) -> list[re.Pattern[str]]:
-        return [_pattern(parent) for parent in self._parents if "*" in parent]
+        return [_key_pattern(parent) for parent in self._parents if "*" in parent]
 
     def find(self, path: str) -> Row | None:
         """The row of a path."""
@@ -147,11 +147,11 @@ class Dialect:
         return sorted({re.split(r"[.\[]", name)[0] for name in below} - {"*"})
 
 
-def _pattern(path: str) -> re.Pattern[str]:
+def _key_pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.escape(path).replace(r"\*", r"[^.\[\]]+"))
 
 
-def _parents(path: str) -> Iterable[str]:
+def _key_parents(path: str) -> Iterable[str]:
     for end in re.finditer(r"\.|\[\]", path):
         yield path[: end.start()]
         if end.group() == "[]" and end.end() < len(path):

@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlrun.config.dialects.rows import Dialect, Effect, Extend, Later, Note, Refuse, Row, Set
-from rlrun.config.dialects.values import shown
-from rlrun.config.loading.layers import Assignment, Hint, Layer, Origin, assign
+from rlrun.config.dialects.values import show_value
+from rlrun.config.loading.layers import Assignment, Hint, Layer, Origin, assign_values
 from rlrun.config.loading.problems import Problem
-from rlrun.config.loading.schema import Shape, Style, few, fields, find_field, snake
+from rlrun.config.loading.schema import Shape, Style, field_shapes, find_field, list_few, snake_name
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.suggest import did_you_mean
 
@@ -59,7 +59,7 @@ class Translation:
 
     def as_layer(self, model: type[BaseModel]) -> Layer:
         """The assignments as a layer of `model`, with all that was found."""
-        assign(self.layer, model, self.assignments)
+        assign_values(self.layer, model, self.assignments)
         return self.layer
 
 
@@ -133,7 +133,7 @@ class Translator:
         result = Translation()
         self._items(value, _Place(path, (), shown, (), ()), result)
         whole = Layer()
-        assign(whole, self.model, result.assignments)
+        assign_values(whole, self.model, result.assignments)
         listed = {one.key[0] for one in result.assignments if len(one.key) > 1 and isinstance(one.key[1], int)}
         others = [one for one in result.assignments if one.key[0] not in listed]
         result.layer.origins |= {key: one for key, one in whole.origins.items() if len(key) > 1 and key[0] in listed}
@@ -163,7 +163,7 @@ class Translator:
 
     def _below(self, model: type[BaseModel], name: str) -> type[BaseModel] | None:
         known = find_field(model, self.aliases.get(name, name))
-        return None if known is None else fields(model)[known].model
+        return None if known is None else field_shapes(model)[known].model
 
     def _table(self, table: dict[str, Any], place: _Place, result: Translation) -> dict[str, Any]:
         rest: dict[str, Any] = {}
@@ -191,7 +191,7 @@ class Translator:
             self._apply(row, value, inner, result)
             return _TAKEN
         if not ours and below:
-            self._refuse(inner, f"got {shown(value)}, expected a table", result)
+            self._refuse(inner, f"got {show_value(value)}, expected a table", result)
             return _TAKEN
         if not ours and not place.models:
             self._refuse(inner, f"unknown field{self._known(name, place)}", result)
@@ -218,7 +218,7 @@ class Translator:
     def _is_ours(self, items: Any, ours: Sequence[type[BaseModel]], name: str) -> bool:
         """True for a list whose items have no other keys than those of our field of that name."""
         for model in ours:
-            item = fields(model)[find_field(model, self.aliases.get(name, name)) or ""].parts[0].model
+            item = field_shapes(model)[find_field(model, self.aliases.get(name, name)) or ""].parts[0].model
             tables = items if isinstance(items, list) else [items]
             if item is not None and all(
                 isinstance(one, dict) and all(find_field(item, key) is not None for key in one) for one in tables
@@ -229,10 +229,10 @@ class Translator:
     def _is_unclear(self, items: Any, path: str) -> bool:
         """True for a list of ours whose items have no other keys than those of the dialect's list at this place."""
         names = self.dialect.names_below(f"{path}[]")
-        return bool(items) and bool(names) and all(snake(key) in names for one in items for key in one)
+        return bool(items) and bool(names) and all(snake_name(key) in names for one in items for key in one)
 
     def _refuse_unclear(self, items: Sequence[Mapping[str, object]], place: _Place, result: Translation) -> None:
-        given = " and ".join(f"{key} = {shown(value)}" for key, value in items[0].items())
+        given = " and ".join(f"{key} = {show_value(value)}" for key, value in items[0].items())
         self._refuse(place, f"got {f'only {given}' if given else 'an empty table'}: {_UNCLEAR}", result)
         # Refused it is; with an environment in its place nobody says beside it that there is none.
         origin = Origin(self.source, place.shown, self.lines.get(place.raw), self.style)
@@ -240,12 +240,12 @@ class Translator:
 
     def _inside(self, inner: _Place, place: _Place, ours: Sequence[type[BaseModel]], name: str) -> _Place:
         models = [found for model in ours if (found := self._below(model, name)) is not None]
-        shared = [self.model] if not place.path and snake(name) in ROLES else []
+        shared = [self.model] if not place.path and snake_name(name) in ROLES else []
         return inner.among((*models, *shared))
 
     def _items(self, items: Any, place: _Place, result: Translation) -> None:
         if not isinstance(items, list):
-            self._refuse(place, f"got {shown(items)}, expected a list of tables", result)
+            self._refuse(place, f"got {show_value(items)}, expected a list of tables", result)
             return
         played = self._has_environments(f"{place.path}[]")
         for i, item in enumerate(items):
@@ -256,7 +256,7 @@ class Translator:
                     self._take(Set("environments[]", {}), inner.indices, origin, result)
                 self._table(item, inner.among(()), result)
             else:
-                self._refuse(inner, f"got {shown(item)}, expected a table", result)
+                self._refuse(inner, f"got {show_value(item)}, expected a table", result)
 
     def _has_environments(self, item: str) -> bool:
         """True if the items of a list of the dialect are environments of ours."""
@@ -267,8 +267,8 @@ class Translator:
         known = self.dialect.names_below(place.path)
         if self.fallback and not known:
             known = self.dialect.names_below(f"{self.fallback}.{place.path}")
-        others = [one for one in known if one != snake(name)]
-        return did_you_mean(snake(name), others) or f"; known: {few(others)}"
+        others = [one for one in known if one != snake_name(name)]
+        return did_you_mean(snake_name(name), others) or f"; known: {list_few(others)}"
 
     def _refuse(self, place: _Place, message: str, result: Translation) -> None:
         result.layer.problems.append(Problem(self.source, place.shown, message, self.lines.get(place.raw)))
@@ -311,7 +311,7 @@ class Translator:
 
 
 def _path_of(words: Sequence[str]) -> str:
-    return re.sub(r"\.\d+(?=\.|$)", "[]", ".".join(snake(word) for word in words))
+    return re.sub(r"\.\d+(?=\.|$)", "[]", ".".join(snake_name(word) for word in words))
 
 
 _TAKEN: Any = object()
@@ -330,7 +330,7 @@ class _Place:
     """Models of ours that its keys may be fields of; none in a table that only the dialect has."""
 
     def inside(self, name: str) -> _Place:
-        path = f"{self.path}.{snake(name)}" if self.path else snake(name)
+        path = f"{self.path}.{snake_name(name)}" if self.path else snake_name(name)
         shown = f"{self.shown}.{name}" if self.shown else name
         return _Place(path, (*self.raw, name), shown, self.indices, self.models)
 
@@ -360,7 +360,7 @@ def shape_at(model: type[BaseModel], key: Key) -> Shape | None:
     shape = Shape("model", model=model)
     for part in key:
         if shape.kind == "model" and shape.model is not None:
-            known = fields(shape.model)
+            known = field_shapes(shape.model)
             if part not in known:
                 return None
             shape = known[str(part)]

@@ -18,14 +18,14 @@ from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.layers import Assignment, Layer, Origin, Reader
 from rlrun.config.loading.option_names import (
     dotted_field,
-    instead,
-    nearest,
+    nearest_option,
     negated_field,
-    resolve,
+    resolve_option,
     shape_at,
+    suggest_names,
     without_no,
 )
-from rlrun.config.loading.option_values import broken_json, has_value, parse_value, plain, take_value, take_values
+from rlrun.config.loading.option_values import broken_json, has_value, parse_plain, parse_value, take_value, take_values
 from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT, Problem
 from rlrun.config.loading.schema import Shape
 from rlrun.config.loading.variables import PROCESS_VARIABLES
@@ -120,7 +120,7 @@ def parse_arguments(
         elif token == "--dry-run":
             result.dry_run = True
         elif token.startswith("--") and len(token) > 2:
-            _option(token, rest, reader, result)
+            _parse_option(token, rest, reader, result)
             before = token.partition("=")[0]
         elif token.startswith("-") and len(token) > 2 and not token.startswith("--"):
             _one_dash(token, rest, reader, result, model)
@@ -128,14 +128,16 @@ def parse_arguments(
             result.unread.append(Problem(COMMAND_LINE, token, f'a file is given as "@ {token}"'))
         else:
             more = f"; {before} takes one value" if before and not token.startswith("-") else ""
-            _refuse(result.layer, token, f'not an option; options begin with "--", a file is given as "@ FILE"{more}')
+            _refuse_option(
+                result.layer, token, f'not an option; options begin with "--", a file is given as "@ FILE"{more}'
+            )
     return result
 
 
 def _one_dash(token: str, rest: list[str], reader: Reader, result: Arguments, model: type[BaseModel]) -> None:
     """Refuse an option with one dash, with its value."""
-    close = nearest(f"-{token}", result.also, model) or instead(reader, [token[1:]], 0, model)
-    _refuse(result.layer, token, f'not an option; options begin with "--"{close if "mean" in close else ""}')
+    close = nearest_option(f"-{token}", result.also, model) or suggest_names(reader, [token[1:]], 0, model)
+    _refuse_option(result.layer, token, f'not an option; options begin with "--"{close if "mean" in close else ""}')
     if rest and not rest[0].startswith(("-", "@")):
         rest.pop(0)  # its value, not a second problem
 
@@ -160,7 +162,7 @@ def value_words(
         return 0
     reader = Reader(model, COMMAND_LINE, style="kebab", aliases=aliases or {})
     result, left = Arguments(others=others), list(rest)
-    _option(option, left, reader, result)
+    _parse_option(option, left, reader, result)
     return len(rest) - len(left)
 
 
@@ -177,27 +179,27 @@ def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others:
             if not name.startswith(prefix) or name in PROCESS_VARIABLES:
                 continue
             if others is not None and others.knows(words):
-                _translate(result, reader, words, name, env[name])
+                _translate_option(result, reader, words, name, env[name])
                 continue
             if len(words) == 1 and words[0] not in model.model_fields:
                 if prefix == OURS and (told := _unknown_variable(model, name)) is not None:
                     result.layer.notices.append(told)
                 continue
-            found = resolve(reader, words)
+            found = resolve_option(reader, words)
             if isinstance(found, str):
                 result.layer.problems.append(Problem(ENVIRONMENT, name, f"unknown field{found}"))
             else:
                 key, shape = found
-                _add(result, reader, key, shape, name, parse_value(env[name], shape))
+                _add_value(result, reader, key, shape, name, parse_value(env[name], shape))
     return result
 
 
-def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> None:
+def _parse_option(token: str, rest: list[str], reader: Reader, result: Arguments) -> None:
     name, equals, given = token[2:].partition("=")
     shown = f"--{name}"
     if result.others is not None and _of_others(result.others, name, given if equals else None, rest, reader, result):
         return
-    found = resolve(reader, name.split("."))
+    found = resolve_option(reader, name.split("."))
     if isinstance(found, str):
         _not_a_field(name, found, rest, reader, result, alone=not equals)
         return
@@ -209,14 +211,14 @@ def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> N
         del rest[: not equals]
         return
     if shape.kind in ("model", "list", "mapping") and (broken := broken_json(text)):
-        _refuse(result.layer, shown, f"got {text!r}, expected JSON: {broken}")
+        _refuse_option(result.layer, shown, f"got {text!r}, expected JSON: {broken}")
         del rest[: not equals]
     elif equals:
-        _add(result, reader, key, shape, shown, parse_value(given, shape))
+        _add_value(result, reader, key, shape, shown, parse_value(given, shape))
     elif follows or shape.kind in ("bool", "model"):
-        _add(result, reader, key, shape, shown, take_value(rest, shape))
+        _add_value(result, reader, key, shape, shown, take_value(rest, shape))
     else:
-        _refuse(result.layer, shown, "needs a value")
+        _refuse_option(result.layer, shown, "needs a value")
 
 
 def _not_a_field(name: str, why: str, rest: list[str], reader: Reader, result: Arguments, *, alone: bool) -> None:
@@ -233,11 +235,11 @@ def _not_a_field(name: str, why: str, rest: list[str], reader: Reader, result: A
     shown = f"--{name}"
     if alone and (negated := negated_field(name, reader)) is not None:
         key, shape = negated
-        _add(result, reader, key, shape, shown, False if shape.kind == "bool" else None)
+        _add_value(result, reader, key, shape, shown, False if shape.kind == "bool" else None)
         return
     dotted = dotted_field(reader, name) if "." not in name else ""
-    hint = f" (did you mean --{dotted}?)" if dotted else nearest(shown, result.also, reader.model) or why
-    _refuse(result.layer, shown, f"unknown option{hint}")
+    hint = f" (did you mean --{dotted}?)" if dotted else nearest_option(shown, result.also, reader.model) or why
+    _refuse_option(result.layer, shown, f"unknown option{hint}")
     if alone and rest and not rest[0].startswith(("-", "@")):
         rest.pop(0)  # its value, not a second problem
 
@@ -250,12 +252,12 @@ def _of_others(
     if others.knows(words := name.split(".")):
         several = [] if given is not None else take_values(rest)
         text = several[0] if several else given
-        value = [plain(one) for one in several] if len(several) > 1 else None
-        _translate(result, reader, words, f"--{name}", text, value)
+        value = [parse_plain(one) for one in several] if len(several) > 1 else None
+        _translate_option(result, reader, words, f"--{name}", text, value)
     elif positive is not None and given is None and others.knows(words := positive.split(".")):
-        _translate(result, reader, words, f"--{name}", False)
+        _translate_option(result, reader, words, f"--{name}", False)
     elif (text := given if given is not None else rest[0] if rest else "").startswith("["):
-        translated = others.items(name.split("."), plain(text), f"--{name}")
+        translated = others.items(name.split("."), parse_plain(text), f"--{name}")
         if translated is None:
             return False
         _take_translated(result, translated)
@@ -273,7 +275,7 @@ def _take_translated(result: Arguments, translated: Translated) -> None:
     result.layer.hints |= translated.layer.hints
 
 
-def _translate(
+def _translate_option(
     result: Arguments,
     reader: Reader,
     words: Sequence[str],
@@ -292,7 +294,7 @@ def _translate(
         several: all values, where there is more than one.
     """
     written = "true" if text is None else "false" if text is False else text
-    value = plain(written) if several is None else several
+    value = parse_plain(written) if several is None else several
     translated = None if result.others is None else result.others.option(words, value, shown)
     if translated is None:
         return
@@ -301,7 +303,7 @@ def _translate(
         as_written = one.value is value and isinstance(value, int | float)
         if as_written and not isinstance(text, str) and shape.kind in ("str", "int", "float"):
             if text is None or not shape.nullable:
-                _refuse(result.layer, shown, "needs a value")
+                _refuse_option(result.layer, shown, "needs a value")
             else:
                 result.assignments.append(replace(one, value=None))
             continue
@@ -320,10 +322,10 @@ def _unknown_variable(model: type[BaseModel], name: str) -> Problem | None:
     return Problem(ENVIRONMENT, name, f"is read by nothing{hint}")
 
 
-def _add(result: Arguments, reader: Reader, key: Key, shape: Shape, shown: str, value: object) -> None:
+def _add_value(result: Arguments, reader: Reader, key: Key, shape: Shape, shown: str, value: object) -> None:
     value = reader.value(value, shape, key, shown, (), result.layer)
     result.assignments.append(Assignment(key, value, Origin(reader.source, shown, None, reader.style)))
 
 
-def _refuse(layer: Layer, path: str, message: str) -> None:
+def _refuse_option(layer: Layer, path: str, message: str) -> None:
     layer.problems.append(Problem(COMMAND_LINE, path, message))

@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rlrun.config.loading.explain import Fault, explain
+from rlrun.config.loading.explain import Fault, explain_faults
 from rlrun.config.loading.layers import Layer
 from rlrun.config.loading.problems import ConfigError, Problem
-from rlrun.config.loading.schema import Shape, child
+from rlrun.config.loading.schema import Shape, child_shape
 from rlrun.config.loading.yaml_text import Key
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -39,10 +39,10 @@ class Examined(Generic[ModelT]):
 
     def is_replaced(self, key: Key) -> bool:
         """True if a value, something in it or something around it is not as it was written."""
-        return _touches(self.replaced, key)
+        return _touches_path(self.replaced, key)
 
 
-def examine(model: type[ModelT], layer: Layer) -> Examined[ModelT]:
+def examine_layer(model: type[ModelT], layer: Layer) -> Examined[ModelT]:
     """Judge a layer's values until every problem is found."""
     values, problems, replaced = copy.deepcopy(layer.values), list(layer.problems), set[Key]()
     broken = {(problem.source, problem.path) for problem in problems}
@@ -54,46 +54,46 @@ def examine(model: type[ModelT], layer: Layer) -> Examined[ModelT]:
             result = model.model_validate(values, strict=True, by_name=True, by_alias=False)
             break
         except ValidationError as error:
-            faults = explain(error, model, layer)
-        news = [fault for fault in faults if not _follows(fault, replaced, root)]
+            faults = explain_faults(error, model, layer)
+        news = [fault for fault in faults if not _follows_replacement(fault, replaced, root)]
         news = [fault for fault in news if (fault.problem.source, fault.problem.line) not in unread]
         problems += [f.problem for f in news if (f.problem.source, f.problem.path) not in broken]
-        changed = [_replace(values, fault, root, replaced) for fault in faults]
+        changed = [_replace_faulty(values, fault, root, replaced) for fault in faults]
         if not any(changed):
             break
     problems = sorted(dict.fromkeys(problems), key=lambda p: (p.source, p.line or 0))
     return Examined(result, problems, frozenset(replaced))
 
 
-def validate(model: type[ModelT], layer: Layer) -> ModelT:
+def validate_layer(model: type[ModelT], layer: Layer) -> ModelT:
     """The model of a layer's values.
 
     Raises:
         ConfigError: all problems of the layer and of its values, in the order of their lines.
     """
-    examined = examine(model, layer)
+    examined = examine_layer(model, layer)
     if examined.problems or examined.result is None:
         raise ConfigError(examined.problems)
     return examined.result
 
 
-def _touches(replaced: Iterable[Key], key: Key) -> bool:
+def _touches_path(replaced: Iterable[Key], key: Key) -> bool:
     return any(key[: len(other)] == other or other[: len(key)] == key for other in replaced)
 
 
-def _follows(fault: Fault, replaced: set[Key], root: Shape) -> bool:
+def _follows_replacement(fault: Fault, replaced: set[Key], root: Shape) -> bool:
     """True if a fault may come from a replacement. A list as a whole is not touched by what is wrong in its items."""
     if _STAND_IN in fault.problem.message or any(fault.key[: len(other)] == other for other in replaced):
         return True
     if fault.rule and any(key[-1:] == ("task",) for key in replaced):
         return True  # each task has rules of its own
-    lists = {key for key in fault.named if _shape(root, key).kind == "list"}
-    return any(_touches(replaced, key) for key in fault.named if key not in lists) or any(
+    lists = {key for key in fault.named if _shape_at_path(root, key).kind == "list"}
+    return any(_touches_path(replaced, key) for key in fault.named if key not in lists) or any(
         key[: len(other)] == other for other in replaced for key in lists
     )
 
 
-def _replace(values: dict[str, object], fault: Fault, root: Shape, replaced: set[Key]) -> bool:
+def _replace_faulty(values: dict[str, object], fault: Fault, root: Shape, replaced: set[Key]) -> bool:
     """Take what a fault is about out of `values`; true if anything is different now."""
     candidates = [key for key in fault.named if key not in replaced] if fault.rule else []
     for key in (*candidates, *(fault.named if fault.rule else ()), fault.key):
@@ -107,12 +107,12 @@ def _replace_one(values: dict[str, object], key: Key, root: Shape, *, again: boo
     parent: Any = values
     shape = root
     for part in key[:-1]:
-        shape = child(shape, part)
+        shape = child_shape(shape, part)
         try:
             parent = parent[part]
         except (KeyError, IndexError, TypeError):
             return False
-    last, shape = key[-1], child(shape, key[-1])
+    last, shape = key[-1], child_shape(shape, key[-1])
     if isinstance(parent, list):
         stand_in = _stand_in(shape)
         if not isinstance(last, int) or last >= len(parent) or parent[last] == stand_in:
@@ -136,13 +136,13 @@ def _replace_one(values: dict[str, object], key: Key, root: Shape, *, again: boo
     return True
 
 
-def _shape(root: Shape, key: Key) -> Shape:
-    return functools.reduce(child, key, root)
+def _shape_at_path(root: Shape, key: Key) -> Shape:
+    return functools.reduce(child_shape, key, root)
 
 
 def _has_default(root: Shape, key: Key) -> bool:
     """True if a field means something by itself when it is left out."""
-    shape = _shape(root, key[:-1])
+    shape = _shape_at_path(root, key[:-1])
     if shape.model is None:
         return True
     info = shape.model.model_fields[str(key[-1])]
@@ -164,5 +164,7 @@ def _stand_in(shape: Shape) -> object:
     if shape.kind != "model" or shape.model is None:
         return makers.get(shape.kind, lambda: None)()
     return {
-        name: _stand_in(child(shape, name)) for name, info in shape.model.model_fields.items() if info.is_required()
+        name: _stand_in(child_shape(shape, name))
+        for name, info in shape.model.model_fields.items()
+        if info.is_required()
     }

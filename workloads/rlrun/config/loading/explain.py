@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlrun.config.loading.fixes.repair import empty_block, is_hidden, repair, written_field
-from rlrun.config.loading.layers import Layer, Origin, missing
+from rlrun.config.loading.fixes.repair import empty_block, is_hidden, suggest_repair, written_field
+from rlrun.config.loading.layers import Layer, Origin, origin_of_missing
 from rlrun.config.loading.problems import Problem
-from rlrun.config.loading.schema import Shape, child, expected, place_of
+from rlrun.config.loading.schema import Shape, child_shape, describe_expected, place_of
 from rlrun.config.loading.yaml_text import Key
-from rlrun.config.meaning import meaning
+from rlrun.config.meaning import field_meaning
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime.redact import REMOVED, document
 
@@ -40,61 +40,67 @@ class Fault:
     """Fields that the message of a rule names, the guilty one first."""
 
 
-def explain(error: ValidationError, model: type[BaseModel], layer: Layer) -> list[Fault]:
+def explain_faults(error: ValidationError, model: type[BaseModel], layer: Layer) -> list[Fault]:
     """One fault for each field that pydantic refuses."""
     faults: dict[Key, Fault] = {}
     for detail in error.errors(include_url=False):
         key, shape = place_of(detail["loc"], model)
         if key not in faults:
             rule = detail["type"] in _RULES
-            named = tuple(_named(_message(detail), key, model)) if rule else ()
-            faults[key] = Fault(key, _problem(detail, key, shape, model, layer), rule, named)
+            named = tuple(_named_fields(_fault_message(detail), key, model)) if rule else ()
+            faults[key] = Fault(key, _describe_problem(detail, key, shape, model, layer), rule, named)
     return list(faults.values())
 
 
-def _problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[BaseModel], layer: Layer) -> Problem:
+def _describe_problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[BaseModel], layer: Layer) -> Problem:
     kind, value = detail["type"], detail["input"]
     if kind == "missing":
-        origin, owner = missing(layer, model, key), _shape_at(model, key[:-1]).model or model
-        text = meaning(owner, str(key[-1])).split("\n")[0].rstrip(".")
+        origin, owner = origin_of_missing(layer, model, key), _shape_at(model, key[:-1]).model or model
+        text = field_meaning(owner, str(key[-1])).split("\n")[0].rstrip(".")
         said = f": {text}" if text else ""
         example = getattr(owner, "EXAMPLES", {}).get(str(key[-1]))
         fix = f"; write {written_field(origin, example)}" if example is not None and origin.style == "camel" else ""
         return Problem(origin.source, origin.path, f"required, but not set{said}{fix}", origin.line)
     if kind in _RULES:
-        origin, where, message = layer.origin(key), layer.origins.get(key, Origin("", "")), _message(detail)
-        named = next((layer.origins[k] for k in _named(message, key, model) if k in layer.origins), origin)
-        path = where.path if where.source == named.source or not where.source else camel(key, model)
+        origin, where, message = layer.origin(key), layer.origins.get(key, Origin("", "")), _fault_message(detail)
+        named = next((layer.origins[k] for k in _named_fields(message, key, model) if k in layer.origins), origin)
+        path = where.path if where.source == named.source or not where.source else camel_path(key, model)
         if unknown := _UNKNOWN.match(message):
-            path = next((layer.origins[k].path for k in _named(unknown[1], key, model) if k in layer.origins), path)
-        fix = repair(value, shape, key, model, layer) if shape.kind in _SCALARS else empty_block(key, model, layer)
+            path = next(
+                (layer.origins[k].path for k in _named_fields(unknown[1], key, model) if k in layer.origins), path
+            )
+        fix = (
+            suggest_repair(value, shape, key, model, layer)
+            if shape.kind in _SCALARS
+            else empty_block(key, model, layer)
+        )
         return Problem(named.source, path, f"{message}{fix}", named.line)
     origin = layer.origin(key)
-    path = origin.path if key in layer.origins else camel(key, model)
-    got = _shown(value, key, layer)
+    path = origin.path if key in layer.origins else camel_path(key, model)
+    got = _show_value(value, key, layer)
     if not kind.startswith(_OF_RANGE) or isinstance(value, str | bool):
         got += f" ({_kind_of(value)})" if _kind_of(value) else ""
     if kind.endswith(("too_short", "too_long")):
         size = len(value) if isinstance(value, str | list) else 0
         got += f" with {size} {'characters' if isinstance(value, str) else 'items'}"
-    hint = repair(value, shape, key, model, layer)
+    hint = suggest_repair(value, shape, key, model, layer)
     if not hint and kind == "literal_error" and isinstance(value, str):
         hint = did_you_mean(value, [str(choice) for choice in shape.choices])
-    return Problem(origin.source, path, f"got {got}, expected {expected(shape)}{hint}", origin.line)
+    return Problem(origin.source, path, f"got {got}, expected {describe_expected(shape)}{hint}", origin.line)
 
 
 def _shape_at(model: type[BaseModel], key: Key) -> Shape:
     shape = Shape("model", model=model)
     for part in key:
-        shape = child(shape, part)
+        shape = child_shape(shape, part)
     return shape
 
 
-def _message(detail: ErrorDetails) -> str:
+def _fault_message(detail: ErrorDetails) -> str:
     return str(detail.get("ctx", {}).get("error", detail["msg"]))
 
 
-def _named(message: str, key: Key, model: type[BaseModel]) -> Iterator[Key]:
+def _named_fields(message: str, key: Key, model: type[BaseModel]) -> Iterator[Key]:
     """The fields that a validator's message names, in its order."""
     for words in _FIELD_IN_MESSAGE.findall(message):
         loc = [int(part) if part.isdecimal() else part for part in re.split(r"[.\[\]]+", words.rstrip("]"))]
@@ -103,13 +109,13 @@ def _named(message: str, key: Key, model: type[BaseModel]) -> Iterator[Key]:
             yield named
 
 
-def place(key: Key, model: type[BaseModel], layer: Layer) -> Origin:
+def find_place(key: Key, model: type[BaseModel], layer: Layer) -> Origin:
     """Place where a field was set, or where it would be."""
     origin = layer.origin(key)
-    return origin if key in layer.origins else replace(origin, path=camel(key, model))
+    return origin if key in layer.origins else replace(origin, path=camel_path(key, model))
 
 
-def camel(key: Key, model: type[BaseModel]) -> str:
+def camel_path(key: Key, model: type[BaseModel]) -> str:
     """A path of Python names as a manifest spells it."""
     shape, path = Shape("model", model=model), ""
     for part in key:
@@ -118,11 +124,11 @@ def camel(key: Key, model: type[BaseModel]) -> str:
             path += f".{name}" if path else name
         else:
             path += f"[{part}]" if isinstance(part, int) else f".{part}"
-        shape = child(shape, part)
+        shape = child_shape(shape, part)
     return path
 
 
-def _shown(value: object, key: Key, layer: Layer) -> str:
+def _show_value(value: object, key: Key, layer: Layer) -> str:
     """A value as JSON, shortened, without secrets."""
     if value is None:
         return "null"

@@ -33,13 +33,13 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         if address := re.match(r"([a-z][a-z0-9+.-]+):/+(.+)", str(path)):
             raise ConfigError([Problem(redact.text(f"{address[1]}://{address[2]}", []), "", _ADDRESS)]) from None
-        _refuse(path, f"no such file{_close_file(path)}")
+        _refuse_file(path, f"no such file{_close_file(path)}")
     except IsADirectoryError:
-        _refuse(path, f"is a folder, expected a file{_such_as(path, '*')}")
+        _refuse_file(path, f"is a folder, expected a file{_such_as(path, '*')}")
     except UnicodeDecodeError as error:
-        _refuse(path, f"not UTF-8 text (byte {error.start}); save it as UTF-8")
+        _refuse_file(path, f"not UTF-8 text (byte {error.start}); save it as UTF-8")
     except (OSError, ValueError) as error:
-        _refuse(path, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+        _refuse_file(path, f"cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def _close_file(path: Path) -> str:
@@ -76,27 +76,27 @@ def read_document(path: Path) -> Document:
     suffix = ".json" if path.parent == DESCRIPTORS else path.suffix.lower()
     if suffix not in FORMATS:
         what = f"unknown format {suffix!r}" if suffix else "has no suffix that says its format"
-        _refuse(path, f"{what}; known: {', '.join(FORMATS)}")
+        _refuse_file(path, f"{what}; known: {', '.join(FORMATS)}")
     text = read_text(path)
     if suffix == ".toml":
-        document = Document(_toml(text, path), lines=toml_lines(text))
+        document = Document(_read_toml(text, path), lines=toml_lines(text))
     elif suffix == ".json":
-        document = Document(_json(text, path))
+        document = Document(_read_json(text, path))
     else:
         documents = parse_yaml(text, str(path))
         if len(documents) > 1:
-            _refuse(path, f"{len(documents)} YAML documents; a configuration file holds one")
+            _refuse_file(path, f"{len(documents)} YAML documents; a configuration file holds one")
         document = documents[0] if documents else Document({})
     if not isinstance(document.value, dict):
-        _refuse(path, "holds no mapping of fields at its top")
+        _refuse_file(path, "holds no mapping of fields at its top")
     return document
 
 
-def _toml(text: str, path: Path) -> object:
+def _read_toml(text: str, path: Path) -> object:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        said, found = _reason(error), _TOML_PLACE.search(str(error))
+        said, found = _failure_reason(error), _TOML_PLACE.search(str(error))
         line = None if found is None else int(found[1])
         if line is not None and found is not None:
             said = f"{said.removesuffix(found[0])} (column {found[2]})"
@@ -108,18 +108,18 @@ def _toml(text: str, path: Path) -> object:
         raise ConfigError([Problem(str(path), "", f"not TOML: {said}", line)]) from None
 
 
-def _json(text: str, path: Path) -> object:
+def _read_json(text: str, path: Path) -> object:
     if not text.strip():
-        _refuse(path, "holds nothing, expected a mapping of fields")
+        _refuse_file(path, "holds nothing, expected a mapping of fields")
     try:
         return json.loads(text, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:
         raise ConfigError([Problem(str(path), "", f"not JSON: {error.msg}", error.lineno)]) from None
     except (ValueError, RecursionError) as error:
-        _refuse(path, f"not JSON: {_reason(error)}")
+        _refuse_file(path, f"not JSON: {_failure_reason(error)}")
 
 
-def _reason(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
@@ -131,5 +131,5 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return result
 
 
-def _refuse(path: Path, message: str) -> NoReturn:
+def _refuse_file(path: Path, message: str) -> NoReturn:
     raise ConfigError([Problem(str(path), "", message)]) from None

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rlrun.config.loading.schema import Shape, expected, fields, spelled
-from rlrun.config.meaning import meaning
+from rlrun.config.loading.schema import Shape, describe_expected, field_shapes, spell_name
+from rlrun.config.meaning import field_meaning
 
 _WIDTH = 100
 _INDENT = 6
@@ -36,34 +36,34 @@ def help_text(model: type[BaseModel], *, prog: str, states: Mapping[str, str] | 
         "  --dry-run   print the resolved configuration as JSON and stop",
         "  --help      print this page and stop",
     ]
-    return "\n".join([*head, *_group(model, "", "options", states or {})])
+    return "\n".join([*head, *_help_group(model, "", "options", states or {})])
 
 
-def _group(model: type[BaseModel], prefix: str, title: str, states: Mapping[str, str]) -> Iterator[str]:
+def _help_group(model: type[BaseModel], prefix: str, title: str, states: Mapping[str, str]) -> Iterator[str]:
     yield ""
     yield f"{title}:"
     nested: list[tuple[str, str, type[BaseModel]]] = []
-    for name, shape in fields(model).items():
-        info, path = model.model_fields[name], f"{prefix}{spelled(model, name, 'kebab')}"
+    for name, shape in field_shapes(model).items():
+        info, path = model.model_fields[name], f"{prefix}{spell_name(model, name, 'kebab')}"
         inner, below = (shape.parts[0], f"{path}.N") if shape.kind == "list" else (shape, path)
         if inner.model is not None:
             nested.append((below, name, inner.model))
         else:
-            yield from _option(path, shape, info, (meaning(model, name), states.get(name)))
+            yield from _help_option(path, shape, info, (field_meaning(model, name), states.get(name)))
     for path, name, inner_model in nested:
         info = model.model_fields[name]
-        text = meaning(model, name).split("\n")[0]
+        text = field_meaning(model, name).split("\n")[0]
         state = "required" if info.is_required() else "default: none" if default_of(info) is None else ""
         state = states.get(name, state)
         title = f"--{path}{f' ({state})' if state else ''}: {text}".rstrip(":")
-        yield from _group(inner_model, f"{path}.", title, {})
+        yield from _help_group(inner_model, f"{path}.", title, {})
 
 
-def _option(path: str, shape: Shape, info: FieldInfo, words: tuple[str, str | None]) -> Iterator[str]:
+def _help_option(path: str, shape: Shape, info: FieldInfo, words: tuple[str, str | None]) -> Iterator[str]:
     description, state = words
     flag = f"--{path} / --no-{path}" if shape.kind == "bool" else f"--{path} VALUE"
     state = state or ("required" if info.is_required() else f"default: {shown_default(info)}")
-    what = "" if shape.kind == "bool" else f"{expected(shape)}; "
+    what = "" if shape.kind == "bool" else f"{describe_expected(shape)}; "
     yield f"  {flag}"
     text = f"{description} [{what}{state}]"
     yield from textwrap.wrap(text.strip(), _WIDTH, initial_indent=" " * _INDENT, subsequent_indent=" " * _INDENT)

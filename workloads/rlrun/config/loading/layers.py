@@ -10,11 +10,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlrun.config.loading.fixes.closest_shapes import entry
+from rlrun.config.loading.fixes.closest_shapes import named_entry
 from rlrun.config.loading.fixes.unknown import unknown_field
 from rlrun.config.loading.fixes.written import to_yaml
 from rlrun.config.loading.problems import CONFIGURATION, ENVIRONMENT, Problem
-from rlrun.config.loading.schema import Shape, Style, child, fields, find_field, snake, spelled, suggestion
+from rlrun.config.loading.schema import (
+    Shape,
+    Style,
+    child_shape,
+    field_shapes,
+    find_field,
+    snake_name,
+    spell_name,
+    suggest_key,
+)
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.suggest import close_name
 from rlrun.runtime import redact
@@ -125,24 +134,24 @@ class Reader:
             known = find_field(model, spelling, camel_only=self.camel_only)
             if known is None:
                 if model.model_config.get("extra") != "ignore":
-                    why = getattr(model, "refused_fields", {}).get(snake(name))
+                    why = getattr(model, "refused_fields", {}).get(snake_name(name))
                     hint = f": {why}" if why else self._hint(model, name, path, value, document)
                     layer.problems.append(Problem(self.source, here, f"unknown field{hint}", line))
                     if meant := self._meant(model, name, value, document):
                         result |= {
-                            one: self.value(part, fields(model)[one], (*key, one), here, (*raw, name), layer)
+                            one: self.value(part, field_shapes(model)[one], (*key, one), here, (*raw, name), layer)
                             for one, part in meant.items()
                         }
             elif known in result:
                 other = layer.origins[*key, known].path
                 layer.problems.append(Problem(self.source, here, f"set twice, as {other} too; remove one", line))
             else:
-                result[known] = self.value(value, fields(model)[known], (*key, known), here, (*raw, name), layer)
+                result[known] = self.value(value, field_shapes(model)[known], (*key, known), here, (*raw, name), layer)
         return result
 
     def _hint(self, model: type[BaseModel], name: str, path: str, value: object, document: dict[str, object]) -> str:
         if self.style != "camel":
-            return suggestion(model, name, self.model, self.style)
+            return suggest_key(model, name, self.model, self.style)
         if (item := self._entry(model, name, value, document)) is not None:
             text = to_yaml(item)
             return f"; write {text}" if redact.text(text, []) == text else ""
@@ -154,7 +163,7 @@ class Reader:
         """The item of a list that is written as its name and its value alone: `- OMP_NUM_THREADS: 4`."""
         if len(document) > 1 or "value" not in model.model_fields:
             return None
-        return entry(name, value, model, "my")
+        return named_entry(name, value, model, "my")
 
     def _meant(
         self, model: type[BaseModel], name: str, value: object, document: dict[str, object]
@@ -162,9 +171,9 @@ class Reader:
         """Required fields that an unknown one stands for, so that they do not count as missing, too."""
         if self.style == "camel" and (item := self._entry(model, name, value, document)) is not None:
             return {known: part for key, part in item.items() if (known := find_field(model, key)) is not None}
-        given = {snake(key) for key in document}
+        given = {snake_name(key) for key in document}
         missing = {
-            spelled(model, one, "camel"): one
+            spell_name(model, one, "camel"): one
             for one, info in model.model_fields.items()
             if info.is_required() and one not in given
         }
@@ -172,7 +181,7 @@ class Reader:
         return {missing[close]: value} if close is not None else {}
 
 
-def merge(layers: Sequence[Layer]) -> Layer:
+def merge_layers(layers: Sequence[Layer]) -> Layer:
     """All layers as one: a later value replaces an earlier one, mappings are merged, lists are replaced."""
     result = Layer()
     for layer in layers:
@@ -185,7 +194,7 @@ def merge(layers: Sequence[Layer]) -> Layer:
     return result
 
 
-def _merge(result: Layer, layer: Layer, below: object, above: object, key: Key) -> object:
+def _merge_values(result: Layer, layer: Layer, below: object, above: object, key: Key) -> object:
     if isinstance(below, dict) and isinstance(above, dict):
         return _merge_mappings(result, layer, below, above, key)
     _take_origins(result, layer, key)
@@ -197,7 +206,7 @@ def _merge_mappings(
 ) -> dict[str, object]:
     merged = dict(below)
     for name, value in above.items():
-        merged[name] = _merge(result, layer, below[name], value, (*key, name)) if name in below else value
+        merged[name] = _merge_values(result, layer, below[name], value, (*key, name)) if name in below else value
         if name not in below:
             _take_origins(result, layer, (*key, name))
     if key in layer.origins:
@@ -221,7 +230,7 @@ class Assignment:
     origin: Origin
 
 
-def assign(layer: Layer, model: type[BaseModel], assignments: Sequence[Assignment]) -> None:
+def assign_values(layer: Layer, model: type[BaseModel], assignments: Sequence[Assignment]) -> None:
     """Set values in `layer`, in order; a mapping is merged into what is there, an index of a list may be the next free one."""
     for assignment in assignments:
         *parents, last = assignment.key
@@ -232,28 +241,28 @@ def assign(layer: Layer, model: type[BaseModel], assignments: Sequence[Assignmen
             ok = ok and _has_index(layer, place, part, assignment)
             if not ok:
                 break
-            shape = child(shape, part)
-            inside = _inside(place, part)
+            shape = child_shape(shape, part)
+            inside = _value_inside(place, part)
             if not isinstance(inside, dict | list):
                 made: Place = [] if shape.kind == "list" else {}
-                _put(place, part, made)
-                layer.origins.setdefault(assignment.key[: depth + 1], _around(assignment, depth + 1))
+                _put_value(place, part, made)
+                layer.origins.setdefault(assignment.key[: depth + 1], _enclosing_origin(assignment, depth + 1))
                 inside = made
             place = inside
         if ok and _has_index(layer, place, last, assignment):
-            _put(place, last, _merged(place, last, assignment.value))
+            _put_value(place, last, _merged_mapping(place, last, assignment.value))
             layer.origins[assignment.key] = assignment.origin
 
 
-def _around(assignment: Assignment, length: int) -> Origin:
+def _enclosing_origin(assignment: Assignment, length: int) -> Origin:
     """Origin of the value around an assignment's, with the part of its name that spells it: `--policies` of `--policies.steps`.
 
     A name of another project spells an item of a list by the same index, and blocks by names that may be others.
     """
     origin, key = assignment.origin, assignment.key
-    words = _words(origin)
+    words = _path_words(origin)
     tail = [str(part) for part in key[length:]]
-    if len(words) > len(tail) and [snake(word.lower()) for word, _ in words[-len(tail) :]] == tail:
+    if len(words) > len(tail) and [snake_name(word.lower()) for word, _ in words[-len(tail) :]] == tail:
         return replace(origin, path=origin.path[: words[-len(tail) - 1][1]])
     items = [place for place, (word, _) in enumerate(words) if word.isdecimal()]
     before = sum(isinstance(part, int) for part in key[:length])
@@ -267,7 +276,7 @@ def _around(assignment: Assignment, length: int) -> Origin:
 _WORD = re.compile(r"\[(\d+)\]|[^.\[\]]+")
 
 
-def _words(origin: Origin) -> list[tuple[str, int]]:
+def _path_words(origin: Origin) -> list[tuple[str, int]]:
     """Words of a path as the user spelled it, each with the place behind it."""
     if origin.source == ENVIRONMENT:
         ends = [*(found.start() for found in re.finditer("__", origin.path)), len(origin.path)]
@@ -276,14 +285,14 @@ def _words(origin: Origin) -> list[tuple[str, int]]:
     return [(found[1] or found[0], found.end()) for found in _WORD.finditer(origin.path, start)]
 
 
-def _merged(place: Place, part: str | int, value: object) -> object:
-    old = _inside(place, part)
+def _merged_mapping(place: Place, part: str | int, value: object) -> object:
+    old = _value_inside(place, part)
     if isinstance(old, dict) and isinstance(value, dict):
-        return {**old, **{name: _merged(old, name, new) for name, new in value.items()}}
+        return {**old, **{name: _merged_mapping(old, name, new) for name, new in value.items()}}
     return value
 
 
-def _inside(place: Place, part: str | int) -> object:
+def _value_inside(place: Place, part: str | int) -> object:
     if isinstance(place, dict):
         return place.get(part)
     return place[part] if isinstance(part, int) and part < len(place) else None
@@ -301,7 +310,7 @@ def _has_index(layer: Layer, place: Place, part: str | int, assignment: Assignme
     return False
 
 
-def _put(place: Place, part: str | int, value: object) -> None:
+def _put_value(place: Place, part: str | int, value: object) -> None:
     if isinstance(place, dict):
         place[part] = value
     elif part == len(place):
@@ -310,26 +319,28 @@ def _put(place: Place, part: str | int, value: object) -> None:
         place[part] = value
 
 
-def missing(layer: Layer, model: type[BaseModel], key: Key) -> Origin:
+def origin_of_missing(layer: Layer, model: type[BaseModel], key: Key) -> Origin:
     """Place where a field that is not set would be written: beside what is set around it, in that source's spelling."""
     near = layer.origin(key[:-1])
-    depth = next((n for n in range(len(key) - 1, 0, -1) if _names(layer, key[:n], near)), 0)
-    path = layer.origins[key[:depth]].path if depth or _names(layer, (), near) else ""
+    depth = next((n for n in range(len(key) - 1, 0, -1) if _has_own_name(layer, key[:n], near)), 0)
+    path = layer.origins[key[:depth]].path if depth or _has_own_name(layer, (), near) else ""
     shape = Shape("model", model=model)
     for place, part in enumerate(key):
         if place >= depth:
-            path = _below(path, part if shape.model is None else spelled(shape.model, str(part), near.style), near)
-        shape = child(shape, part)
+            path = _name_below(
+                path, part if shape.model is None else spell_name(shape.model, str(part), near.style), near
+            )
+        shape = child_shape(shape, part)
     return replace(near, path=path)
 
 
-def _names(layer: Layer, key: Key, near: Origin) -> bool:
+def _has_own_name(layer: Layer, key: Key, near: Origin) -> bool:
     """True if a block has a name of its own in the source that another value is from."""
     found = layer.origins.get(key)
     return found is not None and not found.inside and found.source == near.source
 
 
-def _below(path: str, name: str | int, near: Origin) -> str:
+def _name_below(path: str, name: str | int, near: Origin) -> str:
     """A name below a path of a source."""
     if near.source == ENVIRONMENT:
         return f"{path}__{str(name).upper()}" if path else f"RLRUN_{str(name).upper()}"

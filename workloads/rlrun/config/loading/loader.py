@@ -14,21 +14,21 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from rlrun.config.loading.arguments import Arguments, OtherNames, parse_arguments, parse_environment
-from rlrun.config.loading.examine import validate
+from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.help import help_text
-from rlrun.config.loading.layers import Layer, Origin, Reader, assign, merge
+from rlrun.config.loading.layers import Layer, Origin, Reader, assign_values, merge_layers
 from rlrun.config.loading.problems import CONFIGURATION, ConfigError, Problem
 from rlrun.config.loading.schema import Style
 
-__all__ = ["ConfigError", "Problem", "combine", "combined", "file_layer", "load", "load_file"]
+__all__ = ["ConfigError", "Problem", "combine_sources", "combined_layer", "file_layer", "load_file", "load_model"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Complete = Callable[[type[ModelT], Layer], None]
 """Fills in a layer what follows from what it says."""
 
 
-def load(
+def load_model(
     model: type[ModelT],
     argv: Sequence[str],
     *,
@@ -57,7 +57,7 @@ def load(
         print(help_text(model, prog=prog))
         sys.exit(0)
     layers = [] if defaults is None else [Reader(model, "defaults", style="snake").read(defaults)]
-    config = combine(
+    config = combine_sources(
         model, arguments, env=env, below=layers, files=[*arguments.files], section=section, complete=complete
     )
     if arguments.dry_run:
@@ -71,15 +71,15 @@ def load_file(
 ) -> ModelT:
     """Load `model` from one file alone: what a role's process does with the file that its launcher wrote.
 
-    `section` and `complete` are as for `load`.
+    `section` and `complete` are as for `load_model`.
 
     Raises:
         ConfigError: every problem of the file.
     """
-    return combine(model, Arguments(), env={}, files=[path], section=section, complete=complete)
+    return combine_sources(model, Arguments(), env={}, files=[path], section=section, complete=complete)
 
 
-def combine(
+def combine_sources(
     model: type[ModelT],
     arguments: Arguments,
     *,
@@ -97,19 +97,19 @@ def combine(
         env: the environment.
         below: layers under the environment.
         files: files and layers above the environment, in order.
-        section: as for `load`.
-        complete: as for `load`.
+        section: as for `load_model`.
+        complete: as for `load_model`.
 
     Raises:
         ConfigError: every problem of every source.
     """
-    layer = combined(model, arguments, env=env, below=below, files=files, section=section)
+    layer = combined_layer(model, arguments, env=env, below=below, files=files, section=section)
     if complete is not None:
         complete(model, layer)
-    return validate(model, layer)
+    return validate_layer(model, layer)
 
 
-def combined(
+def combined_layer(
     model: type[BaseModel],
     arguments: Arguments,
     *,
@@ -123,20 +123,20 @@ def combined(
     """All sources as one layer, which is still to be judged.
 
     Args:
-        model: as for `combine`, and so are the others.
+        model: as for `combine_sources`, and so are the others.
         arguments: the parsed command line.
         env: the environment.
         below: layers under the environment.
         files: files and layers above the environment.
-        section: as for `load`.
+        section: as for `load_model`.
         unread: problems of further files, which could not be read.
         others: another project's names, which variables may have too.
 
     Raises:
         ConfigError: a file cannot be read; with the unknown fields and options of all other sources.
     """
-    base = merge(below)
-    _apply(base, model, parse_environment(model, env, others=others))
+    base = merge_layers(below)
+    _apply_source(base, model, parse_environment(model, env, others=others))
     problems = [*arguments.unread, *unread]
     layers: list[Layer] = []
     for file in files:
@@ -144,10 +144,10 @@ def combined(
             layers.append(file if isinstance(file, Layer) else file_layer(model, file, section=section))
         except ConfigError as error:
             problems += error.problems
-    whole = merge([base, *layers])
+    whole = merge_layers([base, *layers])
     if not files:  # what is missing would be an option
         whole.origins.setdefault((), Origin(CONFIGURATION, "", style="kebab"))
-    _apply(whole, model, arguments)
+    _apply_source(whole, model, arguments)
     if problems:  # without these files, "required, but not set" would be noise
         raise ConfigError([*whole.problems, *problems])
     return whole
@@ -168,8 +168,8 @@ def file_layer(model: type[BaseModel], path: Path, *, section: str | None = None
     return Reader(model, str(path), lines, style=style).read(value)
 
 
-def _apply(layer: Layer, model: type[BaseModel], arguments: Arguments) -> None:
-    assign(layer, model, arguments.assignments)
+def _apply_source(layer: Layer, model: type[BaseModel], arguments: Arguments) -> None:
+    assign_values(layer, model, arguments.assignments)
     layer.origins.update(arguments.layer.origins)
     layer.problems += arguments.layer.problems
     layer.notices += arguments.layer.notices

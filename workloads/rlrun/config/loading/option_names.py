@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from rlrun.config.loading.layers import Reader
 from rlrun.config.loading.problems import COMMAND_LINE
-from rlrun.config.loading.schema import Shape, child, few, fields, find_field, spelled, suggestion
+from rlrun.config.loading.schema import Shape, child_shape, field_shapes, find_field, list_few, spell_name, suggest_key
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.suggest import did_you_mean
 
@@ -17,7 +17,7 @@ from rlrun.config.suggest import did_you_mean
 def negated_field(name: str, reader: Reader) -> tuple[Key, Shape] | None:
     """The field that `no-` before a name switches off; None if it is none, or one that has to have a value."""
     positive = without_no(name)
-    found = "" if positive is None else resolve(reader, positive.split("."))
+    found = "" if positive is None else resolve_option(reader, positive.split("."))
     return found if not isinstance(found, str) and (found[1].kind == "bool" or found[1].nullable) else None
 
 
@@ -25,7 +25,7 @@ def shape_at(model: type[BaseModel], key: Key) -> Shape:
     """The shape of the field at a path of Python names."""
     shape = Shape("model", model=model)
     for part in key:
-        shape = child(shape, part)
+        shape = child_shape(shape, part)
     return shape
 
 
@@ -40,7 +40,7 @@ def without_no(name: str) -> str | None:
     return None
 
 
-def resolve(reader: Reader, words: Sequence[str]) -> tuple[Key, Shape] | str:
+def resolve_option(reader: Reader, words: Sequence[str]) -> tuple[Key, Shape] | str:
     """The field that dotted words spell, or the end of the message that says why there is none."""
     shape = Shape("model", model=reader.model)
     key: Key = ()
@@ -48,40 +48,40 @@ def resolve(reader: Reader, words: Sequence[str]) -> tuple[Key, Shape] | str:
         if shape.kind == "model" and shape.model is not None:
             name = find_field(shape.model, word if key else reader.aliases.get(word, word))
             if name is None:
-                return instead(reader, words, depth, shape.model)
-            key, shape = (*key, name), fields(shape.model)[name]
+                return suggest_names(reader, words, depth, shape.model)
+            key, shape = (*key, name), field_shapes(shape.model)[name]
         elif shape.kind == "list":
             if not word.isdecimal() or len(word) > 6:
                 return f": {word!r} is not an index of a list; write a number from 0"
-            key, shape = (*key, int(word)), child(shape, 0)
+            key, shape = (*key, int(word)), child_shape(shape, 0)
         elif shape.kind == "mapping":
-            key, shape = (*key, word), child(shape, word)
+            key, shape = (*key, word), child_shape(shape, word)
         else:
             return f": {'.'.join(words[:depth])} has no fields"
     return key, shape
 
 
-def nearest(shown: str, also: Collection[str], model: type[BaseModel]) -> str:
+def nearest_option(shown: str, also: Collection[str], model: type[BaseModel]) -> str:
     """The hint to an option of the command itself, where no field's name is nearer; empty otherwise."""
-    options = [f"--{spelled(model, name, 'kebab')}" for name in model.model_fields]
+    options = [f"--{spell_name(model, name, 'kebab')}" for name in model.model_fields]
     hint = did_you_mean(shown, [*options, *also]) if "." not in shown else ""
     return hint if any(hint == f" (did you mean {one}?)" for one in also) else ""
 
 
-def instead(reader: Reader, words: Sequence[str], depth: int, model: type[BaseModel]) -> str:
+def suggest_names(reader: Reader, words: Sequence[str], depth: int, model: type[BaseModel]) -> str:
     """The hint to the names that there are, where the word at `depth` is no field of `model`."""
     if reader.source == COMMAND_LINE:
-        hint = suggestion(model, words[depth], reader.model, "kebab")
+        hint = suggest_key(model, words[depth], reader.model, "kebab")
         if hint.startswith(" (did you mean") and " or " not in hint:
             close = hint.removeprefix(" (did you mean ").removesuffix("?)")
             whole = close if "." in close else ".".join((*words[:depth], close, *words[depth + 1 :]))
             if depth + 1 == len(words) or _spells_field(reader, whole.split(".")):
                 return f" (did you mean --{whole}?)"
-            return f"; known: {few(spelled(model, name, 'kebab') for name in model.model_fields)}"
+            return f"; known: {list_few(spell_name(model, name, 'kebab') for name in model.model_fields)}"
         if not depth and (close := did_you_mean(words[0], ("help", "dry-run"))):
             return close.replace("mean ", "mean --")
         return hint
-    hint = suggestion(model, words[depth], model, "snake")
+    hint = suggest_key(model, words[depth], model, "snake")
     if not hint.startswith(" (did you mean"):
         return hint
     close = hint.removeprefix(" (did you mean ").removesuffix("?)")
@@ -106,7 +106,7 @@ def _spells_field(reader: Reader, words: Sequence[str]) -> bool:
     for word in words:
         name = find_field(shape.model, word) if shape.model is not None else None
         if name is not None and shape.model is not None:
-            shape = fields(shape.model)[name]
+            shape = field_shapes(shape.model)[name]
         elif shape.kind in ("mapping", "any"):
             return True
         elif shape.kind == "list" and word.isdecimal():

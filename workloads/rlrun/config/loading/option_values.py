@@ -71,7 +71,7 @@ def take_values(rest: list[str]) -> list[str]:
     return taken
 
 
-def plain(text: str) -> object:
+def parse_plain(text: str) -> object:
     """The value that a text spells by itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"

@@ -80,7 +80,7 @@ def _as_option(words: Sequence[str]) -> str:
     return f": --{path} {value}" if equals and re.fullmatch(r"[a-z0-9.-]+", path) else ", such as --max-steps 20"
 
 
-def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     """The type of an option: a whole number within bounds, which are included."""
 
     def read(text: str) -> int:
@@ -94,12 +94,12 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     return read
 
 
-def wholes(least: int, most: int | None = None, *, such_as: str) -> Callable[[str], list[int]]:
+def whole_numbers(least: int, most: int | None = None, *, such_as: str) -> Callable[[str], list[int]]:
     """The type of an option: whole numbers with commas between them. Args: such_as: an example."""
 
     def read(text: str) -> list[int]:
         try:
-            return [whole(least, most)(word.strip()) for word in text.split(",")]
+            return [whole_number(least, most)(word.strip()) for word in text.split(",")]
         except argparse.ArgumentTypeError:
             bounds = "" if most is None else f" from {least} to {most}"
             raise argparse.ArgumentTypeError(
@@ -109,7 +109,7 @@ def wholes(least: int, most: int | None = None, *, such_as: str) -> Callable[[st
     return read
 
 
-def number(text: str) -> float:
+def finite_number(text: str) -> float:
     """The type of an option: a finite number."""
     try:
         value = float(text)

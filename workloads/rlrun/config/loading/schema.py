@@ -40,7 +40,7 @@ class Shape:
 
 def shape_of(annotation: object, metadata: Iterable[object] = ()) -> Shape:
     """The shape of an annotation with its `Annotated` metadata."""
-    bounds = tuple(_bounds(metadata))
+    bounds = tuple(_number_bounds(metadata))
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return shape_of(args[0], (*args[1:], *metadata))
@@ -65,24 +65,24 @@ def shape_of(annotation: object, metadata: Iterable[object] = ()) -> Shape:
 
 
 @cache
-def fields(model: type[BaseModel]) -> dict[str, Shape]:
+def field_shapes(model: type[BaseModel]) -> dict[str, Shape]:
     """The shape of every field, by its Python name."""
     return {name: shape_of(info.annotation, info.metadata) for name, info in model.model_fields.items()}
 
 
-def child(shape: Shape, part: str | int) -> Shape:
+def child_shape(shape: Shape, part: str | int) -> Shape:
     """The shape one step further down: a field, an item, a key's value."""
-    if shape.model is not None and part in (known := fields(shape.model)):
+    if shape.model is not None and part in (known := field_shapes(shape.model)):
         return known[str(part)]
     return shape.parts[0] if shape.kind in ("list", "mapping") else Shape("any", nullable=True)
 
 
-def snake(key: str) -> str:
+def snake_name(key: str) -> str:
     """The Python name that `key` spells: `batchSize`, `batch-size` and `batch_size` are all `batch_size`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
 
 
-def spelled(model: type[BaseModel], name: str, style: Style) -> str:
+def spell_name(model: type[BaseModel], name: str, style: Style) -> str:
     """A field's name in one of the three spellings."""
     if style == "camel":
         return model.model_fields[name].alias or name
@@ -92,18 +92,21 @@ def spelled(model: type[BaseModel], name: str, style: Style) -> str:
 def as_written(value: object, shape: Shape) -> Any:
     """A value by Python names as a manifest has it; keys of a free mapping stay."""
     if isinstance(value, dict) and shape.model is not None:
-        return {spelled(shape.model, name, "camel"): as_written(one, child(shape, name)) for name, one in value.items()}
+        return {
+            spell_name(shape.model, name, "camel"): as_written(one, child_shape(shape, name))
+            for name, one in value.items()
+        }
     if isinstance(value, list):
-        return [as_written(one, child(shape, i)) for i, one in enumerate(value)]
+        return [as_written(one, child_shape(shape, i)) for i, one in enumerate(value)]
     return value
 
 
 def find_field(model: type[BaseModel], key: str, *, camel_only: bool = False) -> str | None:
     """The field that `key` spells, or None."""
-    name = snake(key)
+    name = snake_name(key)
     if name not in model.model_fields:
         return None
-    return name if not camel_only or key == spelled(model, name, "camel") else None
+    return name if not camel_only or key == spell_name(model, name, "camel") else None
 
 
 def place_of(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[tuple[int | str, ...], Shape]:
@@ -115,36 +118,40 @@ def place_of(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[tuple[
             name = find_field(shape.model, str(part))
             if name is None:
                 break
-            key, shape = (*key, name), child(shape, name)
+            key, shape = (*key, name), child_shape(shape, name)
         elif shape.kind in ("list", "mapping"):
-            key, shape = (*key, part), child(shape, part)
+            key, shape = (*key, part), child_shape(shape, part)
         else:
             break
     return key, shape
 
 
-def suggestion(model: type[BaseModel], key: str, root: type[BaseModel], style: Style) -> str:
+def suggest_key(model: type[BaseModel], key: str, root: type[BaseModel], style: Style) -> str:
     """Replacement for an unknown `key` of `model`: a close name, the same name elsewhere below `root`, or all names."""
-    names = {spelled(model, name, style) for name in model.model_fields}
-    mine = {snake(name): name for name in names}
-    if snake(key) in mine:
-        return f" (did you mean {mine[snake(key)]}?)"
-    if close := did_you_mean(key, names) or did_you_mean(snake(key), names):
+    names = {spell_name(model, name, style) for name in model.model_fields}
+    mine = {snake_name(name): name for name in names}
+    if snake_name(key) in mine:
+        return f" (did you mean {mine[snake_name(key)]}?)"
+    if close := did_you_mean(key, names) or did_you_mean(snake_name(key), names):
         return close
-    others = [spelled(root, name, style) for name in root.model_fields if name != snake(key)]
+    others = [spell_name(root, name, style) for name in root.model_fields if name != snake_name(key)]
     if model is not root and (close := did_you_mean(key, others)):
         return close
-    elsewhere = [".".join(path) for path, *_ in walk(root, style) if snake(path[-1]) == snake(key) and path != (key,)]
+    elsewhere = [
+        ".".join(path)
+        for path, *_ in walk_model(root, style)
+        if snake_name(path[-1]) == snake_name(key) and path != (key,)
+    ]
     if elsewhere:
         return f" (did you mean {' or '.join(elsewhere[:2])}?)"
-    return f"; known: {few(names)}"
+    return f"; known: {list_few(names)}"
 
 
 NAMES_MAX = 10
 """Names in one message."""
 
 
-def few(names: Iterable[str]) -> str:
+def list_few(names: Iterable[str]) -> str:
     """At most ten of the names, sorted, and how many more there are."""
     return few_in_order(sorted(names))
 
@@ -157,34 +164,34 @@ def few_in_order(names: Iterable[str]) -> str:
     return f"{listed} and {more} more" if more > 0 else listed
 
 
-def walk(model: type[BaseModel], style: Style) -> Iterator[tuple[tuple[str, ...], type[BaseModel], str]]:
+def walk_model(model: type[BaseModel], style: Style) -> Iterator[tuple[tuple[str, ...], type[BaseModel], str]]:
     """Every field below `model`: its path, the model that has it and its name there, parents first; items of lists are `name[]`."""
-    for name, shape in fields(model).items():
-        own = spelled(model, name, style)
+    for name, shape in field_shapes(model).items():
+        own = spell_name(model, name, style)
         yield (own,), model, name
         inner = shape.parts[0] if shape.kind == "list" else shape
         if inner.model is not None:
             label = f"{own}[]" if shape.kind == "list" else own
-            for path, owner, inner_name in walk(inner.model, style):
+            for path, owner, inner_name in walk_model(inner.model, style):
                 yield (label, *path), owner, inner_name
 
 
-def expected(shape: Shape) -> str:
+def describe_expected(shape: Shape) -> str:
     """Description of a valid value of this shape, as the end of `expected ...`."""
-    return _expected(shape) + (", or null" if shape.nullable and shape.kind != "any" else "")
+    return _expected_text(shape) + (", or null" if shape.nullable and shape.kind != "any" else "")
 
 
-def _expected(shape: Shape) -> str:
+def _expected_text(shape: Shape) -> str:
     bounds = dict(shape.bounds)
     if shape.kind == "choice":
-        return _either([f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in shape.choices])
+        return _either_text([f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in shape.choices])
     if shape.kind == "union":
-        return _either([_expected(part) for part in shape.parts])
+        return _either_text([_expected_text(part) for part in shape.parts])
     if shape.kind == "list":
-        few = f" with {_range(bounds)} items" if bounds else ""
+        few = f" with {_range_text(bounds)} items" if bounds else ""
         return f"a list{few}"
     if shape.kind == "str":
-        return "a string" + (f" of {_range(bounds)} characters" if bounds else "")
+        return "a string" + (f" of {_range_text(bounds)} characters" if bounds else "")
     if shape.kind in ("int", "float"):
         number = "a whole number" if shape.kind == "int" else "a number"
         multiple = f", a multiple of {bounds['multiple_of']}" if "multiple_of" in bounds else ""
@@ -195,7 +202,7 @@ def _expected(shape: Shape) -> str:
 
 def limits_of(shape: Shape) -> str:
     """The bounds of a number in words; empty when there are none."""
-    bounds = {key: _number(value) for key, value in shape.bounds}
+    bounds = {key: _number_text(value) for key, value in shape.bounds}
     if "ge" in bounds and "le" in bounds:
         return f"from {bounds['ge']} to {bounds['le']}"
     words = {"gt": "greater than", "ge": "of at least", "lt": "less than", "le": "at most"}
@@ -206,7 +213,7 @@ def size_of(shape: Shape) -> str:
     """The bounds of a string's or list's length in words; empty when there are none."""
     bounds = {key: value for key, value in shape.bounds if key in ("min_length", "max_length")}
     unit = "characters" if shape.kind == "str" else "items"
-    return f"{_range(bounds)} {unit}" if bounds else ""
+    return f"{_range_text(bounds)} {unit}" if bounds else ""
 
 
 def type_name(shape: Shape) -> str:
@@ -224,25 +231,25 @@ def type_name(shape: Shape) -> str:
     ]
 
 
-def _range(bounds: Mapping[str, float]) -> str:
+def _range_text(bounds: Mapping[str, float]) -> str:
     low, high = bounds.get("min_length", 0), bounds.get("max_length")
     if high is None:
         return f"at least {low}"
     return f"{low} to {high}" if low else f"at most {high}"
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _either(words: list[str]) -> str:
+def _either_text(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _bounds(metadata: Iterable[object]) -> Iterator[tuple[str, float]]:
+def _number_bounds(metadata: Iterable[object]) -> Iterator[tuple[str, float]]:
     for item in metadata:
         if isinstance(item, FieldInfo):
-            yield from _bounds(item.metadata)
+            yield from _number_bounds(item.metadata)
         for kind, key in (
             (at.Gt, "gt"), (at.Ge, "ge"), (at.Lt, "lt"), (at.Le, "le"),
             (at.MultipleOf, "multiple_of"), (at.MinLen, "min_length"), (at.MaxLen, "max_length"),

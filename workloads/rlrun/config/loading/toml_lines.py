@@ -28,34 +28,34 @@ def toml_lines(text: str) -> dict[Key, int]:
         at += 1
         header, entry = _HEADER.fullmatch(line), _ENTRY.fullmatch(line)
         if header and not entry:
-            table = _resolve(_parts(header[2]), counts, lines)
+            table = _resolve_header(_header_parts(header[2]), counts, lines)
             if header[1] == "[[":
                 counts[table] = counts.get(table, -1) + 1
                 lines.setdefault(table, number)
                 table = (*table, counts[table])
-            _mark(lines, table, number)
+            _mark_line(lines, table, number)
         elif entry:
             value = entry["value"]
-            found = _value(value)
+            found = _read_value(value)
             while found is None and at < len(rest) and tries < _TRIES_MAX:
                 value += "\n" + rest[at]
                 at, tries = at + 1, tries + 1
-                found = _value(value)
-            key = (*table, *_parts(entry["key"]))
-            _mark(lines, key, number)
+                found = _read_value(value)
+            key = (*table, *_header_parts(entry["key"]))
+            _mark_line(lines, key, number)
             if found is not None:
-                _inside(lines, key, found["x"], number)
+                _path_inside(lines, key, found["x"], number)
     return lines
 
 
-def _value(text: str) -> dict[str, object] | None:
+def _read_value(text: str) -> dict[str, object] | None:
     try:
         return tomllib.loads(f"x ={text}")
     except (ValueError, RecursionError):
         return None
 
 
-def _parts(key: str) -> tuple[str, ...]:
+def _header_parts(key: str) -> tuple[str, ...]:
     try:
         found: object = tomllib.loads(f"{key} = 0")
     except (ValueError, RecursionError):
@@ -67,7 +67,7 @@ def _parts(key: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _resolve(parts: tuple[str, ...], counts: dict[Key, int], lines: dict[Key, int]) -> Key:
+def _resolve_header(parts: tuple[str, ...], counts: dict[Key, int], lines: dict[Key, int]) -> Key:
     """A header's path with the index of each list of tables that it goes through; the last name's is the caller's."""
     key: Key = ()
     for depth, part in enumerate(parts):
@@ -77,15 +77,15 @@ def _resolve(parts: tuple[str, ...], counts: dict[Key, int], lines: dict[Key, in
     return key
 
 
-def _mark(lines: dict[Key, int], key: Key, number: int) -> None:
+def _mark_line(lines: dict[Key, int], key: Key, number: int) -> None:
     for depth in range(1, len(key) + 1):
         lines.setdefault(key[:depth], number)
 
 
-def _inside(lines: dict[Key, int], key: Key, value: object, number: int) -> None:
+def _path_inside(lines: dict[Key, int], key: Key, value: object, number: int) -> None:
     items: Iterable[tuple[str | int, object]] = (
         enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     )
     for name, one in items:
         lines.setdefault((*key, name), number)
-        _inside(lines, (*key, name), one, number)
+        _path_inside(lines, (*key, name), one, number)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rlrun.config.loading.fixes.text_slips import template, yaml_slip
+from rlrun.config.loading.fixes.text_slips import explain_template, yaml_slip
 from rlrun.config.loading.problems import ConfigError, Problem
 
 Key = tuple[str | int, ...]
@@ -167,7 +167,7 @@ class _Builder:
             if key_node.tag != _TAG + "str" or not isinstance(key_node, yaml.ScalarNode):
                 shown = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
                 here = self.text[line - 1] if line <= len(self.text) else ""
-                self.refuse(line, template(here) or f"key {shown} is not a string; write it in quotes")
+                self.refuse(line, explain_template(here) or f"key {shown} is not a string; write it in quotes")
                 continue
             key = key_node.value
             if key in first:

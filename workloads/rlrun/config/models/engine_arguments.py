@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlrun.config.rule import Rule, listed
+from rlrun.config.rule import Rule, list_cel
 
 OWNED_FLAGS = (
     "--allowed-origins",
@@ -103,7 +103,7 @@ def parser_arguments(arguments: Sequence[str]) -> list[str]:
 _OWNED = (
     "i < self.extraArgs.size() && [self.extraArgs[i]].exists(a, a.startsWith('--') ? "
     "[a.split('=')[0].replace('_', '-').split('.')[0].replace('--no-', '--', 1)].exists(f, f.size() > 2 && "
-    f"{listed(OWNED_FLAGS)}.exists(o, o.startsWith(f))) : {listed(OWNED_SHORT)}.exists(o, a.startsWith(o)))"
+    f"{list_cel(OWNED_FLAGS)}.exists(o, o.startsWith(f))) : {list_cel(OWNED_SHORT)}.exists(o, a.startsWith(o)))"
 )
 _FIRST_OWNED = f"variables.indices.filter(i, {_OWNED})[0]"
 _VALUE_OF_FLAG = (

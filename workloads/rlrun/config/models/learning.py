@@ -15,29 +15,29 @@ from rlrun.config.algorithm.names import (
     PRESETS,
     Need,
     Options,
+    algorithm_inputs,
     complete_correction,
     complete_options,
     correction_problem,
     default_proximal,
-    entry,
+    find_entry,
+    find_preset,
     is_import_path,
     narrow_bands,
-    needs,
-    preset,
     proximal_problem,
 )
 from rlrun.config.base import Config
 from rlrun.config.models.companions import CriticConfig, ReferenceConfig
-from rlrun.config.rule import Rule, listed
+from rlrun.config.rule import Rule, list_cel
 
 _IMPORT_PATH = r"^[A-Za-z_]\\w*([.][A-Za-z_]\\w*)*:[A-Za-z_]\\w*$"
 
 
-def _known(kind: str, names: Iterable[str]) -> Rule:
+def _known_name_rule(kind: str, names: Iterable[str]) -> Rule:
     """Rule of a block whose `name` is one of `names` or an import path."""
     known = sorted(names)
     return Rule(
-        f"self.name in {listed(known)} || self.name.matches('{_IMPORT_PATH}')",
+        f"self.name in {list_cel(known)} || self.name.matches('{_IMPORT_PATH}')",
         f"unknown {kind} '{{self.name}}'; known: {', '.join(known)}, or an import path package.module:function",
         ".name",
     )
@@ -53,7 +53,7 @@ class _Objective(Config):
 class LossConfig(_Objective):
     """The policy loss per token."""
 
-    CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known("loss", LOSS_ENTRIES),)
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known_name_rule("loss", LOSS_ENTRIES),)
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -64,7 +64,7 @@ class LossConfig(_Objective):
 class AdvantageConfig(_Objective):
     """Computation of advantages from a group's rewards."""
 
-    CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known("advantage", ADVANTAGE_ENTRIES),)
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known_name_rule("advantage", ADVANTAGE_ENTRIES),)
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -165,8 +165,8 @@ Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean",
 Proximal = Literal["inference", "recompute", "log_linear"]
 
 
-_GAE = "has(self.advantage) ? self.advantage.name == 'gae' : self.preset in " + listed(
-    name for name, preset in PRESETS.items() if preset.advantage == "gae"
+_GAE = "has(self.advantage) ? self.advantage.name == 'gae' : self.preset in " + list_cel(
+    name for name, find_preset in PRESETS.items() if find_preset.advantage == "gae"
 )
 _NOT_THERE = " model, which this run does not have; set algorithm."
 
@@ -203,7 +203,7 @@ class AlgorithmConfig(Config):
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"self.preset in {listed(PRESETS)}",
+            f"self.preset in {list_cel(PRESETS)}",
             f"unknown preset '{{self.preset}}'; known: {', '.join(sorted(PRESETS))}",
             ".preset",
         ),
@@ -239,7 +239,7 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        preset(self.preset)
+        find_preset(self.preset)
         if self.max_off_policy_steps < self.max_async_level:
             raise ValueError(
                 f"maxOffPolicySteps ({self.max_off_policy_steps}) must be at least maxAsyncLevel ({self.max_async_level}): "
@@ -269,7 +269,7 @@ class AlgorithmConfig(Config):
             complete = complete_correction(correction.options)
             if problem := correction_problem(complete, loss, has_proximal=proximal != "inference"):
                 raise ValueError(problem)
-        if self.regularizers.kl_reward > 0 and not is_import_path(loss) and not entry("loss", loss).rewarded:
+        if self.regularizers.kl_reward > 0 and not is_import_path(loss) and not find_entry("loss", loss).rewarded:
             raise ValueError(
                 f"regularizers.klReward ({self.regularizers.kl_reward}) is not used by loss {loss}, which reads no rewards; "
                 "set it to 0, or use regularizers.kl"
@@ -289,8 +289,8 @@ class AlgorithmConfig(Config):
             found["reference"] = f"regularizers.kl ({self.regularizers.kl})"
         elif self.regularizers.kl_reward > 0:
             found["reference"] = f"regularizers.klReward ({self.regularizers.kl_reward})"
-        found |= needs("loss", self.effective_loss.name, self.effective_loss.options)
-        return found | needs("advantage", self.effective_advantage.name, self.effective_advantage.options)
+        found |= algorithm_inputs("loss", self.effective_loss.name, self.effective_loss.options)
+        return found | algorithm_inputs("advantage", self.effective_advantage.name, self.effective_advantage.options)
 
     @property
     def provided(self) -> frozenset[Need]:
@@ -301,13 +301,13 @@ class AlgorithmConfig(Config):
     @property
     def effective_loss(self) -> LossConfig:
         """The loss after the preset: `loss` when it is given, else the preset's."""
-        settings = preset(self.preset)
+        settings = find_preset(self.preset)
         return self.loss or LossConfig(name=settings.loss, options=dict(settings.loss_options))
 
     @property
     def effective_advantage(self) -> AdvantageConfig:
         """The advantage after the preset: `advantage` when it is given, else the preset's."""
-        settings = preset(self.preset)
+        settings = find_preset(self.preset)
         return self.advantage or AdvantageConfig(name=settings.advantage, options=dict(settings.advantage_options))
 
     @property
@@ -322,7 +322,7 @@ class AlgorithmConfig(Config):
     @property
     def effective_aggregation(self) -> str | None:
         """The aggregation after the preset; None: that of the loss."""
-        return self.aggregation or preset(self.preset).aggregation
+        return self.aggregation or find_preset(self.preset).aggregation
 
     @property
     def effective_proximal(self) -> str:
@@ -334,7 +334,7 @@ class AlgorithmConfig(Config):
         """The correction: `correction` when it is given, else the preset's, which belongs to its loss and needs a proximal policy."""
         if self.correction is not None:
             return None if self.correction.action == "none" else self.correction
-        settings = preset(self.preset)
+        settings = find_preset(self.preset)
         if (
             settings.correction is None
             or self.effective_loss.name != settings.loss
@@ -351,7 +351,7 @@ class AlgorithmConfig(Config):
         if not narrow or proximal == "recompute":
             return None
         bands = ", ".join(f"{name} ({value:g})" for name, value in narrow.items())
-        readers = is_import_path(loss.name) or "proximal_logprobs" in entry("loss", loss.name).reads
+        readers = is_import_path(loss.name) or "proximal_logprobs" in find_entry("loss", loss.name).reads
         fix = (
             f"set proximal to recompute, or {next(iter(narrow))} to {NARROW_BAND} or more"
             if readers
@@ -365,7 +365,7 @@ class AlgorithmConfig(Config):
     @property
     def effective_filters(self) -> FilterConfig:
         """The filters after the preset: `filters` when they are given, else the preset's."""
-        return self.filters or FilterConfig.model_validate(dict(preset(self.preset).filters))
+        return self.filters or FilterConfig.model_validate(dict(find_preset(self.preset).filters))
 
 
 class OptimizerConfig(Config):

@@ -105,7 +105,7 @@ class Sizes:
         return max((size for size in self.allowed if size <= pods), default=None)
 
 
-def sizes(layout: ParallelismConfig, ranks: int, least: int, most: int) -> Sizes:
+def trainer_sizes(layout: ParallelismConfig, ranks: int, least: int, most: int) -> Sizes:
     """Sizes of a trainer from `least` to `most` pods.
 
     Any batch is dealt to any number of ranks, so that the layout alone decides.

@@ -20,7 +20,7 @@ from rlrun.config.formats import (
 )
 from rlrun.config.free import FreeMapping
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.rule import Rule, listed, quoted
+from rlrun.config.rule import Rule, list_cel, quote_cel
 
 SOLVED = 1.0
 """Reward from which a rollout counts as solved, unless its environment has a threshold of its own."""
@@ -94,8 +94,8 @@ class Sampling(Config):
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"!self.chatTemplateArguments.exists(k, k in {listed(_OWN_ARGUMENTS)})",
-            f"chatTemplateArguments has {{self.chatTemplateArguments.filter(k, k in {listed(_OWN_ARGUMENTS)})[0]}}, "
+            f"!self.chatTemplateArguments.exists(k, k in {list_cel(_OWN_ARGUMENTS)})",
+            f"chatTemplateArguments has {{self.chatTemplateArguments.filter(k, k in {list_cel(_OWN_ARGUMENTS)})[0]}}, "
             "which the orchestrator sets itself; remove it",
         ),
     )
@@ -124,7 +124,7 @@ _RESHAPING = {
     if isinstance(info.default, int | float)
 }
 """Parameters that change the distribution, each with the value that leaves it whole."""
-_RESHAPED = f"[{', '.join(f'[dyn({quoted(n)}), dyn(self.{n}), dyn({v})]' for n, v in _RESHAPING.items())}].filter(p, p[1] != p[2])"
+_RESHAPED = f"[{', '.join(f'[dyn({quote_cel(n)}), dyn(self.{n}), dyn({v})]' for n, v in _RESHAPING.items())}].filter(p, p[1] != p[2])"
 
 
 class SamplingConfig(Sampling):

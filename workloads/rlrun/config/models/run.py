@@ -47,10 +47,12 @@ class RunConfig(Config):
 
     def hash(self) -> str:
         """Fingerprint of everything that determines what the run computes."""
-        return fingerprint(*(role for role in (self.trainer, self.inference, self.orchestrator) if role is not None))
+        return config_fingerprint(
+            *(role for role in (self.trainer, self.inference, self.orchestrator) if role is not None)
+        )
 
 
-def fingerprint(*roles: RoleConfig) -> str:
+def config_fingerprint(*roles: RoleConfig) -> str:
     """First 16 hex digits of the SHA-256 over what the roles compute; where they listen and write does not count."""
     documents = [role.model_dump(mode="json", exclude=_NOT_HASHED) for role in roles]
     return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:16]

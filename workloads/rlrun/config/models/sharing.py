@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlrun.config.models.roles import TrainerConfig
 
 
-def refusal(host: TrainerConfig, guest: TrainerConfig) -> str | None:
+def sharing_refusal(host: TrainerConfig, guest: TrainerConfig) -> str | None:
     """Reason why a run cannot be trained in the host's trainer: the field, its value and the fix. None when it can. Pure."""
     if guest.shared_with != host.name or guest.lora is None or host.lora is None:
         return (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from rlrun.config.allocation import Allocation, Part, parse
+from rlrun.config.allocation import Allocation, Part, parse_allocation
 from rlrun.convert.compose.areal_objective import put_objective
 from rlrun.convert.compose.muon import AREAL_MUON, put_muon
 from rlrun.convert.compose.shared import (
     ALL_TASKS,
     Context,
     at_home,
-    interval,
+    compose_interval,
     is_on_hub,
     put_areal_warmup,
     put_lora,
@@ -28,29 +28,29 @@ _PROMPT = 1024
 _CONCURRENCY_MAX = 65_536
 
 
-def compose(draft: Draft, context: Context) -> None:
+def compose_areal(draft: Draft, context: Context) -> None:
     """Set all fields that more than one key decides."""
     put_model(draft, "actor.path")
-    _lengths(draft)
+    _compose_lengths(draft)
     prompts, n = draft.whole(_BATCH) or 1, draft.whole(_N) or 1
     draft.put("orchestrator.batchSize", prompts * n, _BATCH, _N, note="prompts x answers")
     draft.put("trainer.updatesPerStep", draft.whole("actor.ppo_n_minibatches") or 1, "actor.ppo_n_minibatches")
-    per_epoch = _steps(draft, context)
-    _flow(draft, n)
+    per_epoch = _compose_steps(draft, context)
+    _compose_flow(draft, n)
     put_muon(draft, AREAL_MUON)
     put_objective(draft)
-    _gpus(draft)
-    _memory(draft)
-    _lora(draft)
-    _environment(draft, n)
+    _compose_gpus(draft)
+    _compose_memory(draft)
+    _compose_lora(draft)
+    _compose_environment(draft, n)
     if any(key.startswith("rollout.agent.") for key in draft.settings):
         draft.notices.append(
             "rollout.agent: AReaL's script chooses between an agent and one answer per prompt; this run has one answer per prompt"
         )
-    _intervals(draft, per_epoch)
+    _compose_intervals(draft, per_epoch)
 
 
-def _lengths(draft: Draft) -> None:
+def _compose_lengths(draft: Draft) -> None:
     answer = draft.whole(_NEW) or 16384
     draft.put("sampling.maxTokens", answer, _NEW)
     if draft.has("gconfig.max_tokens"):
@@ -66,7 +66,7 @@ def _lengths(draft: Draft) -> None:
         draft.dropped["vllm.max_model_len"] = "less than seqLen, which the engine must hold"
 
 
-def _steps(draft: Draft, context: Context) -> int | None:
+def _compose_steps(draft: Draft, context: Context) -> int | None:
     total = "total_train_steps"
     files = [str(draft.get("train_dataset.path") or "")]
     if draft.has(total):
@@ -78,7 +78,7 @@ def _steps(draft: Draft, context: Context) -> int | None:
     return per_epoch
 
 
-def _flow(draft: Draft, n: int) -> None:
+def _compose_flow(draft: Draft, n: int) -> None:
     lag = draft.whole("rollout.max_head_offpolicyness") or 0
     draft.put("algorithm.maxAsyncLevel", lag, "rollout.max_head_offpolicyness")
     draft.put("algorithm.maxOffPolicySteps", lag, "rollout.max_head_offpolicyness", note="older groups are dropped")
@@ -87,9 +87,9 @@ def _flow(draft: Draft, n: int) -> None:
         draft.put("orchestrator.maxConcurrency", min(_CONCURRENCY_MAX, groups * n), key, _N, note="groups x answers")
 
 
-def _gpus(draft: Draft) -> None:
+def _compose_gpus(draft: Draft) -> None:
     try:
-        allocation, causes = _allocation(draft)
+        allocation, causes = _read_allocation(draft)
     except ValueError as error:
         draft.refused[_MODE if draft.has(_MODE) else "actor.backend"] = str(error)
         return
@@ -100,24 +100,24 @@ def _gpus(draft: Draft) -> None:
     node = draft.whole(_GPUS) or 8
     pods = put_trainer(draft, trainer, node, *causes, _GPUS)
     if engines is not None:
-        _engines(draft, engines, causes, pods if allocation.colocated else None)
+        _compose_engines(draft, engines, causes, pods if allocation.colocated else None)
 
 
-def _allocation(draft: Draft) -> tuple[Allocation, list[str]]:
+def _read_allocation(draft: Draft) -> tuple[Allocation, list[str]]:
     """The allocation and its keys: `allocation_mode`, or `rollout.backend` and `actor.backend`. Raises ValueError: it is malformed."""
     if draft.has(_MODE):
-        return parse(str(draft.get(_MODE))), [_MODE]
+        return parse_allocation(str(draft.get(_MODE))), [_MODE]
     parts = {key: str(draft.get(key)) for key in ("rollout.backend", "actor.backend") if draft.has(key)}
     if not all(":" in part for part in parts.values()) or not parts:
         return Allocation(None, None, colocated=False), [_MODE]
-    apart = parse("+".join(parts.values()))
+    apart = parse_allocation("+".join(parts.values()))
     if len(parts) < len(("rollout", "actor")):
         return apart, list(parts)
     strategy = ("rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target")
     if [draft.get(key) for key in strategy] == ["colocation", "actor"]:
-        return parse("|".join(parts.values())), [*parts, *strategy]
+        return parse_allocation("|".join(parts.values())), [*parts, *strategy]
     if _must_share(draft, apart):
-        return parse("|".join(parts.values())), [*parts, "cluster.n_nodes"]
+        return parse_allocation("|".join(parts.values())), [*parts, "cluster.n_nodes"]
     return apart, list(parts)
 
 
@@ -137,7 +137,7 @@ def _must_share(draft: Draft, apart: Allocation) -> bool:
     return shares
 
 
-def _engines(draft: Draft, engines: Part, causes: list[str], pods: int | None) -> None:
+def _compose_engines(draft: Draft, engines: Part, causes: list[str], pods: int | None) -> None:
     """Args: pods: of the trainer, where the engines share its GPUs."""
     size = engines.t * engines.p
     if engines.backend == "sglang":
@@ -157,7 +157,7 @@ def _engines(draft: Draft, engines: Part, causes: list[str], pods: int | None) -
     draft.fields.pop("weightSync.transport", None)
 
 
-def _memory(draft: Draft) -> None:
+def _compose_memory(draft: Draft) -> None:
     tokens = "actor.mb_spec.max_tokens_per_mb"
     if (size := draft.whole(tokens)) is not None:
         longest = draft.fields["seqLen"].value
@@ -169,13 +169,13 @@ def _memory(draft: Draft) -> None:
             break
 
 
-def _lora(draft: Draft) -> None:
+def _compose_lora(draft: Draft) -> None:
     put_lora(draft, "actor.", use="actor.use_lora")
     if "trainer.lora.rank" in draft.fields and draft.fields.pop("weightSync.transport", None) is not None:
         draft.dropped["actor.weight_update_mode"] = "adapters go through the volume (weightSync.transport: Filesystem)"
 
 
-def _environment(draft: Draft, n: int) -> None:
+def _compose_environment(draft: Draft, n: int) -> None:
     key = "train_dataset.path"
     path = at_home(str(draft.get(key) or ""))
     if not path:
@@ -198,13 +198,13 @@ def _environment(draft: Draft, n: int) -> None:
     draft.put("environments", [environment], *causes)
 
 
-def _intervals(draft: Draft, per_epoch: int | None) -> None:
+def _compose_intervals(draft: Draft, per_epoch: int | None) -> None:
     fields = {"saver": "checkpoint.export.interval", "recover": "checkpoint.interval"}
     if draft.has("valid_dataset.path"):
         fields["evaluator"] = "evaluation.interval"
     for part, path in fields.items():
         draft.dropped[f"{part}.freq_secs"] = "intervals are in steps"
-        if (found := interval(draft, part, per_epoch)) is not None:
+        if (found := compose_interval(draft, part, per_epoch)) is not None:
             draft.put(path, found[0], found[1])
     if "evaluation.interval" in draft.fields:
         draft.put("evaluation.numTasks", ALL_TASKS, "valid_dataset.path", note="all held-out tasks")

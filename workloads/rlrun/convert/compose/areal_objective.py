@@ -18,19 +18,19 @@ _PROXIMALS = ("recompute", "loglinear", "metrics", "reuse_train_logp")
 def put_objective(draft: Draft) -> None:
     """Set `algorithm`, but for the bounds of staleness."""
     critic = any(key.startswith("critic.") for key in draft.settings)
-    _loss(draft, critic)
+    _compose_loss(draft, critic)
     if critic:
-        _critic(draft)
+        _compose_critic(draft)
     else:
-        _advantage(draft)
-        _discounts(draft)
-    _scale(draft, critic)
+        _compose_advantage(draft)
+        _report_discounts(draft)
+    _report_scale(draft, critic)
     draft.put("algorithm.aggregation", "token_mean", note="AReaL divides by all loss tokens of the batch")
-    _kl(draft)
-    _filters(draft)
+    _compose_kl(draft)
+    _compose_filters(draft)
 
 
-def _loss(draft: Draft, critic: bool) -> None:
+def _compose_loss(draft: Draft, critic: bool) -> None:
     low, high = _A + "eps_clip", _A + "eps_clip_higher"
     bounds: dict[str, Any] = {"eps_low": draft.number(low), "eps_high": draft.number(high) or draft.number(low)}
     clips = [low, *([high] if draft.has(high) else [])]
@@ -43,23 +43,23 @@ def _loss(draft: Draft, critic: bool) -> None:
             )
         taus = [_A + "sapo_tau_pos", _A + "sapo_tau_neg"]
         options = {"tau_positive": draft.number(taus[0]) or 1.0, "tau_negative": draft.number(taus[1]) or 1.05}
-        _put(draft, "sapo", options, "sapo", [_SAPO, *(tau for tau in taus if draft.has(tau))])
-        _proximal(draft)
+        _put_field(draft, "sapo", options, "sapo", [_SAPO, *(tau for tau in taus if draft.has(tau))])
+        _compose_proximal(draft)
     elif draft.get(_LEVEL) == "sequence":
-        _put(draft, "gspo", bounds, "gspo", [_LEVEL, *clips])
-        _proximal(draft)
+        _put_field(draft, "gspo", bounds, "gspo", [_LEVEL, *clips])
+        _compose_proximal(draft)
         weight = weigh_behavior(draft, as_correction=True) if draft.flag(_DECOUPLED) else None
         put_correction(draft, weight, "AReaL weighs only in the decoupled loss with rejection_sampling")
     elif draft.flag(_DECOUPLED):
-        _decoupled(draft, bounds, clips, critic)
+        _compose_decoupled(draft, bounds, clips, critic)
     else:
         dual = _A + "c_clip"
         bounds["dual_clip"] = draft.number(dual)
-        _put(draft, "ppo", bounds, "ppo" if critic else "grpo", [*clips, *([dual] if draft.has(dual) else [])])
-        _proximal(draft)
+        _put_field(draft, "ppo", bounds, "ppo" if critic else "grpo", [*clips, *([dual] if draft.has(dual) else [])])
+        _compose_proximal(draft)
 
 
-def _decoupled(draft: Draft, bounds: dict[str, Any], clips: list[str], critic: bool) -> None:
+def _compose_decoupled(draft: Draft, bounds: dict[str, Any], clips: list[str], critic: bool) -> None:
     """The ratio to the proximal policy, weighed by the proximal policy's ratio to the engine within the bounds of the file."""
     dual, cap, mode = _A + "c_clip", _A + "behav_imp_weight_cap", _A + "behave_imp_weight_mode"
     dual_clip = {"dual_clip": draft.number(dual)}
@@ -72,19 +72,19 @@ def _decoupled(draft: Draft, bounds: dict[str, Any], clips: list[str], critic: b
         )
     if weight is not None and weight.correction is None:
         options = bounds | dual_clip | {"cap": weight.cap, "cap_mode": weight.cap_mode}
-        _put(draft, "decoupled_ppo", options, "ppo" if critic else "decoupled_ppo", [*causes, *weight.causes])
+        _put_field(draft, "decoupled_ppo", options, "ppo" if critic else "decoupled_ppo", [*causes, *weight.causes])
     else:
-        _put(draft, "ppo", bounds | dual_clip, "ppo" if critic else "grpo", causes)
+        _put_field(draft, "ppo", bounds | dual_clip, "ppo" if critic else "grpo", causes)
         put_correction(draft, weight, "AReaL weighs only with rejection_sampling")
-    _proximal(draft)
+    _compose_proximal(draft)
 
 
-def _put(draft: Draft, loss: str, options: dict[str, Any], preset: str, causes: list[str]) -> None:
+def _put_field(draft: Draft, loss: str, options: dict[str, Any], preset: str, causes: list[str]) -> None:
     draft.put("algorithm.preset", preset, *([causes[0]] if causes[0] in (_DECOUPLED, _LEVEL, _SAPO) else []))
     draft.put("algorithm.loss", {"name": loss, "options": options}, *causes)
 
 
-def _proximal(draft: Draft) -> None:
+def _compose_proximal(draft: Draft) -> None:
     method, recompute = _A + "prox_logp_method", _A + "recompute_logprob"
     if draft.flag(_DECOUPLED) and draft.has(method) and draft.get(method) not in _PROXIMALS:
         draft.refused[method] = f"known: {', '.join(_PROXIMALS)}"
@@ -103,9 +103,9 @@ def _proximal(draft: Draft) -> None:
         draft.put("algorithm.proximal", "inference", *([recompute] if draft.has(recompute) else []))
 
 
-def _critic(draft: Draft) -> None:
+def _compose_critic(draft: Draft) -> None:
     options: dict[str, Any] = {"gamma": draft.number(_A + "discount"), "lam": draft.number(_A + "gae_lambda")}
-    more, causes = _normalised(draft)
+    more, causes = _normalization_options(draft)
     value = {"name": "gae", "options": options | {"adv_mean": "none", "adv_std": "none"} | more}
     draft.put("algorithm.advantage", value, _A + "discount", _A + "gae_lambda", *causes)
     rate = "critic.optimizer.lr"
@@ -116,7 +116,7 @@ def _critic(draft: Draft) -> None:
         draft.dropped[f"actor.reward_norm.{key}"] = "a critic's advantages are not of normalised rewards here"
 
 
-def _normalised(draft: Draft) -> tuple[dict[str, Any], list[str]]:
+def _normalization_options(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     """Options of `adv_norm` and their keys."""
     options, causes = {}, []
     for theirs, ours in (("mean_level", "adv_mean"), ("std_level", "adv_std")):
@@ -127,10 +127,10 @@ def _normalised(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     return options, causes
 
 
-def _advantage(draft: Draft) -> None:
+def _compose_advantage(draft: Draft) -> None:
     norm = _A + "reward_norm."
     mean, std, apart = norm + "mean_level", norm + "std_level", norm + "mean_leave1out"
-    more, causes = _normalised(draft)
+    more, causes = _normalization_options(draft)
     if draft.flag(apart):
         if draft.has(std):
             draft.dropped[std] = "advantage rloo divides by no standard deviation"
@@ -143,7 +143,7 @@ def _advantage(draft: Draft) -> None:
     draft.put("algorithm.advantage", {"name": "grpo", "options": options | more}, *written, *causes)
 
 
-def _discounts(draft: Draft) -> None:
+def _report_discounts(draft: Draft) -> None:
     """Report discounts per token, which advantages of whole answers do not have."""
     for key in ("discount", "gae_lambda"):
         if (number := draft.number(_A + key)) is not None and number != 1.0:
@@ -151,7 +151,7 @@ def _discounts(draft: Draft) -> None:
             draft.notices.append(f"{_A}{key}={number}: {draft.dropped[_A + key]}")
 
 
-def _scale(draft: Draft, critic: bool) -> None:
+def _report_scale(draft: Draft, critic: bool) -> None:
     """Say so where nothing undoes what AReaL adds to rewards or multiplies them by."""
     for key, level, neutral in (("reward_bias", "mean_level", 0.0), ("reward_scaling", "std_level", 1.0)):
         number = draft.number(_A + key)
@@ -163,7 +163,7 @@ def _scale(draft: Draft, critic: bool) -> None:
             )
 
 
-def _kl(draft: Draft) -> None:
+def _compose_kl(draft: Draft) -> None:
     weight, kind = _A + "kl_ctl", _A + "kl_estimator"
     if (coefficient := draft.number(weight) or 0.0) <= 0:
         return
@@ -172,7 +172,7 @@ def _kl(draft: Draft) -> None:
     draft.put("algorithm.reference.model", "initial", note="AReaL's reference is the run's start")
 
 
-def _filters(draft: Draft) -> None:
+def _compose_filters(draft: Draft) -> None:
     penalty, tokens, factor = (
         _A + name for name in ("overlong_reward_penalty", "overlong_tokens", "overlong_penalty_factor")
     )

@@ -58,22 +58,22 @@ def put_muon(draft: Draft, keys: MuonKeys) -> None:
     wrong = [
         (key, theirs, ours)
         for key, (default, ours) in keys.fixed.items()
-        if (theirs := _value(draft, keys.block + key, default)) != ours
+        if (theirs := _muon_value(draft, keys.block + key, default)) != ours
     ]
     if keys.fixed is VERL_FIXED:
-        wrong += _scale(draft, keys.block)
+        wrong += _update_scale(draft, keys.block)
         _note_coefficients(draft, keys.block)
     wrong += _second_rate(draft, keys.block)
     if wrong:
-        _refuse(draft, keys, wrong)
+        _refuse_muon(draft, keys, wrong)
 
 
-def _value(draft: Draft, key: str, default: object) -> object:
+def _muon_value(draft: Draft, key: str, default: object) -> object:
     found = draft.get(key)
     return default if found is None else found
 
 
-def _scale(draft: Draft, block: str) -> list[tuple[str, object, object]]:
+def _update_scale(draft: Draft, block: str) -> list[tuple[str, object, object]]:
     """The scale of verl's updates, if it is not the one here."""
     if draft.flag(block + "muon_match_adamw_update_rms"):
         betas = draft.get(block + "betas")
@@ -91,18 +91,20 @@ def _second_rate(draft: Draft, block: str) -> list[tuple[str, object, object]]:
 
 
 def _note_coefficients(draft: Draft, block: str) -> None:
-    kind = _value(draft, block + "muon_coefficient_type", "quintic")
+    kind = _muon_value(draft, block + "muon_coefficient_type", "quintic")
     if kind != "simple":
         draft.notices.append(
             f"{block}muon_coefficient_type={kind}: matrices are orthogonalized with the coefficients of `simple` here"
         )
 
 
-def _refuse(draft: Draft, keys: MuonKeys, wrong: list[tuple[str, object, object]]) -> None:
+def _refuse_muon(draft: Draft, keys: MuonKeys, wrong: list[tuple[str, object, object]]) -> None:
     """Refuse the optimizer, with the values that make it the one here."""
     written = next((keys.block + key for key in keys.optimizers if draft.has(keys.block + key)), keys.block)
-    theirs = ", ".join(f"{key} is {_shown(value)} there and {_shown(ours)} here" for key, value, ours in wrong)
-    fix = " ".join(f"{keys.block}{key}={_shown(ours)}" for key, _, ours in wrong)
+    theirs = ", ".join(
+        f"{key} is {_show_value(value)} there and {_show_value(ours)} here" for key, value, ours in wrong
+    )
+    fix = " ".join(f"{keys.block}{key}={_show_value(ours)}" for key, _, ours in wrong)
     if any(key == "muon_extra_scale_factor" for key, *_ in wrong) and draft.has(
         keys.block + "muon_match_adamw_update_rms"
     ):
@@ -112,5 +114,5 @@ def _refuse(draft: Draft, keys: MuonKeys, wrong: list[tuple[str, object, object]
     )
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

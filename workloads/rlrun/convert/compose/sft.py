@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.config.allocation import parse
+from rlrun.config.allocation import parse_allocation
 from rlrun.convert.compose.muon import AREAL_MUON, put_muon, verl_muon
 from rlrun.convert.compose.shared import (
     Context,
+    compose_interval,
+    compose_warmup,
     file_list,
-    interval,
     is_on_hub,
     put_areal_warmup,
     put_betas,
@@ -18,7 +19,6 @@ from rlrun.convert.compose.shared import (
     put_steps,
     put_trackers,
     put_trainer,
-    warmup,
 )
 from rlrun.convert.draft import Draft
 from rlrun.convert.tables.verl_sft import DEFAULTS
@@ -34,13 +34,13 @@ def compose_verl(draft: Draft, context: Context) -> None:
     length = draft.whole("data.max_length") or 1024
     draft.put("seqLen", length, "data.max_length")
     train = file_list(draft.get("data.train_files"))
-    _sources(draft, "data.train_files", [_source(file) for file in train])
-    _columns(draft)
-    _steps(draft, context, batch="data.train_batch_size", epochs="trainer.total_epochs", files=train)
+    _compose_sources(draft, "data.train_files", [_compose_source(file) for file in train])
+    _compose_columns(draft)
+    _compose_steps(draft, context, batch="data.train_batch_size", epochs="trainer.total_epochs", files=train)
     total = draft.whole("trainer.total_training_steps")
     if total is not None and total > 0:
         draft.put("maxSteps", total, "trainer.total_training_steps")
-    warmup(draft, "optim.warmup_steps_ratio")
+    compose_warmup(draft, "optim.warmup_steps_ratio")
     if (steps := draft.whole("optim.lr_warmup_steps") or 0) > 0:
         draft.put("trainer.scheduler.warmupSteps", steps, "optim.lr_warmup_steps")
     lowest, rate = draft.number("optim.min_lr") or 0.0, draft.number("optim.lr") or 0.0
@@ -50,7 +50,7 @@ def compose_verl(draft: Draft, context: Context) -> None:
     if held_out:
         steps = draft.whole("trainer.test_freq") or 0
         every = (steps, "trainer.test_freq") if steps > 0 else None
-        _held_out(draft, _source(held_out[0]), "data.val_files", every)
+        _held_out(draft, _compose_source(held_out[0]), "data.val_files", every)
     put_betas(draft, "optim.betas")
     put_muon(draft, verl_muon("optim."))
     put_lora(draft, "model.")
@@ -81,7 +81,7 @@ def compose_areal(draft: Draft, context: Context) -> None:
     split = (
         {"split": str(draft.get("train_dataset.split"))} if named else {"split": "train"} if path in _QUESTIONS else {}
     )
-    _sources(draft, "train_dataset.path", [_source(path) | split] if path else [])
+    _compose_sources(draft, "train_dataset.path", [_compose_source(path) | split] if path else [])
     if path in _QUESTIONS:
         draft.put("data.promptField", _QUESTIONS[path][0], "train_dataset.path")
         draft.put("data.completionField", _QUESTIONS[path][1], "train_dataset.path")
@@ -91,7 +91,9 @@ def compose_areal(draft: Draft, context: Context) -> None:
         )
     if draft.has("train_dataset.shuffle"):
         draft.put("data.shuffle", draft.flag("train_dataset.shuffle"), "train_dataset.shuffle")
-    per_epoch = _steps(draft, context, batch="train_dataset.batch_size", epochs="total_train_epochs", files=[path])
+    per_epoch = _compose_steps(
+        draft, context, batch="train_dataset.batch_size", epochs="total_train_epochs", files=[path]
+    )
     if draft.has("total_train_steps"):
         draft.put("maxSteps", draft.whole("total_train_steps"), "total_train_steps")
     put_areal_warmup(draft)
@@ -101,18 +103,18 @@ def compose_areal(draft: Draft, context: Context) -> None:
     _areal_gpus(draft)
 
 
-def _source(path: str) -> dict[str, Any]:
+def _compose_source(path: str) -> dict[str, Any]:
     return {"name" if is_on_hub(path) else "path": path}
 
 
-def _sources(draft: Draft, key: str, sources: list[dict[str, Any]]) -> None:
+def _compose_sources(draft: Draft, key: str, sources: list[dict[str, Any]]) -> None:
     if not sources:
         draft.missing.append(f"spec.data.sources: the data: add {key}=FILE")
         sources = [{"path": "data"}]
     draft.put("data.sources", sources, key)
 
 
-def _columns(draft: Draft) -> None:
+def _compose_columns(draft: Draft) -> None:
     prompt, answer, chat = "data.prompt_key", "data.response_key", "data.messages_key"
     is_pair = draft.get(prompt) is not None and not draft.flag("data.multiturn.enable")
     if is_pair and not draft.has(chat):
@@ -127,7 +129,7 @@ def _columns(draft: Draft) -> None:
             )
 
 
-def _steps(draft: Draft, context: Context, *, batch: str, epochs: str, files: list[str]) -> int | None:
+def _compose_steps(draft: Draft, context: Context, *, batch: str, epochs: str, files: list[str]) -> int | None:
     draft.put("data.batchSize", draft.whole(batch) or 1, batch)
     draft.put("data.epochs", draft.whole(epochs) or 1, epochs)
     return put_steps(draft, context, epochs=epochs, batch=batch, files=files)
@@ -168,14 +170,14 @@ def _verl_gpus(draft: Draft, length: int) -> None:
 def _areal_intervals(draft: Draft, path: str, per_epoch: int | None) -> None:
     for part, field in (("saver", "checkpoint.export.interval"), ("recover", "checkpoint.interval")):
         draft.dropped[f"{part}.freq_secs"] = "intervals are in steps"
-        if (found := interval(draft, part, per_epoch)) is not None:
+        if (found := compose_interval(draft, part, per_epoch)) is not None:
             draft.put(field, found[0], found[1])
     if draft.has("valid_dataset.path"):
         held_out = str(draft.get("valid_dataset.path"))
-        every = interval(draft, "evaluator", per_epoch)
+        every = compose_interval(draft, "evaluator", per_epoch)
         named = draft.has("valid_dataset.split")
         split = draft.get("valid_dataset.split") if named else "test" if held_out in _QUESTIONS else None
-        source = _source(held_out) | ({"split": split} if split else {})
+        source = _compose_source(held_out) | ({"split": split} if split else {})
         _held_out(draft, source, "valid_dataset.path", every)
 
 
@@ -187,7 +189,7 @@ def _areal_gpus(draft: Draft) -> None:
         draft.put("trainer.gpusPerReplica", node, "cluster.n_gpus_per_node")
         return
     try:
-        trainer = parse(str(draft.get(key))).trainer
+        trainer = parse_allocation(str(draft.get(key))).trainer
     except ValueError as error:
         draft.refused[key] = str(error)
         return

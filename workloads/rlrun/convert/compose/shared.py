@@ -64,7 +64,7 @@ def run_name(text: object, fallback: str) -> str:
     return "run"
 
 
-def named(draft: Draft, key: str, context: Context) -> Field:
+def name_run(draft: Draft, key: str, context: Context) -> Field:
     """`metadata.name`, of a key or else of the file."""
     given = draft.has(key)
     name = Field(run_name(draft.get(key) if given else "", context.name), (key,) if given else ())
@@ -105,7 +105,7 @@ def _rows_of(files: Sequence[str], context: Context) -> int | None:
     return sum(numbers) if numbers and len(numbers) == len(found) else None
 
 
-def warmup(draft: Draft, ratio: str, *causes: str) -> None:
+def compose_warmup(draft: Draft, ratio: str, *causes: str) -> None:
     """`trainer.scheduler.warmupSteps` of a share of all steps."""
     share = draft.number(ratio) or 0.0
     steps = draft.fields["maxSteps"].value
@@ -118,7 +118,7 @@ def put_areal_warmup(draft: Draft) -> None:
     """Set the warm-up of AReaL's two keys, of which the number of steps counts."""
     steps, share = "actor.optimizer.warmup_steps", "actor.optimizer.warmup_steps_proportion"
     if (number := draft.whole(steps)) is None:
-        warmup(draft, share)
+        compose_warmup(draft, share)
     else:
         draft.put("trainer.scheduler.warmupSteps", max(0, number), steps)
         if draft.has(share):
@@ -155,7 +155,7 @@ def put_trainer(draft: Draft, trainer: Part, node: int, *causes: str) -> int:
     return pods
 
 
-def interval(draft: Draft, part: str, per_epoch: int | None) -> tuple[int, str] | None:
+def compose_interval(draft: Draft, part: str, per_epoch: int | None) -> tuple[int, str] | None:
     """Steps of AReaL's `<part>.freq_steps`, or of `freq_epochs` where an epoch's are known, and the key; None: there is none."""
     steps, epochs = (draft.whole(f"{part}.freq_{unit}") for unit in ("steps", "epochs"))
     if steps is not None and steps > 0:
@@ -195,7 +195,7 @@ def file_list(value: object) -> list[str]:
     return [at_home(str(item)) for item in items if item]
 
 
-def environments(train: Sequence[str], held_out: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
+def dataset_environments(train: Sequence[str], held_out: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
     """Environments `dataset` of files: one per training file, with the held-out file nearest to it.
 
     Returns:
@@ -207,14 +207,14 @@ def environments(train: Sequence[str], held_out: Sequence[str]) -> tuple[list[di
         alike = [other for other in left if other.startswith("/") == path.startswith("/")]
         mine = max(alike, key=lambda other: len(os.path.commonpath([path, other])), default=None)
         args: dict[str, Any] = {"path": path}
-        if mine is not None and (found := _together(path, mine)) is not None:
+        if mine is not None and (found := _join_arguments(path, mine)) is not None:
             args = found
             left.remove(mine)
-        made.append({"id": "dataset", "name": _label(path, made), "args": args})
+        made.append({"id": "dataset", "name": _file_label(path, made), "args": args})
     return made, not left
 
 
-def _together(train: str, held_out: str) -> dict[str, Any] | None:
+def _join_arguments(train: str, held_out: str) -> dict[str, Any] | None:
     """The arguments for two files below one folder; None: only a root is above both, or their names do not tell them apart."""
     folder = os.path.commonpath([train, held_out])
     depth = len(PurePosixPath(folder).parts) if folder else 0
@@ -225,7 +225,7 @@ def _together(train: str, held_out: str) -> dict[str, Any] | None:
     return None if pair is None else {"path": folder, "train_split": pair[0], "eval_split": pair[1]}
 
 
-def _label(path: str, made: Sequence[dict[str, Any]]) -> str:
+def _file_label(path: str, made: Sequence[dict[str, Any]]) -> str:
     parts = PurePosixPath(path)
     stem = parts.parent.name if parts.stem in ("train", "training") and parts.parent.name else parts.stem
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "dataset"

@@ -12,14 +12,14 @@ from rlrun.convert.compose.shared import (
     ALL_TASKS,
     Context,
     at_home,
-    environments,
+    compose_warmup,
+    dataset_environments,
     file_list,
     put_betas,
     put_lora,
     put_model,
     put_steps,
     put_trackers,
-    warmup,
 )
 from rlrun.convert.compose.verl_async import is_apart, put_apart
 from rlrun.convert.compose.verl_objective import put_objective
@@ -32,26 +32,26 @@ _TEMPLATE = "data.apply_chat_template_kwargs"
 _NODES, _GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
 
 
-def compose(draft: Draft, context: Context) -> None:
+def compose_verl(draft: Draft, context: Context) -> None:
     """Set all fields that more than one key decides."""
     put_model(draft, _M + "path")
-    _lengths(draft)
+    _compose_lengths(draft)
     _template_arguments(draft)
-    _batch(draft)
-    _steps(draft, context)
+    _compose_batch(draft)
+    _compose_steps(draft, context)
     put_muon(draft, verl_muon(_A + "optim."))
     put_objective(draft)
-    _gpus(draft)
+    _compose_gpus(draft)
     if is_apart(draft):
         put_apart(draft)
     _micro_batches(draft)
     put_lora(draft, _M)
-    _environments(draft)
-    _evaluation(draft)
+    _compose_environments(draft)
+    _compose_evaluation(draft)
     put_trackers(draft)
 
 
-def _lengths(draft: Draft) -> None:
+def _compose_lengths(draft: Draft) -> None:
     answer = _R + "response_length" if draft.has(_R + "response_length") and not draft.has(_RESPONSE) else _RESPONSE
     prompt, response = draft.whole(_PROMPT) or 512, draft.whole(answer) or 512
     draft.put("seqLen", prompt + response, _PROMPT, answer)
@@ -77,7 +77,7 @@ def _template_arguments(draft: Draft) -> None:
         draft.put("sampling.chatTemplateArguments", arguments, *causes)
 
 
-def _batch(draft: Draft) -> None:
+def _compose_batch(draft: Draft) -> None:
     prompts, n = draft.whole(_BATCH) or 1024, draft.whole(_R + "n") or 1
     draft.put("orchestrator.batchSize", prompts * n, _BATCH, _R + "n", note="prompts x answers")
     mini = draft.whole(_A + "ppo_mini_batch_size") or prompts
@@ -87,7 +87,7 @@ def _batch(draft: Draft) -> None:
         draft.notices.append(f"{_A}ppo_epochs={epochs}: each sample is trained once per step here")
 
 
-def _steps(draft: Draft, context: Context) -> None:
+def _compose_steps(draft: Draft, context: Context) -> None:
     total = draft.whole("trainer.total_training_steps")
     if total is not None and total > 0:
         draft.put("maxSteps", total, "trainer.total_training_steps")
@@ -98,14 +98,14 @@ def _steps(draft: Draft, context: Context) -> None:
     if steps is not None and steps > 0:
         draft.put("trainer.scheduler.warmupSteps", steps, _A + "optim.lr_warmup_steps")
     else:
-        warmup(draft, _A + "optim.lr_warmup_steps_ratio")
+        compose_warmup(draft, _A + "optim.lr_warmup_steps_ratio")
     put_betas(draft, _A + "optim.betas")
     lowest, rate = draft.number(_A + "optim.min_lr") or 0.0, draft.number(_A + "optim.lr") or 0.0
     if lowest > 0 and rate > 0:
         draft.put("trainer.scheduler.minLrRatio", lowest / rate, _A + "optim.min_lr", _A + "optim.lr")
 
 
-def _gpus(draft: Draft) -> None:
+def _compose_gpus(draft: Draft) -> None:
     """The same GPUs for trainer and engines, in turn: verl's hybrid engine."""
     nodes, gpus = draft.whole(_NODES) or 1, draft.whole(_GPUS) or 8
     for key in (_NODES, _GPUS):
@@ -123,10 +123,10 @@ def _gpus(draft: Draft) -> None:
     note = "" if tp == wanted else f"{wanted} does not divide the {gpus} GPUs of a pod"
     draft.put("inference.tensorParallel", tp, _R + "tensor_model_parallel_size", note=note)
     draft.put("inference.dataParallel", gpus // tp, _GPUS, _R + "tensor_model_parallel_size")
-    _parallelism(draft, nodes * gpus)
+    _compose_parallelism(draft, nodes * gpus)
 
 
-def _parallelism(draft: Draft, ranks: int) -> None:
+def _compose_parallelism(draft: Draft, ranks: int) -> None:
     megatron = any(key.startswith(_A + "megatron.") for key in draft.settings)
     degrees = {"cp": _A + "ulysses_sequence_parallel_size"}
     if megatron:
@@ -140,7 +140,7 @@ def _parallelism(draft: Draft, ranks: int) -> None:
     for name, key in degrees.items():
         degree = draft.whole(key) or 1
         if name == "ep":
-            _experts(draft, degree, ranks // shared * _of(draft, "cp"), key)
+            _compose_experts(draft, degree, ranks // shared * _read_degree(draft, "cp"), key)
         elif degree > 1 and ranks % (shared * degree) == 0:
             draft.put(f"trainer.parallelism.{name}", degree, key)
             shared *= degree
@@ -153,7 +153,7 @@ def _parallelism(draft: Draft, ranks: int) -> None:
         draft.put("trainer.parallelism.dpReplicate", left // size, _A + "fsdp_config.fsdp_size", _NODES, _GPUS)
 
 
-def _experts(draft: Draft, wanted: int, ranks: int, key: str) -> None:
+def _compose_experts(draft: Draft, wanted: int, ranks: int, key: str) -> None:
     """Args: ranks: data-parallel and context ranks, among which experts are divided."""
     degree = math.gcd(wanted, ranks)
     if degree > 1:
@@ -161,14 +161,14 @@ def _experts(draft: Draft, wanted: int, ranks: int, key: str) -> None:
         draft.put("trainer.parallelism.ep", degree, key, note=note)
 
 
-def _of(draft: Draft, name: str) -> int:
+def _read_degree(draft: Draft, name: str) -> int:
     there = draft.fields.get(f"trainer.parallelism.{name}")
     return there.value if there is not None else 1
 
 
 def _micro_batches(draft: Draft) -> None:
     longest = draft.fields["seqLen"].value
-    cp = _of(draft, "cp")
+    cp = _read_degree(draft, "cp")
     dynamic, tokens = _A + "use_dynamic_bsz", _A + "ppo_max_token_len_per_gpu"
     if draft.flag(dynamic):
         size = (draft.whole(tokens) or longest) * cp
@@ -187,15 +187,15 @@ def _micro_batches(draft: Draft) -> None:
             return
 
 
-def _environments(draft: Draft) -> None:
+def _compose_environments(draft: Draft) -> None:
     train, held_out = file_list(draft.get("data.train_files")), file_list(draft.get("data.val_files"))
     size = draft.whole(_R + "n") or 1
     if not train:
         draft.missing.append("spec.environments: the data: add data.train_files=FILE")
         draft.put("environments", [{"id": "gsm8k", "groupSize": size}], _R + "n", note="a placeholder")
         return
-    made, all_placed = environments(train, held_out)
-    arguments, reward_causes, note = _reward(draft)
+    made, all_placed = dataset_environments(train, held_out)
+    arguments, reward_causes, note = _reward_arguments(draft)
     shuffles = not draft.has("data.shuffle") or draft.flag("data.shuffle")
     for environment in made:
         environment["groupSize"] = size
@@ -217,7 +217,7 @@ def _environments(draft: Draft) -> None:
         )
 
 
-def _reward(draft: Draft) -> tuple[dict[str, Any], list[str], str]:
+def _reward_arguments(draft: Draft) -> tuple[dict[str, Any], list[str], str]:
     """Arguments of the environments about their reward, the keys that decided them, and a note."""
     keys = ["custom_reward_function.path", "custom_reward_function.name"]
     if (path := draft.get(keys[0])) is not None:
@@ -243,7 +243,7 @@ def _reward(draft: Draft) -> tuple[dict[str, Any], list[str], str]:
     )
 
 
-def _evaluation(draft: Draft) -> None:
+def _compose_evaluation(draft: Draft) -> None:
     every = draft.whole("trainer.test_freq") or -1
     if every <= 0:
         return

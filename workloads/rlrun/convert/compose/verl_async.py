@@ -24,7 +24,7 @@ def is_apart(draft: Draft) -> bool:
 
 def put_apart(draft: Draft) -> None:
     """Replace what the hybrid engine decides: GPUs, staleness, and the batch of a stream of minibatches."""
-    _engines(draft)
+    _compose_engines(draft)
     for key in ("param_offload", "optimizer_offload"):
         draft.dropped[f"actor_rollout_ref.actor.fsdp_config.{key}"] = (
             "memory alone; trainer.optimizer.offload keeps moments in host memory, trainer.cpuOffload masters too"
@@ -54,7 +54,7 @@ def put_apart(draft: Draft) -> None:
         draft.missing[:] = [line for line in draft.missing if not line.startswith("spec.maxSteps")]
 
 
-def _engines(draft: Draft) -> None:
+def _compose_engines(draft: Draft) -> None:
     for path in ("placement.colocate", "inference.dataParallel"):
         draft.fields.pop(path, None)
     size = draft.whole(_TP) or 1

@@ -44,18 +44,18 @@ def put_objective(draft: Draft) -> None:
     if mode not in LOSSES:
         draft.refused[_MODE] = f"no such loss: {NO_LOSS.get(mode, 'known: ' + ', '.join(LOSSES))}"
         mode = "vanilla"
-    _preset(draft, estimator, mode)
-    _advantage(draft, estimator)
-    _loss(draft, mode)
-    _aggregation(draft, mode)
-    _kl(draft)
-    _filters(draft)
-    _correction(draft, mode)
+    _choose_preset(draft, estimator, mode)
+    _compose_advantage(draft, estimator)
+    _compose_loss(draft, mode)
+    _compose_aggregation(draft, mode)
+    _compose_kl(draft)
+    _compose_filters(draft)
+    _compose_correction(draft, mode)
     draft.put("algorithm.maxAsyncLevel", 0, note="verl's main_ppo waits for each step")
     draft.put("algorithm.maxOffPolicySteps", 0, note="every sample is of the newest version")
 
 
-def _preset(draft: Draft, estimator: str, mode: str) -> None:
+def _choose_preset(draft: Draft, estimator: str, mode: str) -> None:
     of_loss = LOSSES[mode][1]
     filtered = draft.flag(_FILTER) and estimator == "grpo" and of_loss is None
     name = "dapo" if filtered else of_loss or ADVANTAGES[estimator][0]
@@ -63,7 +63,7 @@ def _preset(draft: Draft, estimator: str, mode: str) -> None:
     draft.put("algorithm.preset", name, *causes)
 
 
-def _advantage(draft: Draft, estimator: str) -> None:
+def _compose_advantage(draft: Draft, estimator: str) -> None:
     name = ADVANTAGES[estimator][1]
     options: dict[str, Any] = {}
     causes = [_ESTIMATOR]
@@ -89,9 +89,9 @@ def _advantage(draft: Draft, estimator: str) -> None:
         )
 
 
-def _loss(draft: Draft, mode: str) -> None:
+def _compose_loss(draft: Draft, mode: str) -> None:
     name = LOSSES[mode][0]
-    low, high = _clip(draft, "low"), _clip(draft, "high")
+    low, high = _clip_bound(draft, "low"), _clip_bound(draft, "high")
     causes = [*low[1], *high[1], *([_MODE] if draft.has(_MODE) else [])]
     if name == "sapo":
         options: dict[str, Any] = {
@@ -114,14 +114,14 @@ def _loss(draft: Draft, mode: str) -> None:
 _TAU = (("positive", "pos", 1.0), ("negative", "neg", 1.05))
 
 
-def _clip(draft: Draft, side: str) -> tuple[float, list[str]]:
+def _clip_bound(draft: Draft, side: str) -> tuple[float, list[str]]:
     """The bound of one side and its keys: `clip_ratio_low|high`, else `clip_ratio`."""
     own = _A + f"clip_ratio_{side}"
     key = own if draft.has(own) else _A + "clip_ratio"
     return draft.number(key) or 0.2, [key]
 
 
-def _aggregation(draft: Draft, mode: str) -> None:
+def _compose_aggregation(draft: Draft, mode: str) -> None:
     key, old = _A + "loss_agg_mode", _A + "use_token_level_loss"
     wanted = str(draft.get(key))
     if not draft.has(key) and draft.has(old):
@@ -140,7 +140,7 @@ def _aggregation(draft: Draft, mode: str) -> None:
         draft.put("algorithm.aggregationLength", length, scale if draft.has(scale) else "data.max_response_length")
 
 
-def _kl(draft: Draft) -> None:
+def _compose_kl(draft: Draft) -> None:
     if (entropy := draft.number(_A + "entropy_coeff") or 0.0) > 0:
         draft.put("algorithm.regularizers.entropy", entropy, _A + "entropy_coeff")
     use, weight, kind = _A + "use_kl_loss", _A + "kl_loss_coef", _A + "kl_loss_type"
@@ -175,14 +175,14 @@ def _kl_kind(draft: Draft, key: str, field: str, kinds: Mapping[str, str]) -> No
         draft.refused[key] = NO_KL_KIND.get(theirs, f"known: {', '.join(kinds)}")
 
 
-def _filters(draft: Draft) -> None:
+def _compose_filters(draft: Draft) -> None:
     if draft.flag(_FILTER):
         draft.put("algorithm.filters.zeroVariance", True, _FILTER)
     put_overlong_penalty(draft)
     note_scores(draft)
 
 
-def _correction(draft: Draft, mode: str) -> None:
+def _compose_correction(draft: Draft, mode: str) -> None:
     proximal = LOSSES[mode][2]
     bypass = "algorithm.rollout_correction.bypass_mode"
     if proximal is not None:
@@ -227,7 +227,7 @@ def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
             if bypasses
             else f"loss {loss} weighs by the ratio to the engine itself"
         )
-    limits = _limits(draft, _IS + "_threshold") if weighs else None
+    limits = _read_limits(draft, _IS + "_threshold") if weighs else None
     options: dict[str, Any] = {}
     causes: list[str] = []
     if weighs and limits is not None:
@@ -238,7 +238,7 @@ def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
             options = {"action": "clamp", **by_sequence, "high": high}
         else:  # IcePop: the ratio inside of the bounds, 0 outside
             options = {"action": "mask", **by_sequence, "weight": draft.get(_IS), "low": low, "high": high}
-    if draft.get(_RS) is not None and (rejection := _rejection(draft)) is not None:
+    if draft.get(_RS) is not None and (rejection := _read_rejection(draft)) is not None:
         if options.get("action") == "mask":
             draft.refused[_RS] = (
                 "a second rejection beside the bounds of rollout_is_threshold; algorithm.correction has one"
@@ -254,7 +254,7 @@ def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
         draft.put("algorithm.correction", {"action": "none"})
 
 
-def _rejection(draft: Draft) -> dict[str, Any] | None:
+def _read_rejection(draft: Draft) -> dict[str, Any] | None:
     """Level, measure and bounds of `rollout_rs`; None: refused."""
     names = list(dict.fromkeys(part.strip() for part in str(draft.get(_RS)).split(",") if part.strip()))
     name = names[0] if names else ""
@@ -268,7 +268,7 @@ def _rejection(draft: Draft) -> dict[str, Any] | None:
     if not draft.has(threshold):
         draft.refused[_RS] = f"{threshold} is missing; add {threshold}=2.0"
         return None
-    if (limits := _limits(draft, threshold)) is None:
+    if (limits := _read_limits(draft, threshold)) is None:
         return None
     level, measure, reduction = REJECTIONS[name]
     low, high = limits
@@ -290,7 +290,7 @@ def _rejection(draft: Draft) -> dict[str, Any] | None:
     return found | ({"low": low} if low is not None else {}) | {"high": high}
 
 
-def _limits(draft: Draft, key: str) -> tuple[float | None, float] | None:
+def _read_limits(draft: Draft, key: str) -> tuple[float | None, float] | None:
     """Lower (None: not written) and upper bound of a threshold `upper` or `lower_upper`; None: refused."""
     written = str(draft.get(key)).strip()
     parts = written.split("_") if "_" in written else ["", written]

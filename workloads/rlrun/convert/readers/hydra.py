@@ -8,7 +8,7 @@ from typing import Any
 
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.yaml_text import examine_yaml, parse_yaml
-from rlrun.convert.readers.setting import Setting, refuse
+from rlrun.convert.readers.setting import Setting, refuse_file
 
 _KEY = r"[A-Za-z_](?!.*\.\.)[\w./@-]*"
 OVERRIDE = re.compile(rf"(\+\+|\+|~)?({_KEY.replace('.*', '[^=]*')}(?:\[[^=]*\])?)=(.*)", re.DOTALL)
@@ -20,7 +20,7 @@ _LEVELS = 20
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 
 
-def override(word: str, source: str, line: int | None = None, unset: tuple[str, ...] = ()) -> Setting | None:
+def read_override(word: str, source: str, line: int | None = None, unset: tuple[str, ...] = ()) -> Setting | None:
     """The setting of one `key=value`, `+key=value`, `~key=value` or `~key`; None: it is none."""
     if (deleted := _DELETED.fullmatch(word)) is not None:
         return Setting(DELETION + deleted[1], None, source, line, unset)
@@ -30,7 +30,7 @@ def override(word: str, source: str, line: int | None = None, unset: tuple[str, 
     sign, key, text = match.groups()
     if sign == DELETION:
         return Setting(DELETION + key, None, source, line, unset)
-    return Setting(key, scalar(text), source, line, unset)
+    return Setting(key, read_scalar(text), source, line, unset)
 
 
 def without_deleted(settings: Iterable[Setting]) -> tuple[list[Setting], list[tuple[Setting, int]]]:
@@ -48,7 +48,7 @@ def without_deleted(settings: Iterable[Setting]) -> tuple[list[Setting], list[tu
     return kept, deletions
 
 
-def scalar(text: str) -> Any:
+def read_scalar(text: str) -> Any:
     """A value as Hydra reads it on a command line: a number, a word, a list, a mapping, else the text itself."""
     bare = text.strip()
     if bare.lower() in _WORDS:
@@ -76,36 +76,39 @@ def read_yaml(text: str, source: str) -> list[Setting]:
     if problems:
         raise ConfigError(problems)
     if len(documents) != 1 or not isinstance(documents[0].value, dict):
-        raise refuse(source, f"holds {len(documents)} YAML documents, expected one mapping")
+        raise refuse_file(source, f"holds {len(documents)} YAML documents, expected one mapping")
     lines = documents[0].lines
-    flat = [(key, ".".join(_spelled(key)).replace(".[", "["), value) for key, value in _leaves(documents[0].value, ())]
+    flat = [
+        (key, ".".join(_spell_key(key)).replace(".[", "["), value)
+        for key, value in _leaf_settings(documents[0].value, ())
+    ]
     return [Setting(name, value, source, lines.get(key)) for key, name, value in flat]
 
 
-def _spelled(key: tuple[str | int, ...]) -> Iterator[str]:
+def _spell_key(key: tuple[str | int, ...]) -> Iterator[str]:
     for part in key:
         yield f"[{part}]" if isinstance(part, int) else part
 
 
-def _leaves(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+def _leaf_settings(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, (*path, key))
+            yield from _leaf_settings(inner, (*path, key))
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for index, item in enumerate(value):
-            yield from _leaves(item, (*path, index))
+            yield from _leaf_settings(item, (*path, index))
     else:
         yield path, value
 
 
-def resolve(settings: Iterable[Setting]) -> list[Setting]:
+def resolve_references(settings: Iterable[Setting]) -> list[Setting]:
     """Replace `${other.key}`, `${.sibling}` and `${oc.select:key,default}`; what leads nowhere is noted as unset."""
     found = list(settings)
     values = {setting.key: setting.value for setting in found}
-    return [_resolved(setting, values) for setting in found]
+    return [_resolve_value(setting, values) for setting in found]
 
 
-def _resolved(setting: Setting, values: Mapping[str, object]) -> Setting:
+def _resolve_value(setting: Setting, values: Mapping[str, object]) -> Setting:
     value, unset = setting.value, list(setting.unset)
     for _ in range(_LEVELS):
         if not isinstance(value, str) or (match := _INTERPOLATION.search(value)) is None:
@@ -126,7 +129,7 @@ def _look_up(inside: str, key: str, values: Mapping[str, object]) -> tuple[bool,
         if resolver not in ("oc.select", "oc.env"):
             return False, None
         name, comma, text = rest.partition(",")
-        has_default, default = bool(comma), scalar(text.strip())
+        has_default, default = bool(comma), read_scalar(text.strip())
     if name.startswith("."):
         parents = len(name) - len(name.lstrip("."))
         name = ".".join([*key.split(".")[:-parents], name.lstrip(".")])

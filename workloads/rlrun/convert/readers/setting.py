@@ -28,11 +28,11 @@ class Setting:
         return redact.document(self.value, [], self.key)
 
 
-def refuse(source: str, message: str, line: int | None = None, path: str = "") -> ConfigError:
+def refuse_file(source: str, message: str, line: int | None = None, path: str = "") -> ConfigError:
     """One problem as an error to raise."""
     return ConfigError([Problem(source, path, message, line)])
 
 
-def latest(settings: Iterable[Setting]) -> dict[str, Setting]:
+def latest_settings(settings: Iterable[Setting]) -> dict[str, Setting]:
     """Settings by key; a later one replaces an earlier one of the same key."""
     return {setting.key: setting for setting in settings}

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rlrun.convert.readers.setting import refuse
-from rlrun.convert.readers.shell_conditions import test, test_words
+from rlrun.convert.readers.setting import refuse_file
+from rlrun.convert.readers.shell_conditions import evaluate_test, test_words
 from rlrun.convert.readers.shell_expand import (
     Scope,
     TooLongError,
     Value,
-    expand,
     expand_text,
+    expand_word,
     mark_unknown,
     source_of,
     split_marks,
@@ -125,22 +125,22 @@ def read_script(text: str, source: str, environment: Mapping[str, str]) -> list[
         ConfigError: the text is not a shell script, or too large; with the line.
     """
     script = _Script(source, Scope({"PWD": "/workspace", **environment}), text=text)
-    root = _parse(text, source)
+    root = _parse_script(text, source)
     try:
         _run_all(script, root.children)
         script.is_certain = False
         for name in [name for name in script.functions if name not in script.called]:
-            _call(script, name, None)
+            _call_function(script, name, None)
     except TooLongError:
-        raise refuse(source, "a word has more than 200,000 characters; give the settings in a YAML file") from None
+        raise refuse_file(source, "a word has more than 200,000 characters; give the settings in a YAML file") from None
     except _ExitError:
         pass
     return sorted(script.commands, key=lambda command: not command.is_certain)
 
 
-def _parse(text: str, source: str, line: int = 0) -> Node:
+def _parse_script(text: str, source: str, line: int = 0) -> Node:
     if (missing := extras.lacking(_PARSERS)) is not None:
-        raise refuse(source, f"a shell script cannot be read: {missing}")
+        raise refuse_file(source, f"a shell script cannot be read: {missing}")
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
@@ -153,7 +153,7 @@ def _parse(text: str, source: str, line: int = 0) -> Node:
         shown = source_of(wrong).strip().partition("\n")[0][:60]
         what = f"{wrong.type!r} is missing" if wrong.is_missing else f"cannot be read as shell{where}: {shown!r}"
         fix = "write it in another way, or give the command's key=value arguments to rlrun convert"
-        raise refuse(source, f"{what}; {fix}", first)
+        raise refuse_file(source, f"{what}; {fix}", first)
     return root
 
 
@@ -172,24 +172,24 @@ def _run_all(script: _Script, nodes: Sequence[Node]) -> bool | None:
     success: bool | None = None
     for node in nodes:
         if node.is_named and node.type not in ("comment", "heredoc_body"):
-            success = _run(script, node)
+            success = _run_statement(script, node)
     return success
 
 
-def _run(script: _Script, node: Node) -> bool | None:
+def _run_statement(script: _Script, node: Node) -> bool | None:
     """Run one statement. Returns its success, None: not known."""
     script.steps += 1
     if script.steps > _STEPS:
-        raise refuse(script.source, "the script has loops that are too long to read", script.line_of(node))
+        raise refuse_file(script.source, "the script has loops that are too long to read", script.line_of(node))
     kind = node.type
     if kind in _STATEMENTS:
         return _STATEMENTS[kind](script, node)
     if kind == "redirected_statement":
         body = node.child_by_field_name("body")
-        return _run(script, body) if body is not None else None
+        return _run_statement(script, body) if body is not None else None
     if kind in ("program", "compound_statement", "do_group", "subshell", "pipeline", "ERROR"):
         if source_of(node).startswith("(("):
-            return test(node, script.scope)
+            return evaluate_test(node, script.scope)
         return _run_all(script, node.children)
     return None
 
@@ -285,13 +285,13 @@ def _run_for(script: _Script, node: Node) -> bool | None:
     name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
     if name is None or body is None:
         return None
-    values = [expand(value, script.scope) for value in node.children_by_field_name("value")]
+    values = [expand_word(value, script.scope) for value in node.children_by_field_name("value")]
     if not all(value.is_known for value in values):
         return _run_loop(script, node)
     for value in [text for found in values for text in found.fields]:
         script.scope.variables[source_of(name)] = value
         script.scope.unsure.pop(source_of(name), None)
-        _run(script, body)
+        _run_statement(script, body)
     return None
 
 
@@ -307,13 +307,13 @@ def _run_list(script: _Script, node: Node) -> bool | None:
     """`left && right` or `left || right`."""
     parts = [child for child in node.children if child.is_named]
     sign = next((child.type for child in node.children if not child.is_named), "&&")
-    success = _run(script, parts[0]) if parts else None
+    success = _run_statement(script, parts[0]) if parts else None
     if len(parts) < 2:
         return success
     if success is None:
         _run_choices(script, node, [[parts[1]]], is_complete=False)
         return None
-    return _run(script, parts[1]) if success is (sign == "&&") else success
+    return _run_statement(script, parts[1]) if success is (sign == "&&") else success
 
 
 def _run_negated(script: _Script, node: Node) -> bool | None:
@@ -322,24 +322,24 @@ def _run_negated(script: _Script, node: Node) -> bool | None:
 
 
 def _run_test(script: _Script, node: Node) -> bool | None:
-    return test(node, script.scope)
+    return evaluate_test(node, script.scope)
 
 
-def _define(script: _Script, node: Node) -> bool | None:
+def _define_function(script: _Script, node: Node) -> bool | None:
     name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
     if name is not None and body is not None:
         script.functions[source_of(name)] = body
     return True
 
 
-def _call(script: _Script, name: str, arguments: Sequence[str] | None) -> bool | None:
+def _call_function(script: _Script, name: str, arguments: Sequence[str] | None) -> bool | None:
     if script.depth >= _CALLS:
         return None
     script.called.add(name)
     outer, script.scope.arguments = script.scope.arguments, arguments
     script.depth += 1
     try:
-        return _run(script, script.functions[name])
+        return _run_statement(script, script.functions[name])
     except _ExitError:
         return None
     finally:
@@ -347,14 +347,14 @@ def _call(script: _Script, name: str, arguments: Sequence[str] | None) -> bool |
         script.scope.arguments = outer
 
 
-def _declare(script: _Script, node: Node) -> bool | None:
+def _declare_variable(script: _Script, node: Node) -> bool | None:
     for child in node.children:
         if child.type == "variable_assignment":
-            _assign(script, child)
+            _assign_variable(script, child)
     return True
 
 
-def _unset(script: _Script, node: Node) -> bool | None:
+def _unset_variable(script: _Script, node: Node) -> bool | None:
     for child in node.children:
         if child.type == "variable_name":
             script.scope.variables.pop(source_of(child), None)
@@ -362,7 +362,7 @@ def _unset(script: _Script, node: Node) -> bool | None:
     return True
 
 
-def _assign(script: _Script, node: Node) -> bool | None:
+def _assign_variable(script: _Script, node: Node) -> bool | None:
     target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
     if target is None or target.type == "subscript":
         return True
@@ -370,7 +370,7 @@ def _assign(script: _Script, node: Node) -> bool | None:
     adds = any(child.type == "+=" for child in node.children)
     before = script.scope.variables.get(name, "") if adds else ""
     if value is not None and value.type == "array":
-        found = [expand(item, script.scope) for item in value.children if item.is_named and item.type != "comment"]
+        found = [expand_word(item, script.scope) for item in value.children if item.is_named and item.type != "comment"]
         items = [text if each.is_known else mark_unknown(text, each.unset) for each in found for text in each.fields]
         script.scope.variables[name] = [*([before] if isinstance(before, str) and before else before), *items]
         _note_unsure(script, node, name, is_known=all(each.is_known or each.fields for each in found), adds=adds)
@@ -395,9 +395,9 @@ def _run_command(script: _Script, node: Node) -> bool | None:
     words: list[Word] = []
     for child in node.children:
         if child.type == "variable_assignment":
-            _assign(script, child)
+            _assign_variable(script, child)
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect", "comment"):
-            found = expand(child, script.scope)
+            found = expand_word(child, script.scope)
             if not found.fields:
                 _refuse_lost_array(script, child)
             for field in found.fields:
@@ -412,7 +412,7 @@ def _refuse_lost_array(script: _Script, node: Node) -> None:
     if name is None or name[1] in script.scope.variables:
         return
     if re.search(rf"(?<!\w){name[1]}=\(", script.text):
-        raise refuse(
+        raise refuse_file(
             script.source,
             f"{name[1]} is set only in branches that the script's arguments choose; keep one of them in the file",
             script.line_of(node),
@@ -425,7 +425,7 @@ def _run_words(script: _Script, words: list[Word]) -> bool | None:
         return None
     program, rest = texts[0], texts[1:]
     if program in script.functions:
-        return _call(script, program, rest)
+        return _call_function(script, program, rest)
     if program in ("exit", "return") and not script.is_certain:
         raise _ExitError
     if program in ("[", "test"):
@@ -462,7 +462,7 @@ def _run_text(script: _Script, text: str, line: int) -> bool | None:
     outer, script.line = script.line, line - 1
     script.depth += 1
     try:
-        return _run_all(script, _parse(text, script.source, line - 1).children)
+        return _run_all(script, _parse_script(text, script.source, line - 1).children)
     finally:
         script.depth -= 1
         script.line = outer
@@ -487,9 +487,9 @@ _STATEMENTS: Mapping[str, Callable[[_Script, Node], bool | None]] = {
     "list": _run_list,
     "negated_command": _run_negated,
     "test_command": _run_test,
-    "function_definition": _define,
-    "declaration_command": _declare,
-    "unset_command": _unset,
-    "variable_assignment": _assign,
+    "function_definition": _define_function,
+    "declaration_command": _declare_variable,
+    "unset_command": _unset_variable,
+    "variable_assignment": _assign_variable,
     "command": _run_command,
 }

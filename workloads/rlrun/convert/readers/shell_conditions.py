@@ -1,11 +1,11 @@
-"""Conditions of the shell: `[ ... ]`, `[[ ... ]]`, `(( ... ))` and `test`, decided on the syntax tree."""
+"""Conditions of the shell: `[ ... ]`, `[[ ... ]]`, `(( ... ))` and `evaluate_test`, decided on the syntax tree."""
 
 from __future__ import annotations
 
 import fnmatch
 from typing import TYPE_CHECKING
 
-from rlrun.convert.readers.shell_expand import NUMBER, OPERATIONS, Scope, compute, expand_text, source_of
+from rlrun.convert.readers.shell_expand import NUMBER, OPERATIONS, Scope, compute_arithmetic, expand_text, source_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -14,15 +14,15 @@ _COMPARISONS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-gt": ">", "-le": "<=", "
 _CONDITIONS = ("unary_expression", "binary_expression", "negation_expression", "parenthesized_expression")
 
 
-def test(node: Node, scope: Scope) -> bool | None:
+def evaluate_test(node: Node, scope: Scope) -> bool | None:
     """Return the truth of `[ ... ]`, `[[ ... ]]` or `(( ... ))`. None: it depends on files, or on values that are not known."""
     inner = [child for child in node.children if child.is_named]
     if not inner:
         return None
     if source_of(node).startswith("(("):
-        number, known = compute(inner[0], scope)
+        number, known = compute_arithmetic(inner[0], scope)
         return bool(number) if known and number is not None else None
-    return _truth(inner[0], scope) if len(inner) == 1 else None
+    return _read_truth(inner[0], scope) if len(inner) == 1 else None
 
 
 def test_words(words: list[str]) -> bool | None:
@@ -33,23 +33,23 @@ def test_words(words: list[str]) -> bool | None:
         case ["-n", text] | [text]:
             return bool(text)
         case [left, comparison, right]:
-            return _compare(left, comparison, right)
+            return _compare_values(left, comparison, right)
     return None
 
 
-def _truth(node: Node, scope: Scope) -> bool | None:
+def _read_truth(node: Node, scope: Scope) -> bool | None:
     kind = node.type
     if kind not in _CONDITIONS:
         found = expand_text(node, scope)
         return bool(found.text) if found.is_known else None
     named = [child for child in node.children if child.is_named]
     if kind == "parenthesized_expression":
-        return _truth(named[0], scope) if len(named) == 1 else None
+        return _read_truth(named[0], scope) if len(named) == 1 else None
     if kind == "binary_expression":
         return _truth_of_pair(node, scope)
     sign = source_of(node.children[0])
     if sign == "!":
-        inner = _truth(node.children[-1], scope)
+        inner = _read_truth(node.children[-1], scope)
         return None if inner is None else not inner
     if sign not in ("-z", "-n"):
         return None  # files
@@ -63,18 +63,18 @@ def _truth_of_pair(node: Node, scope: Scope) -> bool | None:
     if left is None:
         return None
     if sign in ("&&", "||", "-a", "-o"):
-        a = _truth(left, scope)
-        b = _truth(right, scope) if right is not None else None
+        a = _read_truth(left, scope)
+        b = _read_truth(right, scope) if right is not None else None
         decisive = sign in ("||", "-o")
         if a is decisive or b is decisive:
             return decisive
         return None if a is None or b is None else not decisive
     a_text = expand_text(left, scope)
     b_text = expand_text(right, scope)
-    return _compare(a_text.text, sign, b_text.text) if a_text.is_known and b_text.is_known else None
+    return _compare_values(a_text.text, sign, b_text.text) if a_text.is_known and b_text.is_known else None
 
 
-def _compare(left: str, comparison: str, right: str) -> bool | None:
+def _compare_values(left: str, comparison: str, right: str) -> bool | None:
     if comparison in ("=", "=="):
         return fnmatch.fnmatchcase(left, right)
     if comparison == "!=":

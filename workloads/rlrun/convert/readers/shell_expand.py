@@ -90,7 +90,7 @@ class Expansion:
         return " ".join(self.fields)
 
 
-def expand(node: Node, scope: Scope) -> Expansion:
+def expand_word(node: Node, scope: Scope) -> Expansion:
     """Return the fields of a word; an empty expansion without quotes has none."""
     word = _Word(scope)
     word.add_node(node, quoted=False)
@@ -119,7 +119,7 @@ def _blanks_before(node: Node) -> str:
     return found[0] if found is not None else ""
 
 
-def pieces(node: Node) -> Iterator[Node | str]:
+def list_pieces(node: Node) -> Iterator[Node | str]:
     """Yield the children of a node, and the text between them, which the grammar leaves out."""
     text, at = node.text or b"", node.start_byte
     for child in node.children:
@@ -168,17 +168,17 @@ class _Word:
         elif kind in ("concatenation", "command_name", "brace_expression") and node.child_count:
             self._add_parts(node, quoted=quoted)
         else:
-            self.add(source_of(node) if quoted else _unescaped(source_of(node)))
+            self.add(source_of(node) if quoted else _remove_escapes(source_of(node)))
 
     def _add_parts(self, node: Node, *, quoted: bool) -> None:
-        for part in pieces(node):
+        for part in list_pieces(node):
             if isinstance(part, str):
-                self.add(part if quoted else _unescaped(part))
+                self.add(part if quoted else _remove_escapes(part))
             else:
                 self.add_node(part, quoted=quoted)
 
     def _add_quoted(self, node: Node) -> None:
-        inner = [part for part in pieces(node) if isinstance(part, str) or part.type not in ('"', "$")]
+        inner = [part for part in list_pieces(node) if isinstance(part, str) or part.type not in ('"', "$")]
         if len(inner) == 1 and not isinstance(inner[0], str) and _is_all(inner[0]):
             self._put_many(self._parameter(inner[0]))
             return
@@ -193,7 +193,7 @@ class _Word:
 
     def _add_arithmetic(self, node: Node) -> None:
         inner = [child for child in node.children if child.is_named]
-        number, known = compute(inner[-1], self.scope) if inner else (None, True)
+        number, known = compute_arithmetic(inner[-1], self.scope) if inner else (None, True)
         if number is None:
             self._report(source_of(node), is_known=known)
         else:
@@ -262,7 +262,7 @@ class _Word:
         """The value of `$name` or `${name...}`."""
         if node.type == "simple_expansion":
             return self._read(source_of(node).removeprefix(_blanks_before(node))[1:])
-        parts = [part for part in pieces(node) if isinstance(part, str) or part.type not in ("${", "}")]
+        parts = [part for part in list_pieces(node) if isinstance(part, str) or part.type not in ("${", "}")]
         lead = ""
         if parts and not isinstance(parts[0], str) and parts[0].type in ("#", "!"):
             first = parts.pop(0)
@@ -282,7 +282,7 @@ class _Word:
             at = int(index)
             value = value[at:][:1]
         if sign == ":" and index in ("@", "*"):
-            return _slice(value, self._inner(rest[1:]))
+            return _slice_items(value, self._inner(rest[1:]))
         if lead == "#":
             return [str(len(value) if index is not None else len("".join(value)))]
         return [self._edit(item, sign, rest[1:]) for item in value] if sign else value
@@ -336,7 +336,7 @@ class _Word:
         if sign in _REMOVING:
             return _without_end(text, sign, pattern)
         if sign == ":":
-            return _part(text, pattern)
+            return _substring(text, pattern)
         cases = {",,": str.lower, "^^": str.upper, ",": lambda t: t[:1].lower() + t[1:], "^": str.capitalize}
         return cases[sign](text) if sign in cases else text
 
@@ -359,7 +359,7 @@ def _is_all(node: Node) -> bool:
     return source_of(node) in ("$@", "${@}") or re.fullmatch(r"\$\{\w+\[@\]\}", source_of(node)) is not None
 
 
-def _unescaped(text: str) -> str:
+def _remove_escapes(text: str) -> str:
     return _ESCAPED.sub(lambda match: "" if match[1] == "\n" else match[1], text)
 
 
@@ -371,12 +371,12 @@ def _without_end(text: str, sign: str, pattern: str) -> str:
     return next((text[:cut] for cut in shortest_first if fnmatch.fnmatchcase(text[cut:], pattern)), text)
 
 
-def _part(text: str, numbers: str) -> str:
+def _substring(text: str, numbers: str) -> str:
     """`${name:start:length}`."""
-    return "".join(_slice(list(text), numbers))
+    return "".join(_slice_items(list(text), numbers))
 
 
-def _slice(items: list[str], numbers: str) -> list[str]:
+def _slice_items(items: list[str], numbers: str) -> list[str]:
     """The items of `start:length`."""
     start, _, length = (part.strip() for part in numbers.partition(":"))
     try:
@@ -386,7 +386,7 @@ def _slice(items: list[str], numbers: str) -> list[str]:
         return items
 
 
-def compute(node: Node, scope: Scope) -> tuple[int | None, bool]:
+def compute_arithmetic(node: Node, scope: Scope) -> tuple[int | None, bool]:
     """Return the value of an arithmetic expression, or None, and whether a real shell computes the same."""
     kind = node.type
     if kind == "binary_expression":
@@ -394,14 +394,14 @@ def compute(node: Node, scope: Scope) -> tuple[int | None, bool]:
     if kind in ("parenthesized_expression", "ternary_expression"):
         inner = [child for child in node.children if child.is_named]
         if kind == "parenthesized_expression":
-            return compute(inner[0], scope) if inner else (None, True)
-        condition, known = compute(inner[0], scope)
+            return compute_arithmetic(inner[0], scope) if inner else (None, True)
+        condition, known = compute_arithmetic(inner[0], scope)
         if condition is None or len(inner) != 3:
             return None, known
-        number, same = compute(inner[1 if condition else 2], scope)
+        number, same = compute_arithmetic(inner[1 if condition else 2], scope)
         return number, known and same
     if kind == "unary_expression":
-        number, known = compute(node.children[-1], scope)
+        number, known = compute_arithmetic(node.children[-1], scope)
         signs: Mapping[str, Callable[[int], int]] = {"-": operator.neg, "+": operator.pos, "!": lambda n: int(not n)}
         sign = source_of(node.children[0])
         return (signs[sign](number) if number is not None and sign in signs else None), known
@@ -424,7 +424,7 @@ def _compute_pair(node: Node, scope: Scope) -> tuple[int | None, bool]:
     sign = node.child_by_field_name("operator")
     if left is None or right is None or sign is None:
         return None, False
-    (a, known), (b, same) = compute(left, scope), compute(right, scope)
+    (a, known), (b, same) = compute_arithmetic(left, scope), compute_arithmetic(right, scope)
     known = known and same
     name = source_of(sign)
     if a is None or b is None or name not in OPERATIONS or (name in "/%" and b == 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlrun.convert.tables.areal_engine import ROLLOUT, SCRIPT, UTILITIES, engine_rows
-from rlrun.convert.tables.row import Row, drop, drops, joined, refuse, value
+from rlrun.convert.tables.row import Row, dropped_row, dropped_rows, joined_row, refused_row, value_row
 
 _FP8 = ("param", "recipe", "margin", "wgrad", "amax_history_len", "amax_compute_algo")
 ALIASES: Mapping[str, str] = {
@@ -64,55 +64,59 @@ _LOADER = "rows are read by number, played as they come"
 _SCALE = "rewards or advantages are divided by their standard deviation, which undoes it"
 
 _ACTOR: tuple[Row, ...] = (
-    joined("actor.path", "model.name or model.path"),
-    value("actor.dtype", "model.dtype", "of published weights and the engine", values=DTYPES),
-    value("actor.gradient_checkpointing", "trainer.activationCheckpointing", convert="checkpointing"),
-    joined("actor.mb_spec.max_tokens_per_mb", "trainer.microBatchTokens"),
-    value(
+    joined_row("actor.path", "model.name or model.path"),
+    value_row("actor.dtype", "model.dtype", "of published weights and the engine", values=DTYPES),
+    value_row("actor.gradient_checkpointing", "trainer.activationCheckpointing", convert="checkpointing"),
+    joined_row("actor.mb_spec.max_tokens_per_mb", "trainer.microBatchTokens"),
+    value_row(
         "actor.optimizer.type",
         "trainer.optimizer.name",
         values={"adam": "adamw", "adam_bf16": "adamw", "sgd": "sgd", "muon": "muon"},
     ),
-    joined("actor.optimizer.muon_momentum", "trainer.optimizer.momentum", "only with type: muon"),
-    *drops("actor.optimizer.", "only with type: muon", "muon_use_nesterov", "muon_num_ns_steps", "muon_scale_mode"),
-    drop("actor.optimizer.muon_backend_lr", "only with type: muon"),
-    value("actor.optimizer.lr", "trainer.optimizer.lr", "peak learning rate", convert="number"),
-    value("actor.optimizer.weight_decay", "trainer.optimizer.weightDecay", convert="number"),
-    value("actor.optimizer.beta1", "trainer.optimizer.beta1", convert="number"),
-    value("actor.optimizer.beta2", "trainer.optimizer.beta2", convert="number"),
-    value("actor.optimizer.eps", "trainer.optimizer.eps", convert="number"),
-    value("actor.optimizer.gradient_clipping", "trainer.optimizer.maxGradNorm", convert="number"),
-    value(
+    joined_row("actor.optimizer.muon_momentum", "trainer.optimizer.momentum", "only with type: muon"),
+    *dropped_rows(
+        "actor.optimizer.", "only with type: muon", "muon_use_nesterov", "muon_num_ns_steps", "muon_scale_mode"
+    ),
+    dropped_row("actor.optimizer.muon_backend_lr", "only with type: muon"),
+    value_row("actor.optimizer.lr", "trainer.optimizer.lr", "peak learning rate", convert="number"),
+    value_row("actor.optimizer.weight_decay", "trainer.optimizer.weightDecay", convert="number"),
+    value_row("actor.optimizer.beta1", "trainer.optimizer.beta1", convert="number"),
+    value_row("actor.optimizer.beta2", "trainer.optimizer.beta2", convert="number"),
+    value_row("actor.optimizer.eps", "trainer.optimizer.eps", convert="number"),
+    value_row("actor.optimizer.gradient_clipping", "trainer.optimizer.maxGradNorm", convert="number"),
+    value_row(
         "actor.optimizer.lr_scheduler_type",
         "trainer.scheduler.name",
         values={"constant": "constant", "cosine": "cosine", "linear": "linear"},
     ),
-    value("actor.optimizer.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
-    joined("actor.optimizer.warmup_steps_proportion", "trainer.scheduler.warmupSteps", "no warm-up"),
-    joined("actor.optimizer.warmup_steps", "trainer.scheduler.warmupSteps", "warmup_steps_proportion decides"),
-    drop("actor.optimizer.muon_tp_mode", "matrices are orthogonalized as a whole", fine=("duplicated", "distributed")),
-    value("actor.optimizer.offload", "trainer.optimizer.offload", convert="flag"),
-    value("actor.fsdp.offload_params", "trainer.cpuOffload", convert="flag"),
-    *drops("actor.optimizer.", "of loss scaling: bfloat16 needs none", "initial_loss_scale", "min_loss_scale"),
-    *drops("actor.optimizer.", "of loss scaling: bfloat16 needs none", "loss_scale_window", "hysteresis"),
-    joined("actor.ppo_n_minibatches", "trainer.updatesPerStep"),
-    joined("actor.eps_clip", "algorithm.loss", "this loss has no such bound"),
-    joined("actor.eps_clip_higher", "algorithm.loss", "this loss has no such bound"),
-    joined("actor.c_clip", "algorithm.loss", "no dual clip"),
-    joined("actor.behav_imp_weight_cap", "algorithm.loss", "only with use_decoupled_loss"),
-    joined("actor.behave_imp_weight_mode", "algorithm.loss", "only with use_decoupled_loss"),
+    value_row("actor.optimizer.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
+    joined_row("actor.optimizer.warmup_steps_proportion", "trainer.scheduler.warmupSteps", "no warm-up"),
+    joined_row("actor.optimizer.warmup_steps", "trainer.scheduler.warmupSteps", "warmup_steps_proportion decides"),
+    dropped_row(
+        "actor.optimizer.muon_tp_mode", "matrices are orthogonalized as a whole", fine=("duplicated", "distributed")
+    ),
+    value_row("actor.optimizer.offload", "trainer.optimizer.offload", convert="flag"),
+    value_row("actor.fsdp.offload_params", "trainer.cpuOffload", convert="flag"),
+    *dropped_rows("actor.optimizer.", "of loss scaling: bfloat16 needs none", "initial_loss_scale", "min_loss_scale"),
+    *dropped_rows("actor.optimizer.", "of loss scaling: bfloat16 needs none", "loss_scale_window", "hysteresis"),
+    joined_row("actor.ppo_n_minibatches", "trainer.updatesPerStep"),
+    joined_row("actor.eps_clip", "algorithm.loss", "this loss has no such bound"),
+    joined_row("actor.eps_clip_higher", "algorithm.loss", "this loss has no such bound"),
+    joined_row("actor.c_clip", "algorithm.loss", "no dual clip"),
+    joined_row("actor.behav_imp_weight_cap", "algorithm.loss", "only with use_decoupled_loss"),
+    joined_row("actor.behave_imp_weight_mode", "algorithm.loss", "only with use_decoupled_loss"),
     *(
-        joined(
+        joined_row(
             f"actor.rejection_sampling{name}", "algorithm.loss, algorithm.correction", "only with use_decoupled_loss"
         )
         for name in ("", ".level", ".action", ".metric", ".agg", ".upper", ".lower")
     ),
-    joined("actor.use_decoupled_loss", "algorithm.preset, algorithm.loss"),
-    joined("actor.recompute_logprob", "algorithm.proximal", "use_decoupled_loss recomputes them anyway"),
-    joined("actor.prox_logp_method", "algorithm.proximal", "only with use_decoupled_loss"),
-    joined("actor.importance_sampling_level", "algorithm.loss", "one ratio per token, or per answer (gspo)"),
+    joined_row("actor.use_decoupled_loss", "algorithm.preset, algorithm.loss"),
+    joined_row("actor.recompute_logprob", "algorithm.proximal", "use_decoupled_loss recomputes them anyway"),
+    joined_row("actor.prox_logp_method", "algorithm.proximal", "only with use_decoupled_loss"),
+    joined_row("actor.importance_sampling_level", "algorithm.loss", "one ratio per token, or per answer (gspo)"),
     *(
-        refuse(
+        refused_row(
             f"actor.{name}",
             "IcePop keeps ratios between icepop_alpha and icepop_beta: write them as rejection_sampling.lower and .upper",
             fine=(None, False),
@@ -120,61 +124,63 @@ _ACTOR: tuple[Row, ...] = (
         for name in ("enable_icepop", "icepop_alpha", "icepop_beta")
     ),
     *(
-        refuse(f"actor.{name}", "KPop's divergence of two probabilities: nearest: rejection_sampling.metric=kl_k3")
+        refused_row(f"actor.{name}", "KPop's divergence of two probabilities: nearest: rejection_sampling.metric=kl_k3")
         for name in ("enable_kpop", "kpop_phi")
     ),
-    joined("actor.use_sapo_loss", "algorithm.loss", "not SAPO's loss"),
-    joined("actor.sapo_tau_pos", "algorithm.loss", "only with use_sapo_loss"),
-    joined("actor.sapo_tau_neg", "algorithm.loss", "only with use_sapo_loss"),
-    refuse(
+    joined_row("actor.use_sapo_loss", "algorithm.loss", "not SAPO's loss"),
+    joined_row("actor.sapo_tau_pos", "algorithm.loss", "only with use_sapo_loss"),
+    joined_row("actor.sapo_tau_neg", "algorithm.loss", "only with use_sapo_loss"),
+    refused_row(
         "actor.m2_threshold", "M2PO masks tokens by the second moment of the batch's ratios, which no loss here does"
     ),
-    refuse(
+    refused_row(
         "actor.self_distillation*",
         "distillation from the policy's own feedback, which no objective here does",
         fine=(None,),
     ),
-    joined("actor.reward_norm", "algorithm.advantage", "rewards are not normalised"),
-    joined("actor.reward_norm.mean_level", "algorithm.advantage"),
-    joined("actor.reward_norm.std_level", "algorithm.advantage"),
-    joined("actor.reward_norm.mean_leave1out", "algorithm.advantage", "the mean is the whole group's"),
-    drop("actor.reward_norm.group_size", "the group is environments[].groupSize"),
-    drop("actor.reward_norm.std_unbiased", "standard deviations are unbiased", fine=(True,)),
-    drop("actor.reward_norm.eps", "standard deviations are divided by + 1e-6"),
-    joined("actor.adv_norm", "algorithm.advantage", "advantages are not normalised"),
-    joined("actor.adv_norm.mean_level", "algorithm.advantage"),
-    joined("actor.adv_norm.std_level", "algorithm.advantage"),
-    refuse("actor.adv_norm.mean_leave1out", "advantages are divided and shifted by all of the batch"),
-    drop("actor.adv_norm.group_size", "the group is environments[].groupSize"),
-    drop("actor.adv_norm.std_unbiased", "standard deviations are unbiased", fine=(True,)),
-    drop("actor.adv_norm.eps", "standard deviations are divided by + 1e-6"),
-    drop("actor.reward_scaling", _SCALE),
-    drop("actor.reward_bias", "the mean of rewards or advantages is subtracted, which undoes it"),
-    drop("actor.reward_clip", "rewards are not clipped"),
-    joined("actor.overlong_reward_penalty", "algorithm.filters.overlongPenalty", "no penalty of long answers"),
-    joined("actor.overlong_tokens", "algorithm.filters.overlongBuffer", "no penalty of long answers"),
-    joined("actor.overlong_penalty_factor", "algorithm.filters.overlongPenalty", "no penalty of long answers"),
-    joined("actor.mask_no_eos_with_zero", "algorithm.filters.overlongMask", "answers that were cut off are trained on"),
-    joined("actor.dynamic_sampling", "algorithm.filters.zeroVariance", "groups of equal rewards are trained on"),
-    joined("actor.discount", "algorithm.advantage", "only with a critic"),
-    joined("actor.gae_lambda", "algorithm.advantage", "only with a critic"),
-    joined("actor.kl_ctl", "algorithm.regularizers.klReward", "no KL in the reward"),
-    joined("actor.kl_estimator", "algorithm.regularizers.klRewardKind", "no KL in the reward"),
-    joined("actor.use_lora", "trainer.lora", "no LoRA"),
-    joined("actor.lora_rank", "trainer.lora.rank", "no LoRA"),
-    joined("actor.lora_alpha", "trainer.lora.alpha", "no LoRA"),
-    joined("actor.target_modules", "trainer.lora.targets", "no LoRA, or all linear layers"),
-    drop("actor.peft_type", "adapters are LoRA's", fine=("lora",)),
-    value(
+    joined_row("actor.reward_norm", "algorithm.advantage", "rewards are not normalised"),
+    joined_row("actor.reward_norm.mean_level", "algorithm.advantage"),
+    joined_row("actor.reward_norm.std_level", "algorithm.advantage"),
+    joined_row("actor.reward_norm.mean_leave1out", "algorithm.advantage", "the mean is the whole group's"),
+    dropped_row("actor.reward_norm.group_size", "the group is environments[].groupSize"),
+    dropped_row("actor.reward_norm.std_unbiased", "standard deviations are unbiased", fine=(True,)),
+    dropped_row("actor.reward_norm.eps", "standard deviations are divided by + 1e-6"),
+    joined_row("actor.adv_norm", "algorithm.advantage", "advantages are not normalised"),
+    joined_row("actor.adv_norm.mean_level", "algorithm.advantage"),
+    joined_row("actor.adv_norm.std_level", "algorithm.advantage"),
+    refused_row("actor.adv_norm.mean_leave1out", "advantages are divided and shifted by all of the batch"),
+    dropped_row("actor.adv_norm.group_size", "the group is environments[].groupSize"),
+    dropped_row("actor.adv_norm.std_unbiased", "standard deviations are unbiased", fine=(True,)),
+    dropped_row("actor.adv_norm.eps", "standard deviations are divided by + 1e-6"),
+    dropped_row("actor.reward_scaling", _SCALE),
+    dropped_row("actor.reward_bias", "the mean of rewards or advantages is subtracted, which undoes it"),
+    dropped_row("actor.reward_clip", "rewards are not clipped"),
+    joined_row("actor.overlong_reward_penalty", "algorithm.filters.overlongPenalty", "no penalty of long answers"),
+    joined_row("actor.overlong_tokens", "algorithm.filters.overlongBuffer", "no penalty of long answers"),
+    joined_row("actor.overlong_penalty_factor", "algorithm.filters.overlongPenalty", "no penalty of long answers"),
+    joined_row(
+        "actor.mask_no_eos_with_zero", "algorithm.filters.overlongMask", "answers that were cut off are trained on"
+    ),
+    joined_row("actor.dynamic_sampling", "algorithm.filters.zeroVariance", "groups of equal rewards are trained on"),
+    joined_row("actor.discount", "algorithm.advantage", "only with a critic"),
+    joined_row("actor.gae_lambda", "algorithm.advantage", "only with a critic"),
+    joined_row("actor.kl_ctl", "algorithm.regularizers.klReward", "no KL in the reward"),
+    joined_row("actor.kl_estimator", "algorithm.regularizers.klRewardKind", "no KL in the reward"),
+    joined_row("actor.use_lora", "trainer.lora", "no LoRA"),
+    joined_row("actor.lora_rank", "trainer.lora.rank", "no LoRA"),
+    joined_row("actor.lora_alpha", "trainer.lora.alpha", "no LoRA"),
+    joined_row("actor.target_modules", "trainer.lora.targets", "no LoRA, or all linear layers"),
+    dropped_row("actor.peft_type", "adapters are LoRA's", fine=("lora",)),
+    value_row(
         "actor.weight_update_mode",
         "weightSync.transport",
         values={"disk": "Filesystem", "xccl": "NCCL", "nccl": "NCCL"},
     ),
-    joined("actor.backend", "trainer.parallelism", "allocation_mode goes before"),
-    drop("actor.max_new_tokens", "gconfig.max_new_tokens goes before"),
-    drop("actor.temperature", "gconfig.temperature goes before"),
-    drop("actor.group_size", "gconfig.n_samples goes before"),
-    *drops("actor.", _TRACKER, "log_agent_stats", "log_agent_stats_keys"),
+    joined_row("actor.backend", "trainer.parallelism", "allocation_mode goes before"),
+    dropped_row("actor.max_new_tokens", "gconfig.max_new_tokens goes before"),
+    dropped_row("actor.temperature", "gconfig.temperature goes before"),
+    dropped_row("actor.group_size", "gconfig.n_samples goes before"),
+    *dropped_rows("actor.", _TRACKER, "log_agent_stats", "log_agent_stats_keys"),
     *engine_rows("actor"),
 )
 
@@ -191,27 +197,39 @@ _WHOLE_DISTRIBUTION: Mapping[str, tuple[object, ...]] = {
 _ENGINE_KEYS = {row.key for row in engine_rows("actor")} | {"actor.backend"}
 
 _OTHERS: tuple[Row, ...] = (
-    joined("critic.optimizer", "algorithm.critic.lr", _CRITIC),
-    joined("critic.optimizer.lr", "algorithm.critic.lr", _CRITIC),
-    *drops("critic.optimizer.", _CRITIC, "type", "weight_decay", "beta1", "beta2", "eps", "min_lr_ratio", "offload"),
-    *drops("critic.optimizer.", _CRITIC, "lr_scheduler_type", "warmup_steps_proportion", "gradient_clipping"),
-    *drops("critic.optimizer.", _CRITIC, "warmup_steps", "muon_tp_mode"),
-    *drops("critic.optimizer.", _CRITIC, "muon_momentum", "muon_use_nesterov", "muon_num_ns_steps", "muon_scale_mode"),
-    drop("critic.optimizer.muon_backend_lr", _CRITIC),
-    *drops("critic.optimizer.", _CRITIC, "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"),
-    joined("critic.eps_clip", "algorithm.critic.valueClip"),
-    joined("critic", "algorithm.critic", "no critic"),
-    *drops("critic.", _CRITIC, "path", "dtype", "gradient_checkpointing", "ppo_n_minibatches", "weight_update_mode"),
-    *drops("critic.", _CRITIC, "mask_no_eos_with_zero", "backend", "temperature", "mb_spec.max_tokens_per_mb"),
-    *drops("critic.", _CRITIC, "fsdp.offload_params", "use_lora", "lora_rank", "lora_alpha", "target_modules"),
-    drop("critic.peft_type", _CRITIC),
-    drop("critic.is_critic", "the critic is algorithm.critic", fine=(True,)),
+    joined_row("critic.optimizer", "algorithm.critic.lr", _CRITIC),
+    joined_row("critic.optimizer.lr", "algorithm.critic.lr", _CRITIC),
+    *dropped_rows(
+        "critic.optimizer.", _CRITIC, "type", "weight_decay", "beta1", "beta2", "eps", "min_lr_ratio", "offload"
+    ),
+    *dropped_rows("critic.optimizer.", _CRITIC, "lr_scheduler_type", "warmup_steps_proportion", "gradient_clipping"),
+    *dropped_rows("critic.optimizer.", _CRITIC, "warmup_steps", "muon_tp_mode"),
+    *dropped_rows(
+        "critic.optimizer.", _CRITIC, "muon_momentum", "muon_use_nesterov", "muon_num_ns_steps", "muon_scale_mode"
+    ),
+    dropped_row("critic.optimizer.muon_backend_lr", _CRITIC),
+    *dropped_rows(
+        "critic.optimizer.", _CRITIC, "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"
+    ),
+    joined_row("critic.eps_clip", "algorithm.critic.valueClip"),
+    joined_row("critic", "algorithm.critic", "no critic"),
+    *dropped_rows(
+        "critic.", _CRITIC, "path", "dtype", "gradient_checkpointing", "ppo_n_minibatches", "weight_update_mode"
+    ),
+    *dropped_rows("critic.", _CRITIC, "mask_no_eos_with_zero", "backend", "temperature", "mb_spec.max_tokens_per_mb"),
+    *dropped_rows("critic.", _CRITIC, "fsdp.offload_params", "use_lora", "lora_rank", "lora_alpha", "target_modules"),
+    dropped_row("critic.peft_type", _CRITIC),
+    dropped_row("critic.is_critic", "the critic is algorithm.critic", fine=(True,)),
     *(row for row in engine_rows("critic") if row.key != "critic.is_critic"),
-    *drops("ref", _REFERENCE, "", ".backend", ".optimizer"),
-    *(drop("ref." + row.key.removeprefix("actor."), _REFERENCE) for row in _ACTOR if row.key not in _ENGINE_KEYS),
+    *dropped_rows("ref", _REFERENCE, "", ".backend", ".optimizer"),
+    *(
+        dropped_row("ref." + row.key.removeprefix("actor."), _REFERENCE)
+        for row in _ACTOR
+        if row.key not in _ENGINE_KEYS
+    ),
     *engine_rows("ref"),
     *(
-        refuse(
+        refused_row(
             key,
             "distillation from a teacher next to rewards; without rewards: preset distill with algorithm.reference.model",
             fine=(None,),
@@ -219,7 +237,7 @@ _OTHERS: tuple[Row, ...] = (
         for key in ("teacher*", "mopd.*")
     ),
     *(
-        refuse(
+        refused_row(
             f"{data}_dataset.{key}",
             "several data sets: write one of environments[] with its ratio for each",
             fine=(None,),
@@ -227,95 +245,101 @@ _OTHERS: tuple[Row, ...] = (
         for data in ("train", "valid")
         for key in ("sources*", "datasets*", "mixture_sampling_policy", "upsample_to_largest")
     ),
-    joined("gconfig.n_samples", "environments[].groupSize, orchestrator.batchSize"),
-    joined("gconfig.max_new_tokens", "sampling.maxTokens, seqLen"),
-    joined("gconfig.max_tokens", "seqLen"),
-    value("gconfig.temperature", "sampling.temperature", convert="number"),
-    drop("gconfig.greedy", "training always samples", fine=(False,)),
-    drop("gconfig.top_p", "training samples from the whole distribution", fine=(1,)),
-    drop("gconfig.top_k", "training samples from the whole distribution", fine=(-1, 100_000_000)),
-    drop("gconfig.min_new_tokens", "training samples from the whole distribution", fine=(0,)),
-    drop("gconfig.frequency_penalty", "training samples from the whole distribution", fine=(0,)),
-    drop("gconfig.stop", "a reply ends with the model's end token", fine=([], None)),
-    drop("gconfig.stop_token_ids", "a reply ends with the model's end token", fine=([], None)),
-    drop("gconfig.lora_name", "versions of an adapter have names of their own"),
-    drop("gconfig.skip_special_tokens", "answers are tokens"),
-    refuse("gconfig.ignore_eos", "an answer ends with the model's end token"),
-    refuse("gconfig.use_beam_search", "training samples"),
-    value("eval_gconfig.temperature", "evaluation.sampling.temperature", convert="number"),
-    value("eval_gconfig.top_p", "evaluation.sampling.topP", convert="number"),
-    value("eval_gconfig.n_samples", "evaluation.samplesPerTask", convert="whole"),
-    value("eval_gconfig.max_new_tokens", "evaluation.sampling.maxTokens", convert="whole"),
-    joined("eval_gconfig", "evaluation.sampling", "evaluation samples as training does"),
-    drop("eval_gconfig.greedy", "evaluation.sampling.temperature: 0 is greedy", fine=(False,)),
+    joined_row("gconfig.n_samples", "environments[].groupSize, orchestrator.batchSize"),
+    joined_row("gconfig.max_new_tokens", "sampling.maxTokens, seqLen"),
+    joined_row("gconfig.max_tokens", "seqLen"),
+    value_row("gconfig.temperature", "sampling.temperature", convert="number"),
+    dropped_row("gconfig.greedy", "training always samples", fine=(False,)),
+    dropped_row("gconfig.top_p", "training samples from the whole distribution", fine=(1,)),
+    dropped_row("gconfig.top_k", "training samples from the whole distribution", fine=(-1, 100_000_000)),
+    dropped_row("gconfig.min_new_tokens", "training samples from the whole distribution", fine=(0,)),
+    dropped_row("gconfig.frequency_penalty", "training samples from the whole distribution", fine=(0,)),
+    dropped_row("gconfig.stop", "a reply ends with the model's end token", fine=([], None)),
+    dropped_row("gconfig.stop_token_ids", "a reply ends with the model's end token", fine=([], None)),
+    dropped_row("gconfig.lora_name", "versions of an adapter have names of their own"),
+    dropped_row("gconfig.skip_special_tokens", "answers are tokens"),
+    refused_row("gconfig.ignore_eos", "an answer ends with the model's end token"),
+    refused_row("gconfig.use_beam_search", "training samples"),
+    value_row("eval_gconfig.temperature", "evaluation.sampling.temperature", convert="number"),
+    value_row("eval_gconfig.top_p", "evaluation.sampling.topP", convert="number"),
+    value_row("eval_gconfig.n_samples", "evaluation.samplesPerTask", convert="whole"),
+    value_row("eval_gconfig.max_new_tokens", "evaluation.sampling.maxTokens", convert="whole"),
+    joined_row("eval_gconfig", "evaluation.sampling", "evaluation samples as training does"),
+    dropped_row("eval_gconfig.greedy", "evaluation.sampling.temperature: 0 is greedy", fine=(False,)),
     *(
-        drop(f"eval_gconfig.{name}", "evaluation samples from the whole distribution", fine=fine)
+        dropped_row(f"eval_gconfig.{name}", "evaluation samples from the whole distribution", fine=fine)
         for name, fine in _WHOLE_DISTRIBUTION.items()
     ),
-    *drops("eval_gconfig.", "seqLen is the bound", "max_tokens", "skip_special_tokens", "lora_name"),
-    joined("rollout.max_concurrent_rollouts", "orchestrator.maxConcurrency"),
-    joined("rollout.max_head_offpolicyness", "algorithm.maxAsyncLevel, algorithm.maxOffPolicySteps"),
-    joined("rollout.backend", "inference.tensorParallel, inference.replicas", "allocation_mode goes before"),
+    *dropped_rows("eval_gconfig.", "seqLen is the bound", "max_tokens", "skip_special_tokens", "lora_name"),
+    joined_row("rollout.max_concurrent_rollouts", "orchestrator.maxConcurrency"),
+    joined_row("rollout.max_head_offpolicyness", "algorithm.maxAsyncLevel, algorithm.maxOffPolicySteps"),
+    joined_row("rollout.backend", "inference.tensorParallel, inference.replicas", "allocation_mode goes before"),
     *ROLLOUT,
-    joined("train_dataset.path", "environments[]"),
-    joined("train_dataset.batch_size", "orchestrator.batchSize"),
-    joined("train_dataset.max_length", "seqLen", "the longest prompt"),
-    joined("train_dataset.shuffle", "environments[].curriculum", "each epoch has a new order"),
-    refuse(
+    joined_row("train_dataset.path", "environments[]"),
+    joined_row("train_dataset.batch_size", "orchestrator.batchSize"),
+    joined_row("train_dataset.max_length", "seqLen", "the longest prompt"),
+    joined_row("train_dataset.shuffle", "environments[].curriculum", "each epoch has a new order"),
+    refused_row(
         "train_dataset.type",
         "only RL is converted: supervised runs are docs/sft.md, reward models are not trained here",
         fine=("rl",),
     ),
-    *drops("train_dataset.", _LOADER, "pin_memory", "num_workers", "num_dataset_workers", "drop_last", "setup_timeout"),
-    drop("train_dataset.split", "environments read the split train", fine=("train",)),
-    refuse("train_dataset.dataset_kwargs*", "arguments of Python of AReaL's script", fine=({}, None)),
-    drop("valid_dataset", "held-out tasks are the environment's", fine=(None,)),
-    joined("valid_dataset.path", "evaluation", "no evaluation between steps, or the environment's own held-out tasks"),
-    *drops(
+    *dropped_rows(
+        "train_dataset.", _LOADER, "pin_memory", "num_workers", "num_dataset_workers", "drop_last", "setup_timeout"
+    ),
+    dropped_row("train_dataset.split", "environments read the split train", fine=("train",)),
+    refused_row("train_dataset.dataset_kwargs*", "arguments of Python of AReaL's script", fine=({}, None)),
+    dropped_row("valid_dataset", "held-out tasks are the environment's", fine=(None,)),
+    joined_row(
+        "valid_dataset.path", "evaluation", "no evaluation between steps, or the environment's own held-out tasks"
+    ),
+    *dropped_rows(
         "valid_dataset.", "held-out tasks are the environment's", "batch_size", "shuffle", "pin_memory", "num_workers"
     ),
-    *drops(
+    *dropped_rows(
         "valid_dataset.", "held-out tasks are the environment's", "num_dataset_workers", "drop_last", "setup_timeout"
     ),
-    *drops("valid_dataset.", "held-out tasks are the environment's", "max_length", "split", "type"),
-    refuse("valid_dataset.dataset_kwargs*", "arguments of Python of AReaL's script", fine=({}, None)),
-    joined("allocation_mode", "trainer, inference, placement.colocate"),
-    joined("cluster.n_gpus_per_node", "trainer.replicas, trainer.gpusPerReplica"),
-    joined("cluster.n_nodes", "placement.colocate", "pods are as many as the allocation needs"),
-    joined("rollout.scheduling_strategy.type", "placement.colocate", "engines have GPUs of their own"),
-    joined("rollout.scheduling_strategy.target", "placement.colocate", "engines have GPUs of their own"),
-    drop("sglang.quantization", "engines compute in model.dtype", fine=(None,)),
-    joined("total_train_epochs", "maxSteps", "total_train_steps goes before"),
-    joined("total_train_steps", "maxSteps", "total_train_epochs decides"),
-    drop("total_train_n_seqs", "maxSteps bounds a run", fine=(None,)),
-    value("seed", "seed", convert="whole"),
-    joined("experiment_name", "metadata.name"),
-    drop("trial_name", "each start of a run is an attempt"),
-    drop("tokenizer_path", "the tokenizer is the model's"),
-    drop("async_training", "rollout.max_head_offpolicyness decides", fine=(True,)),
-    drop("enable_offload", "placement.colocate moves what sleeps"),
-    drop("dynamic_bs", "a batch is always filled: groups that are dropped are replaced"),
-    value("vllm.max_model_len", "inference.maxModelLen", convert="whole"),
-    joined("vllm.gpu_memory_utilization", "inference.gpuMemoryUtilization"),
-    value("vllm.max_num_seqs", "inference.maxNumSeqs", convert="whole"),
-    joined("sglang.mem_fraction_static", "inference.gpuMemoryUtilization", "vllm.gpu_memory_utilization goes before"),
-    joined("saver.freq_steps", "checkpoint.export.interval", "no exports on the way"),
-    joined("saver.freq_epochs", "checkpoint.export.interval", "no exports on the way"),
-    joined("saver.freq_secs", "checkpoint.export.interval", "no exports on the way"),
-    joined("recover.freq_steps", "checkpoint.interval", "checkpoints every 20 steps"),
-    joined("recover.freq_epochs", "checkpoint.interval", "checkpoints every 20 steps"),
-    joined("recover.freq_secs", "checkpoint.interval", "checkpoints every 20 steps"),
-    value("recover.retries", "failurePolicy.maxRestarts", convert="whole"),
-    joined("evaluator.freq_steps", "evaluation.interval", "no evaluation between steps"),
-    joined("evaluator.freq_epochs", "evaluation.interval", "no evaluation between steps"),
-    joined("evaluator.freq_secs", "evaluation.interval", "no evaluation between steps"),
+    *dropped_rows("valid_dataset.", "held-out tasks are the environment's", "max_length", "split", "type"),
+    refused_row("valid_dataset.dataset_kwargs*", "arguments of Python of AReaL's script", fine=({}, None)),
+    joined_row("allocation_mode", "trainer, inference, placement.colocate"),
+    joined_row("cluster.n_gpus_per_node", "trainer.replicas, trainer.gpusPerReplica"),
+    joined_row("cluster.n_nodes", "placement.colocate", "pods are as many as the allocation needs"),
+    joined_row("rollout.scheduling_strategy.type", "placement.colocate", "engines have GPUs of their own"),
+    joined_row("rollout.scheduling_strategy.target", "placement.colocate", "engines have GPUs of their own"),
+    dropped_row("sglang.quantization", "engines compute in model.dtype", fine=(None,)),
+    joined_row("total_train_epochs", "maxSteps", "total_train_steps goes before"),
+    joined_row("total_train_steps", "maxSteps", "total_train_epochs decides"),
+    dropped_row("total_train_n_seqs", "maxSteps bounds a run", fine=(None,)),
+    value_row("seed", "seed", convert="whole"),
+    joined_row("experiment_name", "metadata.name"),
+    dropped_row("trial_name", "each start of a run is an attempt"),
+    dropped_row("tokenizer_path", "the tokenizer is the model's"),
+    dropped_row("async_training", "rollout.max_head_offpolicyness decides", fine=(True,)),
+    dropped_row("enable_offload", "placement.colocate moves what sleeps"),
+    dropped_row("dynamic_bs", "a batch is always filled: groups that are dropped are replaced"),
+    value_row("vllm.max_model_len", "inference.maxModelLen", convert="whole"),
+    joined_row("vllm.gpu_memory_utilization", "inference.gpuMemoryUtilization"),
+    value_row("vllm.max_num_seqs", "inference.maxNumSeqs", convert="whole"),
+    joined_row(
+        "sglang.mem_fraction_static", "inference.gpuMemoryUtilization", "vllm.gpu_memory_utilization goes before"
+    ),
+    joined_row("saver.freq_steps", "checkpoint.export.interval", "no exports on the way"),
+    joined_row("saver.freq_epochs", "checkpoint.export.interval", "no exports on the way"),
+    joined_row("saver.freq_secs", "checkpoint.export.interval", "no exports on the way"),
+    joined_row("recover.freq_steps", "checkpoint.interval", "checkpoints every 20 steps"),
+    joined_row("recover.freq_epochs", "checkpoint.interval", "checkpoints every 20 steps"),
+    joined_row("recover.freq_secs", "checkpoint.interval", "checkpoints every 20 steps"),
+    value_row("recover.retries", "failurePolicy.maxRestarts", convert="whole"),
+    joined_row("evaluator.freq_steps", "evaluation.interval", "no evaluation between steps"),
+    joined_row("evaluator.freq_epochs", "evaluation.interval", "no evaluation between steps"),
+    joined_row("evaluator.freq_secs", "evaluation.interval", "no evaluation between steps"),
     *UTILITIES,
-    drop("defaults*", "Hydra's list of files"),
-    drop("--config", "not followed: name that file on the command line too", fine=(None,)),
-    drop("--*", "an option of AReaL's launcher"),
+    dropped_row("defaults*", "Hydra's list of files"),
+    dropped_row("--config", "not followed: name that file on the command line too", fine=(None,)),
+    dropped_row("--*", "an option of AReaL's launcher"),
     *SCRIPT,
-    drop("batch_size", "train_dataset.batch_size goes before"),
-    *drops("", "gconfig and train_dataset have the bounds", "max_prompt_len", "max_answer_len", "max_seq_len"),
+    dropped_row("batch_size", "train_dataset.batch_size goes before"),
+    *dropped_rows("", "gconfig and train_dataset have the bounds", "max_prompt_len", "max_answer_len", "max_seq_len"),
 )
 
 ROWS: tuple[Row, ...] = (*_ACTOR, *_OTHERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlrun.convert.tables import areal
-from rlrun.convert.tables.row import Row, drop, joined
+from rlrun.convert.tables.row import Row, dropped_row, joined_row
 
 ALIASES: Mapping[str, str] = {**areal.ALIASES, "model.": "actor."}
 """Until 0.5 the block of the training engine was called `model`."""
@@ -23,18 +23,18 @@ DEFAULTS: Mapping[str, object] = {
     "train_dataset.batch_size": 1,
 }
 _DATA: tuple[Row, ...] = (
-    joined("train_dataset.path", "data.sources"),
-    joined("train_dataset.batch_size", "data.batchSize"),
-    joined("train_dataset.max_length", "seqLen", "no bound"),
-    joined("train_dataset.shuffle", "data.shuffle", "each epoch has a new order"),
-    drop("train_dataset.type", "task: SFT", fine=("sft",)),
-    joined("train_dataset.split", "data.sources", "the split train"),
-    joined("valid_dataset.path", "data.validation", "no held-out loss"),
-    joined("valid_dataset.split", "data.validation", "the split test"),
-    joined("evaluator.freq_steps", "data.validation", "a held-out loss every 50 steps, if there is one"),
-    joined("evaluator.freq_epochs", "data.validation", "a held-out loss every 50 steps, if there is one"),
-    joined("total_train_epochs", "data.epochs, maxSteps"),
-    joined("cluster.n_nodes", "trainer.replicas", "the allocation goes before"),
+    joined_row("train_dataset.path", "data.sources"),
+    joined_row("train_dataset.batch_size", "data.batchSize"),
+    joined_row("train_dataset.max_length", "seqLen", "no bound"),
+    joined_row("train_dataset.shuffle", "data.shuffle", "each epoch has a new order"),
+    dropped_row("train_dataset.type", "task: SFT", fine=("sft",)),
+    joined_row("train_dataset.split", "data.sources", "the split train"),
+    joined_row("valid_dataset.path", "data.validation", "no held-out loss"),
+    joined_row("valid_dataset.split", "data.validation", "the split test"),
+    joined_row("evaluator.freq_steps", "data.validation", "a held-out loss every 50 steps, if there is one"),
+    joined_row("evaluator.freq_epochs", "data.validation", "a held-out loss every 50 steps, if there is one"),
+    joined_row("total_train_epochs", "data.epochs, maxSteps"),
+    joined_row("cluster.n_nodes", "trainer.replicas", "the allocation goes before"),
 )
 _NOT_HERE = (
     *(
@@ -58,6 +58,6 @@ _OWN = {mine.key for mine in _DATA}
 
 ROWS: tuple[Row, ...] = (
     *_DATA,
-    drop("actor.weight_update_mode", "a supervised run has no engines"),
+    dropped_row("actor.weight_update_mode", "a supervised run has no engines"),
     *(row for row in areal.ROWS if not row.key.startswith(_NOT_HERE) and row.key not in _OWN),
 )

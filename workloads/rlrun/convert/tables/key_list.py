@@ -6,10 +6,10 @@ import json
 import re
 from pathlib import Path
 
-from rlrun.convert.tables.row import Row, drop, refuse
+from rlrun.convert.tables.row import Row, dropped_row, refused_row
 
 _GROUP = re.compile(r"\[(drop|refuse)\] (.+)")
-_MAKE = {"drop": drop, "refuse": refuse}
+_MAKE = {"drop": dropped_row, "refuse": refused_row}
 
 
 def read_rows(name: str) -> tuple[Row, ...]:
@@ -27,11 +27,11 @@ def read_rows(name: str) -> tuple[Row, ...]:
             block, colon, keys = line.partition(": ")
             if not how or not colon:
                 raise ValueError(f"{name}: {line!r} is not `block: key ...` below `[drop] reason`")
-            rows += [_row(how, note, f"{block}." if block else "", word) for word in keys.split()]
+            rows += [_key_row(how, note, f"{block}." if block else "", word) for word in keys.split()]
     return tuple(rows)
 
 
-def _row(how: str, note: str, block: str, word: str) -> Row:
+def _key_row(how: str, note: str, block: str, word: str) -> Row:
     key, equals, value = word.partition("=")
     fine = (json.loads(value),) if equals else ()
     return _MAKE[how](block + key, note, fine=fine if how == "drop" else (None, *fine))

@@ -44,10 +44,10 @@ class OtherTrainer:
 def other_trainers() -> tuple[OtherTrainer, ...]:
     """Return the trainers of `others.txt`."""
     text = (Path(__file__).parent / "others.txt").read_text(encoding="utf-8")
-    return tuple(_trainer(block) for block in text.split("== ")[1:])
+    return tuple(_other_trainer(block) for block in text.split("== ")[1:])
 
 
-def _trainer(block: str) -> OtherTrainer:
+def _other_trainer(block: str) -> OtherTrainer:
     name, marks, commands, *rows = block.strip().splitlines()
     keys = []
     for row in rows:

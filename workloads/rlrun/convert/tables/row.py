@@ -21,7 +21,7 @@ class Row:
     to: str
     """Fields of the manifest below `spec`, by commas; empty: none."""
     how: How
-    """`value`: the value, converted, is the field's. `joined`: decides fields together with other keys. `drop`, `refuse`: no field."""
+    """`value_row`: the converted value is the field's. `joined_row`: decides fields with others. `dropped_row`, `refused_row`: none."""
     note: str = ""
     """Meaning of the field, or the reason why there is none."""
     values: Mapping[str, object] = field(default_factory=dict)
@@ -29,11 +29,11 @@ class Row:
     convert: str = ""
     """Name of a conversion of `rlrun.convert.conversions`."""
     fine: tuple[object, ...] = ()
-    """Values with which `drop` and `refuse` change nothing: they say what RLRun does anyway."""
+    """Values with which `dropped_row` and `refused_row` change nothing: they say what RLRun does anyway."""
 
     def fits(self, key: str) -> bool:
         """True if this row is about `key`."""
-        return _pattern(self.key).fullmatch(key) is not None
+        return _key_pattern(self.key).fullmatch(key) is not None
 
     def is_fine(self, value: object) -> bool:
         """True if the value says what RLRun does anyway."""
@@ -41,12 +41,12 @@ class Row:
 
 
 @cache
-def _pattern(key: str) -> re.Pattern[str]:
+def _key_pattern(key: str) -> re.Pattern[str]:
     escaped = key.replace("[", "[[]")
     return re.compile(fnmatch.translate(escaped))
 
 
-def value(
+def value_row(
     key: str,
     to: str,
     note: str = "",
@@ -59,22 +59,22 @@ def value(
     return Row(key, to, "value", note, values or {}, convert, fine)
 
 
-def joined(key: str, to: str, note: str = "", *, fine: tuple[object, ...] = ()) -> Row:
+def joined_row(key: str, to: str, note: str = "", *, fine: tuple[object, ...] = ()) -> Row:
     """A key that decides fields together with others; `note` says why it decides nothing where it does not."""
     return Row(key, to, "joined", note, fine=fine)
 
 
-def drop(key: str, note: str, *, fine: tuple[object, ...] = ()) -> Row:
+def dropped_row(key: str, note: str, *, fine: tuple[object, ...] = ()) -> Row:
     """A key without a field, with the reason."""
     return Row(key, "", "drop", note, fine=fine)
 
 
-def drops(start: str, note: str, *names: str) -> tuple[Row, ...]:
+def dropped_rows(start: str, note: str, *names: str) -> tuple[Row, ...]:
     """Keys without a field that share a beginning and the reason, one row each."""
-    return tuple(drop(start + name, note) for name in names)
+    return tuple(dropped_row(start + name, note) for name in names)
 
 
-def refuse(key: str, note: str, *, fine: tuple[object, ...] = (None, False)) -> Row:
+def refused_row(key: str, note: str, *, fine: tuple[object, ...] = (None, False)) -> Row:
     """A key whose value, unless it is one of `fine`, makes the run another one than RLRun can do."""
     return Row(key, "", "refuse", note, fine=fine)
 

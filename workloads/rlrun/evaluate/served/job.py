@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.model import ModelConfig
 from rlrun.evaluate.job import Asked, asked_evaluation, chosen_environments
@@ -68,7 +68,7 @@ def prepare_served(request: ServedRequest) -> ServedJob:
         "evaluation": evaluation,
         "policies": None,
     }
-    config = resolve(spec.model_copy(update=changes), name=request.name, uid=_UID, output_dir=str(work))
+    config = resolve_spec(spec.model_copy(update=changes), name=request.name, uid=_UID, output_dir=str(work))
     where = " ".join(sorted(request.client.base_url))
     return ServedJob(
         work=work,

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.api.resolve import resolve
+from rlrun.api.resolve import resolve_spec
 from rlrun.config.models.run import RunConfig
 from rlrun.local.launcher.call import Call
 from rlrun.local.plan import Ports, with_endpoints
@@ -47,7 +47,7 @@ class Place:
 def resolve_config(call: Call) -> RunConfig:
     """The run's configuration; without engines where recorded batches alone are trained on."""
     uid = _uid(call.paths, call.options.resume or bool(call.options.engine_url))
-    config = resolve(call.spec, name=call.name, uid=uid, output_dir=str(call.paths.root))
+    config = resolve_spec(call.spec, name=call.name, uid=uid, output_dir=str(call.paths.root))
     if call.options.replay and config.orchestrator.evaluation is None:
         return config.model_copy(update={"inference": None})  # nothing is sampled, so no engine is started
     return config

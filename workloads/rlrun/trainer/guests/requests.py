@@ -12,8 +12,8 @@ from loguru import logger
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.config.models.run import fingerprint
-from rlrun.config.models.sharing import refusal
+from rlrun.config.models.run import config_fingerprint
+from rlrun.config.models.sharing import sharing_refusal
 from rlrun.protocol.files import shared
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.failures import RoleError, storage_errors
@@ -168,7 +168,7 @@ class Guests:
                 return None
             self._check_past(join)
             config = _read(paths, join.run)
-            reason_not = refusal(self._host, config)
+            reason_not = sharing_refusal(self._host, config)
             if reason_not is not None:
                 raise RoleError(reason_not, exit_codes.CONFIGURATION)
             attempt = resume.begin(
@@ -176,7 +176,7 @@ class Guests:
                 config,
                 attempt=join.attempt,
                 world_size=self._world_size,
-                config_hash=fingerprint(config),
+                config_hash=config_fingerprint(config),
                 with_orchestrator=True,
                 log=_labelled(join.run),
             )

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from rlrun.config.dialects.conversions import (
     TEMPLATE_ARGUMENT,
-    count,
+    count_gpus,
+    defer_value,
     gpu_ids,
-    later,
+    if_set,
     loss_option,
-    noted,
-    only,
-    optional,
-    place,
+    note_dropped,
+    only_values,
+    read_place,
+    read_transport,
     run_name,
     samples_or_none,
     seconds_left,
     step_to_resume,
     table_present,
-    transport,
 )
-from rlrun.config.dialects.rows import Row, ignored, refused, same, to
+from rlrun.config.dialects.rows import Row, ignored_key, mapped_key, refused_key, same_key
 
 _MONITOR = "nothing is sent to it; tracking names the trackers there are"
 _TRACKED = "one tracked run shows all roles in all attempts; its name is that of the run, or tracking.wandb.name"
@@ -48,42 +48,42 @@ def of_checkpoint(table: str) -> tuple[Row, ...]:
     """Rows of a table `ckpt`."""
     skips = ("skip_progress", "skip_scheduler", "skip_dataloader", "skip_optimizer", "skip_buffer")
     return (
-        same(table, "checkpoint"),
-        to(f"{table}.interval", "checkpoint.interval", by=optional),
-        to(f"{table}.keep_last", "checkpoint.keep_last", by=optional),
-        to(f"{table}.keep", "checkpoint.keep_last", by=optional),
-        to(f"{table}.keep_interval", "checkpoint.keep_interval", by=optional),
-        to(f"{table}.save_async", "checkpoint.save_async"),
-        to(
+        same_key(table, "checkpoint"),
+        mapped_key(f"{table}.interval", "checkpoint.interval", by=if_set),
+        mapped_key(f"{table}.keep_last", "checkpoint.keep_last", by=if_set),
+        mapped_key(f"{table}.keep", "checkpoint.keep_last", by=if_set),
+        mapped_key(f"{table}.keep_interval", "checkpoint.keep_interval", by=if_set),
+        mapped_key(f"{table}.save_async", "checkpoint.save_async"),
+        mapped_key(
             f"{table}.resume_step", "checkpoint.resume", "checkpoint.resume.policy", "checkpoint.resume.step",
             by=step_to_resume, text="-1: policy Latest; the folder is resumed, as with --resume",
         ),
-        to(f"{table}.weights.interval", "checkpoint.export.interval", by=optional),
-        ignored(f"{table}.weights", _FORMAT),
-        ignored(f"{table}.weights.save_sharded", _FORMAT),
-        ignored(f"{table}.weights.save_format", _FORMAT),
-        ignored(f"{table}.weights.save_adapter_separately", _FORMAT),
-        ignored(f"{table}.weights.save_async", _FORMAT),
-        ignored(f"{table}.wait_for_weights_timeout", "trainer and orchestrator complete a checkpoint together"),
-        ignored(f"{table}.skip_gather_master_weights", "weights are written in shards, and exported at the run's end"),
-        refused(f"{table}.weights_only", f"there is none: {_WHOLE}", "checkpoint.resume.from_run"),
-        refused(
+        mapped_key(f"{table}.weights.interval", "checkpoint.export.interval", by=if_set),
+        ignored_key(f"{table}.weights", _FORMAT),
+        ignored_key(f"{table}.weights.save_sharded", _FORMAT),
+        ignored_key(f"{table}.weights.save_format", _FORMAT),
+        ignored_key(f"{table}.weights.save_adapter_separately", _FORMAT),
+        ignored_key(f"{table}.weights.save_async", _FORMAT),
+        ignored_key(f"{table}.wait_for_weights_timeout", "trainer and orchestrator complete a checkpoint together"),
+        ignored_key(f"{table}.skip_gather_master_weights", "weights are written in shards, and exported at the run's end"),
+        refused_key(f"{table}.weights_only", f"there is none: {_WHOLE}", "checkpoint.resume.from_run"),
+        refused_key(
             f"{table}.output_dir", "there is none: checkpoints lie in the run's folder; set output_dir for all of it", "output_dir"
         ),
-        *(ignored(f"{table}.{name}", _SKIPPED, only((False,), _SKIPPED, _WHOLE)) for name in skips),
+        *(ignored_key(f"{table}.{name}", _SKIPPED, only_values((False,), _SKIPPED, _WHOLE)) for name in skips),
     )  # fmt: skip
 
 
 def of_weight_broadcast(table: str) -> tuple[Row, ...]:
     """Rows of a table `weight_broadcast`."""
     return (
-        to(f"{table}.type", "weight_sync.transport", by=transport),
-        to(f"{table}.timeout", "weight_sync.timeout_seconds", by=seconds_left),
-        *(ignored(f"{table}.{name}", _FOUND) for name in ("host", "port", "inference_world_size")),
-        *(ignored(f"{table}.{name}", _FORMAT) for name in ("adapter_only", "save_sharded", "save_format")),
-        ignored(
+        mapped_key(f"{table}.type", "weight_sync.transport", by=read_transport),
+        mapped_key(f"{table}.timeout", "weight_sync.timeout_seconds", by=seconds_left),
+        *(ignored_key(f"{table}.{name}", _FOUND) for name in ("host", "port", "inference_world_size")),
+        *(ignored_key(f"{table}.{name}", _FORMAT) for name in ("adapter_only", "save_sharded", "save_format")),
+        ignored_key(
             f"{table}.quantize_in_weight_transfer", "weights travel in the model's own number format",
-            only((False,), "weights travel in the model's own number format", "there is none: weights travel in model.dtype"),
+            only_values((False,), "weights travel in the model's own number format", "there is none: weights travel in model.dtype"),
         ),
     )  # fmt: skip
 
@@ -92,58 +92,62 @@ def of_wandb(table: str, *, run: bool) -> tuple[Row, ...]:
     """Rows of a table `wandb`; `run`: of the run itself, not of a role."""
     ours = "tracking.wandb"
     return (
-        to(table, ours, by=table_present),
-        to(f"{table}.name", f"{ours}.name", by=optional) if run else ignored(f"{table}.name", _TRACKED),
-        *(to(f"{table}.{name}", f"{ours}.{name}", by=optional) for name in ("project", "entity", "group", "tags", "offline")),
-        ignored(f"{table}.id", _TRACKED),
-        ignored(f"{table}.shared", _TRACKED),
-        to(f"{table}.log_extras.interval", "tracking.samples.interval"),
-        to(f"{table}.log_extras.samples", "tracking.samples.count", by=samples_or_none),
-        ignored(f"{table}.log_extras", _HISTOGRAMS),
-        ignored(f"{table}.log_extras.distributions", _HISTOGRAMS),
-        ignored(f"{table}.log_extras.sample_ratio", "tracking.samples.count says how many"),
+        mapped_key(table, ours, by=table_present),
+        mapped_key(f"{table}.name", f"{ours}.name", by=if_set) if run else ignored_key(f"{table}.name", _TRACKED),
+        *(mapped_key(f"{table}.{name}", f"{ours}.{name}", by=if_set) for name in ("project", "entity", "group", "tags", "offline")),
+        ignored_key(f"{table}.id", _TRACKED),
+        ignored_key(f"{table}.shared", _TRACKED),
+        mapped_key(f"{table}.log_extras.interval", "tracking.samples.interval"),
+        mapped_key(f"{table}.log_extras.samples", "tracking.samples.count", by=samples_or_none),
+        ignored_key(f"{table}.log_extras", _HISTOGRAMS),
+        ignored_key(f"{table}.log_extras.distributions", _HISTOGRAMS),
+        ignored_key(f"{table}.log_extras.sample_ratio", "tracking.samples.count says how many"),
     )  # fmt: skip
 
 
 def of_role(table: str) -> tuple[Row, ...]:
     """Rows of what each role's table repeats; `table` ends with a dot, or is empty for the run itself."""
     return (
-        same(f"{table}max_steps", "max_steps"),
-        same(f"{table}seq_len", "seq_len"),
+        same_key(f"{table}max_steps", "max_steps"),
+        same_key(f"{table}seq_len", "seq_len"),
         *of_wandb(f"{table}wandb", run=not table),
         *of_wandb(f"{table}monitors.wandb", run=not table),
-        ignored(f"{table}monitors", _MONITOR),
-        ignored(f"{table}monitors.*", _MONITOR),
-        ignored(f"{table}log", _LOGS),
-        ignored(f"{table}env_vars", "variables are set in the shell, or per role in a manifest (env)"),
-        ignored(f"{table}prime_monitor", _MONITOR),
-        ignored(f"{table}matmul_precision", "sums are float32: matrix products are as compute_dtype says"),
-        ignored(f"{table}heartbeat", "the run renews a Lease and answers health checks by itself"),
-        ignored(f"{table}metrics_server", "every role has its metrics for Prometheus"),
-        ignored(f"{table}dist_timeout_seconds", "the run's own deadlines find what hangs (progress.deadline_seconds)"),
-        ignored(f"{table}rollout_transport", "batches go over the trainer's own channel"),
+        ignored_key(f"{table}monitors", _MONITOR),
+        ignored_key(f"{table}monitors.*", _MONITOR),
+        ignored_key(f"{table}log", _LOGS),
+        ignored_key(f"{table}env_vars", "variables are set in the shell, or per role in a manifest (env)"),
+        ignored_key(f"{table}prime_monitor", _MONITOR),
+        ignored_key(f"{table}matmul_precision", "sums are float32: matrix products are as compute_dtype says"),
+        ignored_key(f"{table}heartbeat", "the run renews a Lease and answers health checks by itself"),
+        ignored_key(f"{table}metrics_server", "every role has its metrics for Prometheus"),
+        ignored_key(
+            f"{table}dist_timeout_seconds", "the run's own deadlines find what hangs (progress.deadline_seconds)"
+        ),
+        ignored_key(f"{table}rollout_transport", "batches go over the trainer's own channel"),
         *of_checkpoint(f"{table}ckpt"),
         *of_weight_broadcast(f"{table}weight_broadcast"),
-        ignored(f"{table}experimental", "an empty table", only(({},), "an empty table", "there is none here")),
-        refused(f"{table}bench", "measure with the option --bench of trainer, sft and rl instead"),
+        ignored_key(
+            f"{table}experimental", "an empty table", only_values(({},), "an empty table", "there is none here")
+        ),
+        refused_key(f"{table}bench", "measure with the option --bench of trainer, sft and rl instead"),
     )
 
 
 def of_tokenizer(table: str) -> tuple[Row, ...]:
     """Rows of the tables that say how chats become tokens."""
     return (
-        ignored(f"{table}renderer", _RENDERER),
-        ignored(f"{table}renderer.name", _RENDERER),
-        ignored(f"{table}renderer.image_cache_max", _TEXTS),
-        ignored(f"{table}renderer.add_vision_id", _TEXTS),
-        ignored(f"{table}renderer.pool_size", "chats are made into tokens beside the orchestrator"),
-        *(ignored(f"{table}renderer.{name}", text, noted(text)) for name, text in _OF_REPLIES.items()),
+        ignored_key(f"{table}renderer", _RENDERER),
+        ignored_key(f"{table}renderer.name", _RENDERER),
+        ignored_key(f"{table}renderer.image_cache_max", _TEXTS),
+        ignored_key(f"{table}renderer.add_vision_id", _TEXTS),
+        ignored_key(f"{table}renderer.pool_size", "chats are made into tokens beside the orchestrator"),
+        *(ignored_key(f"{table}renderer.{name}", text, note_dropped(text)) for name, text in _OF_REPLIES.items()),
         _template_arguments(f"{table}renderer.*", table),
-        refused(f"{table}tokenizer.name", "there is none: the tokenizer is that of the model; put it into the model's folder"),
-        refused(
+        refused_key(f"{table}tokenizer.name", "there is none: the tokenizer is that of the model; put it into the model's folder"),
+        refused_key(
             f"{table}tokenizer.chat_template", "there is none: the template is that of the model's tokenizer; put it into its folder"
         ),
-        to(f"{table}tokenizer.trust_remote_code", "model.trust_remote_code", by=optional),
+        mapped_key(f"{table}tokenizer.trust_remote_code", "model.trust_remote_code", by=if_set),
     )  # fmt: skip
 
 
@@ -151,10 +155,10 @@ def _template_arguments(path: str, table: str) -> Row:
     """Row of a renderer's other settings, which are arguments of the chat template."""
     if table != "orchestrator.":
         text = "supervised rows are made into tokens without arguments of the chat template; put the template into the model's folder"
-        return ignored(path, text, noted(text))
+        return ignored_key(path, text, note_dropped(text))
     arguments = "sampling.chat_template_arguments"
     text = "an argument of the chat template, there and in each other sampling that is set"
-    return Row(path, "mapped", (arguments,), text, by_name=lambda name: later(f"{TEMPLATE_ARGUMENT}{name}"))
+    return Row(path, "mapped", (arguments,), text, by_name=lambda name: defer_value(f"{TEMPLATE_ARGUMENT}{name}"))
 
 
 def of_loss(table: str) -> tuple[Row, ...]:
@@ -177,73 +181,74 @@ def of_loss(table: str) -> tuple[Row, ...]:
         "dppo_mask_high": "mask_high",
     }
     return (
-        to(f"{table}.type", loss, by=later("loss_type"), text="default: the loss that the table's other keys belong to"),
-        *(to(f"{table}.{theirs}", loss, by=loss_option("masked_is", ours)) for theirs, ours in masked.items()),
-        *(to(f"{table}.{theirs}", loss, by=loss_option("dppo", ours)) for theirs, ours in today.items()),
-        to(f"{table}.adv_tau", loss, by=later("adv_tau"), text="the option adv_tau of loss masked_is; 1 elsewhere"),
-        to(f"{table}.kl_tau", loss, by=later("kl_tau"), text="the option kl_tau of the loss that the table's other keys belong to"),
-        to(f"{table}.ipo_threshold", loss, by=loss_option("ipo", "thr")),
-        ignored(
-            f"{table}.sequence_mask_low", "0 masks nothing", only((0, 0.0), "0 masks nothing", "there is none in loss masked_is")
+        mapped_key(f"{table}.type", loss, by=defer_value("loss_type"), text="default: the loss that the table's other keys belong to"),
+        *(mapped_key(f"{table}.{theirs}", loss, by=loss_option("masked_is", ours)) for theirs, ours in masked.items()),
+        *(mapped_key(f"{table}.{theirs}", loss, by=loss_option("dppo", ours)) for theirs, ours in today.items()),
+        mapped_key(f"{table}.adv_tau", loss, by=defer_value("adv_tau"), text="the option adv_tau of loss masked_is; 1 elsewhere"),
+        mapped_key(f"{table}.kl_tau", loss, by=defer_value("kl_tau"),
+            text="the option kl_tau of the loss that the table's other keys belong to"),
+        mapped_key(f"{table}.ipo_threshold", loss, by=loss_option("ipo", "thr")),
+        ignored_key(
+            f"{table}.sequence_mask_low", "0 masks nothing", only_values((0, 0.0), "0 masks nothing", "there is none in loss masked_is")
         ),
-        refused(f"{table}.import_path", "there is none of that signature: algorithm.loss.name takes package.module:function", loss),
-        ignored(f"{table}.kwargs", "they belong to import_path"),
+        refused_key(f"{table}.import_path", "there is none of that signature: algorithm.loss.name takes package.module:function", loss),
+        ignored_key(f"{table}.kwargs", "they belong to import_path"),
     )  # fmt: skip
 
 
 ROWS: tuple[Row, ...] = (
-    refused(
+    refused_key(
         "client",
         "eval and synthesize take it: training needs token ids, log-probs and weights that can be changed, which other servers do not have",
     ),
     *of_role(""),
-    to("model.name", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
-    same("output_dir"),
-    to("max_async_level", "algorithm.max_async_level", by=optional),
-    to("async_level", "algorithm.max_async_level", by=optional),
-    to("max_off_policy_steps", "algorithm.max_off_policy_steps", by=optional),
-    to("max_model_len", "inference.max_model_len", by=later("max_model_len")),
-    to("broadcast_backend", "weight_sync.transport", by=transport),
-    to(
+    mapped_key("model.name", "model.name", "model.path", by=read_place, text="a name with a path's form is model.path"),
+    same_key("output_dir"),
+    mapped_key("max_async_level", "algorithm.max_async_level", by=if_set),
+    mapped_key("async_level", "algorithm.max_async_level", by=if_set),
+    mapped_key("max_off_policy_steps", "algorithm.max_off_policy_steps", by=if_set),
+    mapped_key("max_model_len", "inference.max_model_len", by=defer_value("max_model_len")),
+    mapped_key("broadcast_backend", "weight_sync.transport", by=read_transport),
+    mapped_key(
         "inference_gpu_ids", "inference.gpus_per_replica", by=gpu_ids("inference_gpu_ids"), text="and the option --inference-gpu-ids"
     ),
-    to("trainer_gpu_ids", "trainer.gpus_per_replica", by=gpu_ids("trainer_gpu_ids"), text="and the option --trainer-gpu-ids"),
-    ignored("teacher_gpu_ids", _TEACHER),
-    ignored("deployment.type", "the counts beside it say it"),
-    to("deployment.num_train_gpus", "trainer.gpus_per_replica", by=count("trainer_gpus")),
-    to("deployment.num_gpus", "trainer.gpus_per_replica", by=count("trainer_gpus")),
-    to("deployment.num_infer_gpus", "inference.gpus_per_replica", by=count("inference_gpus")),
-    to("deployment.num_train_nodes", "trainer.replicas", by=count("trainer_nodes")),
-    to("deployment.num_nodes", "trainer.replicas", by=count("trainer_nodes")),
-    to("deployment.num_infer_nodes", "inference.replicas", by=count("inference_nodes")),
-    to("deployment.num_infer_replicas", "inference.replicas", by=count("inference_groups")),
-    to("deployment.gpus_per_node", "trainer.gpus_per_replica", "inference.gpus_per_replica", by=count("gpus_per_node")),
-    to("deployment.nodes_per_fsdp_group", "trainer.parallelism.dp_replicate", by=count("nodes_per_group")),
-    ignored("deployment.num_teacher_gpus", _TEACHER),
-    ignored("deployment.num_teacher_nodes", _TEACHER),
-    ignored("slurm", "the run is started here, or by Kubernetes"),
-    ignored("image_tag", "images are set per role in a manifest"),
-    ignored(
+    mapped_key("trainer_gpu_ids", "trainer.gpus_per_replica", by=gpu_ids("trainer_gpu_ids"), text="and the option --trainer-gpu-ids"),
+    ignored_key("teacher_gpu_ids", _TEACHER),
+    ignored_key("deployment.type", "the counts beside it say it"),
+    mapped_key("deployment.num_train_gpus", "trainer.gpus_per_replica", by=count_gpus("trainer_gpus")),
+    mapped_key("deployment.num_gpus", "trainer.gpus_per_replica", by=count_gpus("trainer_gpus")),
+    mapped_key("deployment.num_infer_gpus", "inference.gpus_per_replica", by=count_gpus("inference_gpus")),
+    mapped_key("deployment.num_train_nodes", "trainer.replicas", by=count_gpus("trainer_nodes")),
+    mapped_key("deployment.num_nodes", "trainer.replicas", by=count_gpus("trainer_nodes")),
+    mapped_key("deployment.num_infer_nodes", "inference.replicas", by=count_gpus("inference_nodes")),
+    mapped_key("deployment.num_infer_replicas", "inference.replicas", by=count_gpus("inference_groups")),
+    mapped_key("deployment.gpus_per_node", "trainer.gpus_per_replica", "inference.gpus_per_replica", by=count_gpus("gpus_per_node")),
+    mapped_key("deployment.nodes_per_fsdp_group", "trainer.parallelism.dp_replicate", by=count_gpus("nodes_per_group")),
+    ignored_key("deployment.num_teacher_gpus", _TEACHER),
+    ignored_key("deployment.num_teacher_nodes", _TEACHER),
+    ignored_key("slurm", "the run is started here, or by Kubernetes"),
+    ignored_key("image_tag", "images are set per role in a manifest"),
+    ignored_key(
         "clean", "a folder that holds a run is refused, never deleted",
-        only((True, False), "a folder that holds a run is refused, never deleted", "write true or false"),
+        only_values((True, False), "a folder that holds a run is refused, never deleted", "write true or false"),
     ),
-    ignored(
+    ignored_key(
         "clean_output_dir", "a folder that holds a run is refused, never deleted",
-        only((True, False), "a folder that holds a run is refused, never deleted", "write true or false"),
+        only_values((True, False), "a folder that holds a run is refused, never deleted", "write true or false"),
     ),
-    refused("dump_config", "the option --dry-run prints the resolved configuration of all roles"),
-    ignored("dry_run", "the option --dry-run does it", only((False,), "false", "write the option --dry-run")),
-    to("teacher_inference.model.name", "algorithm.reference.model"),
-    ignored("teacher_inference", _TEACHER),
-    ignored("teacher_inference.*", _TEACHER),
-    ignored("teacher_inference.model.*", _TEACHER),
-    ignored("dashboard", "the local view, and Grafana's dashboard, show the run"),
-    to("run.name", "name", by=run_name, text="letters and digits in lower case, with '-' between them"),
-    ignored("run", "the run is known by its name and its folder"),
-    ignored("run.*", "the run is known by its name and its folder"),
-    to("resume", "checkpoint.resume", by=later("resume"), text="as the option --resume"),
-    ignored("resume.skip_checks", "a folder of another run is never resumed"),
-    to("resume.step", "checkpoint.resume", "checkpoint.resume.policy", "checkpoint.resume.step", by=step_to_resume),
-    refused("model.vlm", "there is none: models of text alone are trained"),
+    refused_key("dump_config", "the option --dry-run prints the resolved configuration of all roles"),
+    ignored_key("dry_run", "the option --dry-run does it", only_values((False,), "false", "write the option --dry-run")),
+    mapped_key("teacher_inference.model.name", "algorithm.reference.model"),
+    ignored_key("teacher_inference", _TEACHER),
+    ignored_key("teacher_inference.*", _TEACHER),
+    ignored_key("teacher_inference.model.*", _TEACHER),
+    ignored_key("dashboard", "the local view, and Grafana's dashboard, show the run"),
+    mapped_key("run.name", "name", by=run_name, text="letters and digits in lower case, with '-' between them"),
+    ignored_key("run", "the run is known by its name and its folder"),
+    ignored_key("run.*", "the run is known by its name and its folder"),
+    mapped_key("resume", "checkpoint.resume", by=defer_value("resume"), text="as the option --resume"),
+    ignored_key("resume.skip_checks", "a folder of another run is never resumed"),
+    mapped_key("resume.step", "checkpoint.resume", "checkpoint.resume.policy", "checkpoint.resume.step", by=step_to_resume),
+    refused_key("model.vlm", "there is none: models of text alone are trained"),
     *of_tokenizer(""),
 )  # fmt: skip

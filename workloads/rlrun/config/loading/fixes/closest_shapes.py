@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlrun.config.loading.fixes.closest_values import NOTHING, closest_scalars
-from rlrun.config.loading.schema import Shape, fields, find_field, snake, spelled
+from rlrun.config.loading.schema import Shape, field_shapes, find_field, snake_name, spell_name
 from rlrun.runtime.redact import is_secret, is_token
 
 _LEVELS = 3
@@ -34,7 +34,7 @@ class Surroundings:
     """The environment variable that the value belongs to."""
 
 
-def closest(value: object, shape: Shape, around: Surroundings, levels: int = _LEVELS) -> Iterator[Any]:
+def closest_shapes(value: object, shape: Shape, around: Surroundings, levels: int = _LEVELS) -> Iterator[Any]:
     """Candidates of this shape, as a manifest spells them; none of them is known to be valid."""
     if value is None or levels < 0:
         return
@@ -42,41 +42,41 @@ def closest(value: object, shape: Shape, around: Surroundings, levels: int = _LE
         yield None
     if shape.kind == "union":
         for part in shape.parts:
-            yield from closest(value, part, around, levels)
+            yield from closest_shapes(value, part, around, levels)
     elif shape.kind == "list":
-        yield from _lists(value, shape.parts[0], around, levels)
+        yield from _list_shapes(value, shape.parts[0], around, levels)
     elif shape.kind == "mapping":
-        yield from _mappings(value)
+        yield from _mapping_shapes(value)
     elif shape.kind == "model" and shape.model is not None:
-        yield from _blocks(value, shape.model, around, levels)
+        yield from _block_shapes(value, shape.model, around, levels)
     else:
         yield from closest_scalars(value, shape, around.field)
 
 
-def _lists(value: object, item: Shape, around: Surroundings, levels: int) -> Iterator[list[object]]:
+def _list_shapes(value: object, item: Shape, around: Surroundings, levels: int) -> Iterator[list[object]]:
     if isinstance(value, list):
-        fixed = [next(closest(one, item, around, levels - 1), one) for one in value]
+        fixed = [next(closest_shapes(one, item, around, levels - 1), one) for one in value]
         if fixed != value:
             yield fixed
     elif isinstance(value, dict):
         if item.model is not None:
             if any(find_field(item.model, str(name)) for name in value):
                 yield [value]
-            entries = [entry(str(name), one, item.model, around.run) for name, one in value.items()]
+            entries = [named_entry(str(name), one, item.model, around.run) for name, one in value.items()]
             if all(one is not None for one in entries):
                 yield list(entries)
         else:
-            flag = "--" if snake(around.field).endswith("args") else ""
+            flag = "--" if snake_name(around.field).endswith("args") else ""
             yield [f"{flag}{name}={one}" if one is not True else f"{flag}{name}" for name, one in value.items()]
     else:
         yield [value]
         if isinstance(value, str) and len(words := re.split(r"\s*,\s*|\s+", value.strip())) > 1:
             yield [*words]
-        for one in closest(value, item, around, levels - 1):
+        for one in closest_shapes(value, item, around, levels - 1):
             yield [one]
 
 
-def entry(name: str, value: object, model: type[BaseModel], run: str) -> dict[str, object] | None:
+def named_entry(name: str, value: object, model: type[BaseModel], run: str) -> dict[str, object] | None:
     """The item of a list that is written as `name: value`; None: no item looks like that."""
     known = [one for one in ("name", "id", "key") if one in model.model_fields]
     key = next((one for one in known if model.model_fields[one].is_required()), known[0] if known else None)
@@ -94,7 +94,7 @@ def entry(name: str, value: object, model: type[BaseModel], run: str) -> dict[st
     return {key: name, "value": text}
 
 
-def _mappings(value: object) -> Iterator[dict[str, object]]:
+def _mapping_shapes(value: object) -> Iterator[dict[str, object]]:
     if isinstance(value, str):
         value = re.split(r"\s*,\s*", value)
     if not isinstance(value, list):
@@ -113,12 +113,12 @@ def _mappings(value: object) -> Iterator[dict[str, object]]:
         yield found
 
 
-def _blocks(value: object, model: type[BaseModel], around: Surroundings, levels: int) -> Iterator[dict[str, Any]]:
+def _block_shapes(value: object, model: type[BaseModel], around: Surroundings, levels: int) -> Iterator[dict[str, Any]]:
     if isinstance(value, list):
         if len(value) == 1:
             if isinstance(value[0], dict):
                 yield value[0]
-            yield from _blocks(value[0], model, around, levels)
+            yield from _block_shapes(value[0], model, around, levels)
         if value and all(isinstance(one, dict) for one in value):
             yield {name: inner for one in value for name, inner in one.items()}
         named = [next(_of_field(one, model), {}) for one in value if isinstance(one, str)]
@@ -133,7 +133,7 @@ def _blocks(value: object, model: type[BaseModel], around: Surroundings, levels:
         return
     if isinstance(value, str):
         yield from _of_field(value, model)
-        if (parts := _ASSIGNMENT.fullmatch(value)) and (made := entry(parts[1], parts[2], model, around.run)):
+        if (parts := _ASSIGNMENT.fullmatch(value)) and (made := named_entry(parts[1], parts[2], model, around.run)):
             yield made
     if isinstance(value, str | int | float):
         yield from _short_forms(value, model, around, levels)
@@ -142,13 +142,13 @@ def _blocks(value: object, model: type[BaseModel], around: Surroundings, levels:
 def _of_field(word: str, model: type[BaseModel]) -> Iterator[dict[str, Any]]:
     """The block with the field that a word names: `tracking: wandb`."""
     name = find_field(model, word.strip())
-    if name is not None and fields(model)[name].kind == "model":
-        yield {spelled(model, name, "camel"): {}}
+    if name is not None and field_shapes(model)[name].kind == "model":
+        yield {spell_name(model, name, "camel"): {}}
 
 
 def _short_forms(value: object, model: type[BaseModel], around: Surroundings, levels: int) -> Iterator[dict[str, Any]]:
     """Blocks in which one field has the value: `model: org/name`."""
-    known = fields(model)
+    known = field_shapes(model)
     required = [name for name, info in model.model_fields.items() if info.is_required()]
     if around.variable is not None and set(required) == {"name", "key"}:
         yield {"name": value, "key": around.variable}
@@ -156,15 +156,15 @@ def _short_forms(value: object, model: type[BaseModel], around: Surroundings, le
         yield {"secretKeyRef": {"name": f"{around.run}-keys", "key": around.variable or "token"}}
     if isinstance(value, str) and _SIZE.fullmatch(value):  # `storage: 50Gi`
         for name, shape in known.items():
-            if shape.kind == "model" and shape.model is not None and "size" in fields(shape.model):
-                yield {spelled(model, name, "camel"): {"size": value}}
+            if shape.kind == "model" and shape.model is not None and "size" in field_shapes(shape.model):
+                yield {spell_name(model, name, "camel"): {"size": value}}
     first = ("path", *_FIRST) if isinstance(value, str) and _FILE.match(value) else _FIRST
     order = sorted(known, key=lambda name: first.index(name) if name in first else len(first))
     for name in order:
         if known[name].kind in ("str", "int", "float", "choice") and not isinstance(value, bool):
-            yield {spelled(model, name, "camel"): value}
+            yield {spell_name(model, name, "camel"): value}
     for name in order:
         if known[name].kind in ("model", "list") and (name in required or known[name].nullable):
-            for inner in closest(value, known[name], around, levels - 1):
+            for inner in closest_shapes(value, known[name], around, levels - 1):
                 if inner is not None:
-                    yield {spelled(model, name, "camel"): inner}
+                    yield {spell_name(model, name, "camel"): inner}

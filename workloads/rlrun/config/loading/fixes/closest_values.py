@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlrun.config.loading.schema import Shape, snake
+from rlrun.config.loading.schema import Shape, snake_name
 from rlrun.config.suggest import close_name
 
 _WORDS = {"true": True, "yes": True, "y": True, "on": True, "1": True, "enabled": True} | {
@@ -61,23 +61,23 @@ def closest_scalars(value: object, shape: Shape, name: str) -> Iterator[object]:
     if shape.nullable and isinstance(value, str) and text.lower() in NOTHING:
         yield None
     if shape.kind == "bool":
-        yield from _switch(value)
+        yield from _switch_values(value)
     elif shape.kind in ("int", "float"):
-        for number in _numbers(value, text, name):
+        for number in _number_values(value, text, name):
             whole = number == math.floor(number) if math.isfinite(number) else False
             yield int(number) if whole and abs(number) < 1e15 else number
     elif shape.kind == "choice":
-        yield from _choices(value, shape)
+        yield from _choice_values(value, shape)
     elif shape.kind == "str":
-        yield from _strings(value, text)
+        yield from _string_values(value, text)
 
 
-def _switch(value: object) -> Iterator[bool]:
+def _switch_values(value: object) -> Iterator[bool]:
     if isinstance(value, str | int | float) and (word := str(value).strip().strip(_QUOTES).lower()) in _WORDS:
         yield _WORDS[word]
 
 
-def _numbers(value: object, text: str, name: str) -> Iterator[float]:
+def _number_values(value: object, text: str, name: str) -> Iterator[float]:
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
@@ -98,10 +98,10 @@ def _numbers(value: object, text: str, name: str) -> Iterator[float]:
         yield float(plain)
     elif found := re.fullmatch(r"([-+]?\d+(?:\.\d+)?)\s*%", plain):
         yield float(found[1]) / 100
-    elif "seconds" in snake(name):
-        if (seconds := _seconds(plain)) is not None:
+    elif "seconds" in snake_name(name):
+        if (seconds := _duration_seconds(plain)) is not None:
             yield seconds
-    elif snake(name).endswith("_gib"):
+    elif snake_name(name).endswith("_gib"):
         if (found := _SIZE.fullmatch(plain)) and (unit := (found[2] or "g").lower()) in _GIB:
             yield float(found[1]) * _GIB[unit]
     elif (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmM]?)(\s*[A-Za-z]+)?", plain)) and not (found[2] and found[3]):
@@ -110,7 +110,7 @@ def _numbers(value: object, text: str, name: str) -> Iterator[float]:
         yield float(found[1])
 
 
-def _seconds(text: str) -> float | None:
+def _duration_seconds(text: str) -> float | None:
     """A duration such as `10m`, `1h30m`, `PT10M` or `00:10:00` in seconds."""
     if found := re.fullmatch(r"(?:(\d+):)?(\d{1,2}):(\d{2})", text):
         hours, minutes, seconds = (int(part or 0) for part in found.groups())
@@ -125,7 +125,7 @@ def _seconds(text: str) -> float | None:
     return None if rest else total
 
 
-def _choices(value: object, shape: Shape) -> Iterator[object]:
+def _choice_values(value: object, shape: Shape) -> Iterator[object]:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return
     names = [str(choice) for choice in shape.choices]
@@ -135,7 +135,7 @@ def _choices(value: object, shape: Shape) -> Iterator[object]:
     yield from (choice for choice in shape.choices if str(choice) == word)
 
 
-def _strings(value: object, text: str) -> Iterator[str]:
+def _string_values(value: object, text: str) -> Iterator[str]:
     if isinstance(value, bool):
         yield str(value).lower()
     elif isinstance(value, int | float):
@@ -143,7 +143,7 @@ def _strings(value: object, text: str) -> Iterator[str]:
         yield f"{value}Gi"
         yield f"run-{value}"
     elif isinstance(value, str):
-        spellings = list(_spellings(text))
+        spellings = list(_plain_spellings(text))
         yield from spellings
         yield from (one.lower() for one in spellings)
         if not re.search(r"[/:@<{$]", text):
@@ -151,7 +151,7 @@ def _strings(value: object, text: str) -> Iterator[str]:
             yield from (name[:40].rstrip("-") for name in (label, f"run-{label}"))
 
 
-def _spellings(text: str) -> Iterator[str]:
+def _plain_spellings(text: str) -> Iterator[str]:
     """A text without what does not belong to a path, an address, a quantity or a name."""
     yield text
     if found := re.fullmatch(

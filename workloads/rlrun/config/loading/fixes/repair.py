@@ -10,7 +10,7 @@ from itertools import islice
 
 from pydantic import BaseModel, ValidationError
 
-from rlrun.config.loading.fixes.closest_shapes import Surroundings, closest
+from rlrun.config.loading.fixes.closest_shapes import Surroundings, closest_shapes
 from rlrun.config.loading.fixes.written import to_toml, to_yaml
 from rlrun.config.loading.layers import Layer, Origin, Reader
 from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT
@@ -24,7 +24,7 @@ _LENGTH = 160
 """Longest text of a fix, in characters."""
 
 
-def repair(value: object, shape: Shape, key: Key, model: type[BaseModel], layer: Layer) -> str:
+def suggest_repair(value: object, shape: Shape, key: Key, model: type[BaseModel], layer: Layer) -> str:
     """The end of a message that gives the text to write instead, such as `; write maxSteps: 1000`; empty if none is known.
 
     Args:
@@ -38,15 +38,15 @@ def repair(value: object, shape: Shape, key: Key, model: type[BaseModel], layer:
     if key not in layer.origins or not key:
         return ""
     if value is None and not shape.nullable:
-        name = _last(origin.path)
-        return f"; remove {name}" if name and _accepts(model, layer, key, None, remove=True) else ""
+        name = _last_name(origin.path)
+        return f"; remove {name}" if name and _is_accepted(model, layer, key, None, remove=True) else ""
     if isinstance(value, str) and (left := left_open(value, origin.source)):
         return left
     if (secret := _of_secret(value, key, model, layer)) is not None:
         return secret
-    for candidate in islice(_distinct(closest(value, shape, _around(key, layer))), _TRIES):
-        read = _read(candidate, shape, key, model)
-        if read is not None and _accepts(model, layer, key, read[0]):
+    for candidate in islice(_distinct_candidates(closest_shapes(value, shape, _wrap_block(key, layer))), _TRIES):
+        read = _read_candidate(candidate, shape, key, model)
+        if read is not None and _is_accepted(model, layer, key, read[0]):
             written = written_field(origin, candidate)
             return f"; write {written}" if written else ""
     return _of_sibling(value, key, model, layer, origin)
@@ -78,7 +78,7 @@ def empty_block(key: Key, model: type[BaseModel], layer: Layer) -> str:
             value is None
             and shape.kind == "model"
             and below in layer.origins
-            and _accepts(model, layer, key, {**block, name: {}})
+            and _is_accepted(model, layer, key, {**block, name: {}})
         ):
             return f"; write {written_field(layer.origins[below], {})}"
     return ""
@@ -87,7 +87,7 @@ def empty_block(key: Key, model: type[BaseModel], layer: Layer) -> str:
 def is_hidden(key: Key, layer: Layer) -> bool:
     """True if a value stands under the name of a secret: its own, or that of its environment variable."""
     names = [part for part in key if isinstance(part, str)]
-    variable = _around(key, layer).variable
+    variable = _wrap_block(key, layer).variable
     return bool(names and redact.is_secret(names[-1].replace("_", ""))) or (
         names[-1:] == ["value"] and redact.is_secret(variable or "")
     )
@@ -100,7 +100,7 @@ def _of_secret(value: object, key: Key, model: type[BaseModel], layer: Layer) ->
         return None
     if not is_hidden(key, layer) and not redact.is_token(json.dumps(value, default=str)):
         return None
-    around = _around(key, layer)
+    around = _wrap_block(key, layer)
     return f"; write {secret_reference(around.run, around.variable or 'token')}"
 
 
@@ -114,23 +114,23 @@ def _of_sibling(value: object, key: Key, model: type[BaseModel], layer: Layer, o
     _, shape = place_of(key[:-1], model)
     if not isinstance(value, str) or shape.model is None or not isinstance(key[-1], str) or len(key) < 2:
         return ""
-    name, known = _last(origin.path), shape.model.model_fields
+    name, known = _last_name(origin.path), shape.model.model_fields
     if "revision" in known and (found := re.fullmatch(r"([^@]+)@([^@/]+)", value)):
         block = {str(key[-1]): found[1], "revision": found[2]}
-        if _accepts(model, layer, key[:-1], _replaced(layer, key, block)):
+        if _is_accepted(model, layer, key[:-1], _replace_field(layer, key, block)):
             return f"; write {{{to_yaml({name: found[1]})[1:-1]}, {to_yaml({'revision': found[2]})[1:-1]}}}"
     for other in ("path", "name"):
         if (
             other in known
             and other != key[-1]
-            and _accepts(model, layer, key[:-1], _replaced(layer, key, {other: value}))
+            and _is_accepted(model, layer, key[:-1], _replace_field(layer, key, {other: value}))
         ):
             written = written_field(origin, value, name=other)
             return f"; write {written}" if written else ""
     return ""
 
 
-def _replaced(layer: Layer, key: Key, block: dict[str, object]) -> dict[str, object]:
+def _replace_field(layer: Layer, key: Key, block: dict[str, object]) -> dict[str, object]:
     """The block around a field with other fields in the field's place."""
     around: object = layer.values
     for part in key[:-1]:
@@ -139,7 +139,7 @@ def _replaced(layer: Layer, key: Key, block: dict[str, object]) -> dict[str, obj
     return {name: one for name, one in kept.items() if name != key[-1]} | block
 
 
-def _around(key: Key, layer: Layer) -> Surroundings:
+def _wrap_block(key: Key, layer: Layer) -> Surroundings:
     names = [part for part in key if isinstance(part, str)]
     inside: object = layer.values
     variable: str | None = None
@@ -156,7 +156,7 @@ def _around(key: Key, layer: Layer) -> Surroundings:
     return Surroundings(names[-1] if names else "", own, variable if "env" in names else None)
 
 
-def _distinct(candidates: Iterator[object]) -> Iterator[object]:
+def _distinct_candidates(candidates: Iterator[object]) -> Iterator[object]:
     seen: list[str] = []
     for one in candidates:
         if (text := repr(one)) not in seen:
@@ -164,14 +164,14 @@ def _distinct(candidates: Iterator[object]) -> Iterator[object]:
             yield one
 
 
-def _read(candidate: object, shape: Shape, key: Key, model: type[BaseModel]) -> tuple[object] | None:
+def _read_candidate(candidate: object, shape: Shape, key: Key, model: type[BaseModel]) -> tuple[object] | None:
     """A candidate by Python names; None if it has unknown fields."""
     scratch = Layer()
     value = Reader(model, "", camel_only=True).value(copy.deepcopy(candidate), shape, key, "", (), scratch)
     return None if scratch.problems else (value,)
 
 
-def _accepts(model: type[BaseModel], layer: Layer, key: Key, value: object, *, remove: bool = False) -> bool:
+def _is_accepted(model: type[BaseModel], layer: Layer, key: Key, value: object, *, remove: bool = False) -> bool:
     """True if the whole document has no problem at or below `key` with the value there."""
     values = copy.deepcopy(layer.values)
     parent: object = values
@@ -194,7 +194,7 @@ def _accepts(model: type[BaseModel], layer: Layer, key: Key, value: object, *, r
 
 def written_field(origin: Origin, value: object, *, name: str | None = None) -> str:
     """A field with its value as its source spells both; empty if it is long or holds a secret."""
-    last = name if name is not None else _last(origin.path)
+    last = name if name is not None else _last_name(origin.path)
     if origin.source == COMMAND_LINE:
         option = origin.path if name is None else f"{origin.path.rpartition('.')[0]}.{name}"
         text = f"{option} {value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)}"
@@ -209,6 +209,6 @@ def written_field(origin: Origin, value: object, *, name: str | None = None) -> 
     return text if len(text) <= _LENGTH and redact.text(text, []) == text else ""
 
 
-def _last(path: str) -> str:
+def _last_name(path: str) -> str:
     """The name of a field; empty for an item of a list."""
     return "" if path.endswith("]") else path.rpartition(".")[2]

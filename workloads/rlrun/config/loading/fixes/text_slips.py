@@ -62,14 +62,14 @@ def toml_slip(text: str, line: int | None) -> Slip | None:
             line, "is YAML, and this file's name says TOML; name it run.yaml, and start it with rlrun local run.yaml"
         )
     if found := re.fullmatch(rf"\s*({_NAME})\s*:\s*(\S.*?)\s*", here):
-        return Slip(line, f"{_short(here)} is not TOML; write {found[1]} = {_toml_value(found[2])}")
+        return Slip(line, f"{_shorten_line(here)} is not TOML; write {found[1]} = {_toml_value(found[2])}")
     if (found := re.fullmatch(rf"\s*({_NAME})\s*=\s*([A-Za-z][\w./-]*)\s*", here)) and found[2] not in (
         "true",
         "false",
         "inf",
         "nan",
     ):
-        return Slip(line, f"{_short(here)}: a text needs quotes; write {found[1]} = {_toml_value(found[2])}")
+        return Slip(line, f"{_shorten_line(here)}: a text needs quotes; write {found[1]} = {_toml_value(found[2])}")
     return None
 
 
@@ -86,45 +86,47 @@ def _of_file(lines: Sequence[str]) -> Slip | None:
     return None
 
 
-def _invisible(line: str) -> str | None:
+def _find_invisible(line: str) -> str | None:
     found = _BLANKS.search(line)
     return (
         None if found is None else f"holds U+{ord(found[0]):04X}, which looks like a space; write a plain space instead"
     )
 
 
-def template(line: str) -> str | None:
+def explain_template(line: str) -> str | None:
     """Message about a line that a template engine was to fill in; None: it is none."""
     found = re.search(r"\{[{%].*?(?:[%}]\}|$)", line)
     return (
         None
         if found is None
-        else f"{_short(found[0])} is a template; render the file first, such as with helm template, or write the value"
+        else f"{_shorten_line(found[0])} is a template; render the file first, such as with helm template, or write the value"
     )
 
 
-def _tab(line: str) -> str | None:
+def _explain_tab(line: str) -> str | None:
     return r"is indented with a tab ('\t'); indent with spaces" if re.match(r"[ ]*\t|[ ]*-\s*\t", line) else None
 
 
 def _no_blank(line: str) -> str | None:
     found = re.fullmatch(rf"\s*(?:- )?({_NAME}):([^\s/:'\"].*)", line)
     return (
-        None if found is None else f"{_short(line)} has no space after its colon; write {found[1]}: {found[2].strip()}"
+        None
+        if found is None
+        else f"{_shorten_line(line)} has no space after its colon; write {found[1]}: {found[2].strip()}"
     )
 
 
-def _equals(line: str) -> str | None:
+def _explain_equals(line: str) -> str | None:
     found = re.fullmatch(rf"\s*(?:- )?({_NAME})\s*=\s*(\S.*)", line)
-    return None if found is None else f"{_short(line)} is an assignment; write {found[1]}: {found[2].strip()}"
+    return None if found is None else f"{_shorten_line(line)} is an assignment; write {found[1]}: {found[2].strip()}"
 
 
 def _no_colon(line: str) -> str | None:
     found = re.fullmatch(rf"\s*({_NAME})\s+([^\s:#=]+)\s*", line)
-    return None if found is None else f"{_short(line)} has no colon; write {found[1]}: {found[2]}"
+    return None if found is None else f"{_shorten_line(line)} has no colon; write {found[1]}: {found[2]}"
 
 
-def _reserved(line: str) -> str | None:
+def _explain_reserved(line: str) -> str | None:
     found = re.fullmatch(rf"\s*(?:- )?({_NAME}):\s+([%@`].*?)\s*", line)
     return (
         None
@@ -139,7 +141,7 @@ def _open_quote(line: str) -> str | None:
         plain = re.sub(rf"{other}[^{other}]*{other}", "", line)
         plain = re.sub(r"(?<=\w)'(?=\w)", "", plain)
         if re.search(rf"(^|[\s:\[{{,-]){quote}", plain) and plain.count(quote) % 2:
-            return f"{_short(line)} opens a quote; close the {quote}"
+            return f"{_shorten_line(line)} opens a quote; close the {quote}"
     return None
 
 
@@ -148,18 +150,18 @@ def _two_colons(line: str) -> str | None:
     return (
         None
         if found is None
-        else f"{_short(line)} has two colons; write quotes around the value, or {found[1]}: {{{found[2].strip()}}}"
+        else f"{_shorten_line(line)} has two colons; write quotes around the value, or {found[1]}: {{{found[2].strip()}}}"
     )
 
 
 _OF_LINE: Sequence[Callable[[str], str | None]] = (
-    _invisible,
-    template,
-    _tab,
+    _find_invisible,
+    explain_template,
+    _explain_tab,
     _no_blank,
-    _equals,
+    _explain_equals,
     _no_colon,
-    _reserved,
+    _explain_reserved,
     _open_quote,
     _two_colons,
 )
@@ -181,7 +183,7 @@ def _of_message(lines: Sequence[str], number: int, said: str) -> Slip | None:
     if "expected '<document start>'" in said:
         return _lost_document(lines, number)
     if "found '<block mapping start>'" in said or "mapping values are not allowed" in said:
-        return _indentation(lines, number, here)
+        return _explain_indentation(lines, number, here)
     return None
 
 
@@ -189,7 +191,9 @@ def _lost_document(lines: Sequence[str], number: int) -> Slip:
     """Slip of content behind `...`, or behind a directive such as `%YAML 1.2`, without `---` between them."""
     for at in range(min(number, len(lines)), 0, -1):
         if lines[at - 1].startswith("%"):
-            return Slip(at, f"{_short(lines[at - 1])} needs a line --- below it; remove it, since no manifest needs it")
+            return Slip(
+                at, f"{_shorten_line(lines[at - 1])} needs a line --- below it; remove it, since no manifest needs it"
+            )
         if lines[at - 1].rstrip() == "...":
             return Slip(at, "... ends the document, and more follows; remove the line ...")
     return Slip(
@@ -198,7 +202,7 @@ def _lost_document(lines: Sequence[str], number: int) -> Slip:
     )
 
 
-def _indentation(lines: Sequence[str], number: int, here: str) -> Slip | None:
+def _explain_indentation(lines: Sequence[str], number: int, here: str) -> Slip | None:
     before = next(
         (at for at in range(number - 1, 0, -1) if lines[at - 1].strip() and not lines[at - 1].lstrip().startswith("#")),
         None,
@@ -222,6 +226,6 @@ def _toml_value(text: str) -> str:
     return str(switch).lower() if isinstance(switch, bool) else json.dumps(text)
 
 
-def _short(line: str) -> str:
+def _shorten_line(line: str) -> str:
     text = line.strip()
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from rlrun.config.loading.fixes.written import to_yaml
-from rlrun.config.loading.schema import Shape, few, fields, snake, spelled
+from rlrun.config.loading.schema import Shape, field_shapes, list_few, snake_name, spell_name
 from rlrun.config.suggest import close_name, did_you_mean, plain_name
 from rlrun.runtime import redact
 
@@ -47,7 +47,7 @@ def unknown_field(model: type[BaseModel], key: str, root: type[BaseModel], path:
         path: of the block in the document, as the user spelled it.
         value: the field's value.
     """
-    names = {spelled(model, name, "camel") for name in model.model_fields}
+    names = {spell_name(model, name, "camel") for name in model.model_fields}
     same = {plain_name(name): name for name in names}
     if plain_name(key) in same:
         return f" (did you mean {same[plain_name(key)]}?)"
@@ -56,31 +56,33 @@ def unknown_field(model: type[BaseModel], key: str, root: type[BaseModel], path:
     block = tuple(word for word in re.sub(r"\[\d+\]", "[]", path).split(".") if word)
     other = _OTHER_NAMES.get(plain_name(key), "")
     if other in model.model_fields:
-        return f" (did you mean {spelled(model, other, 'camel')}?)"
-    if homes := _homes(root, key, block) or (_homes(root, other, block) if other else []):
+        return f" (did you mean {spell_name(model, other, 'camel')}?)"
+    if homes := _find_homes(root, key, block) or (_find_homes(root, other, block) if other else []):
         return _at_home(homes, block, value)
-    if close := did_you_mean(key, names) or did_you_mean(snake(key), names):
+    if close := did_you_mean(key, names) or did_you_mean(snake_name(key), names):
         return close
     if model is not root and (
-        nearest := close_name(key, [spelled(root, name, "camel") for name in root.model_fields if name != snake(key)])
+        nearest := close_name(
+            key, [spell_name(root, name, "camel") for name in root.model_fields if name != snake_name(key)]
+        )
     ):
         return f" (did you mean {nearest}?)"
-    free = [name for name in _FREE if name in model.model_fields and fields(model)[name].kind == "mapping"]
+    free = [name for name in _FREE if name in model.model_fields and field_shapes(model)[name].kind == "mapping"]
     if free:
-        return _write({free[0]: {key: value}}) or f"; an argument belongs into {free[0]}"
-    known = fields(model)
+        return _write_nested({free[0]: {key: value}}) or f"; an argument belongs into {free[0]}"
+    known = field_shapes(model)
     if model.model_fields and all(shape.kind == "mapping" for shape in known.values()):
-        first = spelled(model, next(iter(known)), "camel")
-        return _write({first: {key: value}}) or f"; known: {few(names)}"
-    return f"; known: {few(names)}" if names else f": nothing can be set here; remove {key}"
+        first = spell_name(model, next(iter(known)), "camel")
+        return _write_nested({first: {key: value}}) or f"; known: {list_few(names)}"
+    return f"; known: {list_few(names)}" if names else f": nothing can be set here; remove {key}"
 
 
 def _of_kubernetes(model: type[BaseModel], key: str, value: object) -> str:
     """The fix of a field that other objects have, or that the operator writes."""
-    name = snake(key)
+    name = snake_name(key)
     if "pod_template" in model.model_fields:
         if name in _OF_PODS:
-            return _write({"podTemplate": {"spec": {key: value}}}) or "; it belongs into podTemplate.spec"
+            return _write_nested({"podTemplate": {"spec": {key: value}}}) or "; it belongs into podTemplate.spec"
         if name in _OF_CONTAINERS:
             return f"; it belongs into podTemplate.spec.containers[].{key}"
     if "max_steps" in model.model_fields:
@@ -91,10 +93,10 @@ def _of_kubernetes(model: type[BaseModel], key: str, value: object) -> str:
     return ""
 
 
-def _homes(root: type[BaseModel], name: str, block: _Path) -> list[_Path]:
+def _find_homes(root: type[BaseModel], name: str, block: _Path) -> list[_Path]:
     """Paths of the fields with this name, those below the block only if there are any; the simplest ones."""
     found: list[tuple[int, _Path]] = []
-    for path, weight in _walk(root, (), 0):
+    for path, weight in _walk_fields(root, (), 0):
         if plain_name(path[-1]) == plain_name(name) and path[:-1] != block:
             found.append((weight, path))
     inside = [one for one in found if one[1][: len(block)] == block]
@@ -104,14 +106,14 @@ def _homes(root: type[BaseModel], name: str, block: _Path) -> list[_Path]:
     return [path for weight, path in found if weight == least]
 
 
-def _walk(model: type[BaseModel], path: _Path, weight: int) -> Iterator[tuple[_Path, int]]:
+def _walk_fields(model: type[BaseModel], path: _Path, weight: int) -> Iterator[tuple[_Path, int]]:
     """Paths of all fields, each with a weight: 1 for each block that may be left out, 10 for a list, and its depth in tenths."""
-    for name, shape in fields(model).items():
+    for name, shape in field_shapes(model).items():
         item: Shape = shape.parts[0] if shape.kind == "list" else shape
-        here = (*path, spelled(model, name, "camel") + ("[]" if shape.kind == "list" and item.model else ""))
-        yield (*path, spelled(model, name, "camel")), weight
+        here = (*path, spell_name(model, name, "camel") + ("[]" if shape.kind == "list" and item.model else ""))
+        yield (*path, spell_name(model, name, "camel")), weight
         if item.model is not None:
-            yield from _walk(
+            yield from _walk_fields(
                 item.model, here, weight + (10 if shape.kind == "list" else 0) + (1 if shape.nullable else 0)
             )
 
@@ -128,12 +130,12 @@ def _at_home(homes: list[_Path], block: _Path, value: object) -> str:
     for part in reversed(home[shared:]):
         nested = {part: nested}
     below = "" if shared == len(block) else f" below {'.'.join(home[:shared])}" if shared else " at the top"
-    if any(part.endswith("[]") for part in home[shared:]) or not (written := _write(nested)):
+    if any(part.endswith("[]") for part in home[shared:]) or not (written := _write_nested(nested)):
         return hint
     return f"{hint}{written}{below}"
 
 
-def _write(value: object) -> str:
+def _write_nested(value: object) -> str:
     """`; write a: {b: 1}`; empty if it is long, or holds a secret."""
     text = to_yaml(value).removeprefix("{").removesuffix("}")
     return f"; write {text}" if len(text) <= _LENGTH and redact.text(text, []) == text else ""

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import SequenceParallel, parallelize_modu
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from rlrun.config.division import tensor_problem
-from rlrun.config.families import Family, Kind, Width, family, problem
+from rlrun.config.families import Family, Kind, Width, explain_undivided, find_family
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.collectives import copy_to, scale_gradient
@@ -35,9 +35,11 @@ def check_family(model: PreTrainedModel, layers: Sequence[nn.Module], by: Kind, 
         RoleError: the model is of no family that is divided so, or has parameters that its family's row does not name.
     """
     kind = model.config.model_type
-    row = family(kind, by)
+    row = find_family(kind, by)
     if row is None:
-        raise RoleError(f"trainer.parallelism.{by} ({size}) {problem(kind, by, size)}", exit_codes.CONFIGURATION)
+        raise RoleError(
+            f"trainer.parallelism.{by} ({size}) {explain_undivided(kind, by, size)}", exit_codes.CONFIGURATION
+        )
     if "tp" in row.by:
         _check_named(model, layers, row, kind, f"{by} ({size})", fix=f"set {by}: 1 and share it by dpShard")
     return row
